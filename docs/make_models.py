@@ -12,10 +12,10 @@ import torch
 from diffusers.models import transformers
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.class_table import CLASSES
-from diffusionpipe.models.cutting import cut
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.models.leaves import leaves_of
+from diffusionpipe.models.cut.cutting import cut
+from diffusionpipe.models.cut.leaves import leaves_of
+from diffusionpipe.models.opening.class_table import CLASSES
+from diffusionpipe.models.opening.folder import REGISTRY
 
 FILE = Path(__file__).parent / "models.md"
 RECIPES = FILE.parents[1] / "examples/recipes"

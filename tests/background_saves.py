@@ -13,7 +13,7 @@ from unittest import mock
 from tiny_runs import train
 from torch import Tensor
 
-from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
 from diffusionpipe.trainer.checkpoints.tensor_plans import Part

@@ -11,15 +11,15 @@ from cuts import traced_once
 from descriptions import described
 from drawn_families import Asked
 
-from diffusionpipe.cli.sample_ranks import _plan
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.runtime.virtual import precise_wait
-from diffusionpipe.trainer import ranks_drawing
-from diffusionpipe.trainer.drawing import PLAIN
-from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks
-from diffusionpipe.trainer.sampling import PipelinePredictor
+from diffusionpipe.runtime.compute.stage import LayerStage
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.rehearsals.virtual import precise_wait
+from diffusionpipe.trainer.inference import ranks_drawing
+from diffusionpipe.trainer.inference.denoise import PipelinePredictor
+from diffusionpipe.trainer.inference.drawing import PLAIN
+from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.sample_ranks import _plan
 
 FORWARD: Seconds = 0.02
 """Of a micro-batch through a stage."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from diffusionpipe.trainer.card_snippet import CONDITION, FOLDER
+from diffusionpipe.trainer.exports.card_snippet import CONDITION, FOLDER
 
 
 def picture_of(card: str, folder: Path, place: Path, *, result: str = "picture.png", **places: Path) -> Image.Image:

@@ -9,11 +9,11 @@ from layouts import CPU, Step, feed_rows
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch.nn.functional import interpolate
 
-from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.compose.cascade import cascade_graph
 from diffusionpipe.planner import build_plan
-from diffusionpipe.runtime.places import holders_of
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.places import holders_of
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.engine.worker import build_worker
 
 BATCH = 16
 MEMBERS = {

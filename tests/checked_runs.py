@@ -13,12 +13,12 @@ from unittest import mock
 from rich.console import Console
 from tiny_runs import train
 
-from diffusionpipe.cli.run_check import Command, RunCheck
-from diffusionpipe.cli.run_report import RunReport
-from diffusionpipe.runtime.machine_use import Counters, Place
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import first_steps
+from diffusionpipe.cli.verbs.run_report import RunReport
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.machine.machine_use import Counters, Place
+from diffusionpipe.trainer.course import first_steps
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.workflows.run_check import Command, RunCheck
 
 LOG = "log.txt"
 
@@ -31,7 +31,7 @@ class Recorded:
         self._unused, self._reads = 2 - 1.0 - 2 * others, 0
 
     def read(self, cores: Sequence[int]) -> Counters:
-        """What `runtime.machine_use.read_counters` returns."""
+        """What `runtime.machine.machine_use.read_counters` returns."""
         self._reads += 1
         now = 10.0 * self._reads
         return Counters(clock=now, unused=self._unused * now, own=0.4 * now, helpers=0.1 * now)

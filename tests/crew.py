@@ -28,8 +28,8 @@ IMPORTED = (
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
     "diffusers.schedulers",
     "transformers.models.clip.modeling_clip",
-    "diffusionpipe.runtime.rehearsal",
-    "diffusionpipe.trainer.run",
+    "diffusionpipe.runtime.rehearsals.rehearsal",
+    "diffusionpipe.trainer.course.run",
 )
 
 
@@ -118,7 +118,7 @@ def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
     """The ranks' side."""
     import torch
 
-    from diffusionpipe.runtime.process_group import Membership, joined
+    from diffusionpipe.runtime.job.process_group import Membership, joined
 
     gc.freeze()  # see conftest
     torch.set_num_threads(1)

@@ -14,12 +14,12 @@ from kept_results import kept
 from torch import Tensor, nn
 
 from diffusionpipe.costs.decoding import Decoding
-from diffusionpipe.models import class_unet, deepfloyd, described
-from diffusionpipe.models.cutting import cut
-from diffusionpipe.models.exporting import Forward
-from diffusionpipe.models.graph import Layer
+from diffusionpipe.models.cut.cutting import cut
+from diffusionpipe.models.cut.exporting import Forward
+from diffusionpipe.models.families import class_unet, deepfloyd, described
+from diffusionpipe.models.graphs.graph import Layer
 from diffusionpipe.profiler.decoding import decoding_of
-from diffusionpipe.trainer import decoding
+from diffusionpipe.trainer.inference import decoding
 
 
 @dataclass(frozen=True, slots=True)

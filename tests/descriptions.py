@@ -8,8 +8,8 @@ from kept_results import kept
 from torch import nn
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.graph import LayerGraph, canonical_names
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
 
 _DESCRIPTIONS: dict[str, ModelGraph] = {}
 

@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from PIL import Image
 from tiny_described import CLIPS, RESOLUTIONS
 
-from diffusionpipe.cli.sample_ranks import _plan
-from diffusionpipe.models.folder import REGISTRY, model_index, scheduler_config
-from diffusionpipe.models.latents import encoding_of
-from diffusionpipe.models.pipeline_defaults import default_guidance
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import drawing, ranks_drawing
-from diffusionpipe.trainer.cascade_drawing import draw_from_folders
-from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.models.opening.folder import REGISTRY, model_index, scheduler_config
+from diffusionpipe.models.opening.pipeline_defaults import default_guidance
+from diffusionpipe.models.parts.latents import encoding_of
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import Arithmetic
-from diffusionpipe.trainer.folder_drawing import Source, open_source
-from diffusionpipe.trainer.guidance import guidance_of
-from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks
+from diffusionpipe.trainer.inference import drawing, ranks_drawing
+from diffusionpipe.trainer.inference.cascade_drawing import draw_from_folders
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.drawing import Arithmetic
+from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
+from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks
+from diffusionpipe.trainer.model.guidance import guidance_of
 from diffusionpipe.trainer.recipe import Precision
-from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.workflows.sample_ranks import _plan
 
 PROMPTS, NEGATIVES = ("a cat ", "b  c"), ("", "dog")
 LABELS = (0, 1)

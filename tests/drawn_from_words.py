@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tiny_pipelines import sdxl
 from tiny_runs import save_stable_diffusion
 
-from diffusionpipe.models.folder import REGISTRY, model_index
+from diffusionpipe.models.opening.folder import REGISTRY, model_index
 
 READER = Path(__file__).parent / "plain_reader.py"
 WITHIN = 1e-5

@@ -11,10 +11,19 @@ import torch.distributed as dist
 
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
-from diffusionpipe.runtime import exchange
-from diffusionpipe.runtime.exchange import PLAIN, broadcast, collect, form_of, gather, gather_numbers, optional, rows_of
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer.agreement import agree, from_first, together
+from diffusionpipe.runtime.comm import exchange
+from diffusionpipe.runtime.comm.exchange import (
+    PLAIN,
+    broadcast,
+    collect,
+    form_of,
+    gather,
+    gather_numbers,
+    optional,
+    rows_of,
+)
+from diffusionpipe.runtime.job.agreement import agree, from_first, together
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints import checkpoint
 from diffusionpipe.trainer.data.dataset import Sample
 

@@ -29,16 +29,16 @@ from tiny_models import randomise_parameters, randomise_pipeline, tiny_transform
 from tiny_pipelines import flux, sd3
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
-from diffusionpipe.cli.redraw import redraw
 from diffusionpipe.costs import LayerProfile, Profile
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import members
-from diffusionpipe.trainer.drawing import still
-from diffusionpipe.trainer.job_profile import Measurement
-from diffusionpipe.trainer.kept_samples import sample_folder
+from diffusionpipe.models.opening.folder import REGISTRY
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.course.kept_samples import sample_folder
+from diffusionpipe.trainer.inference.drawing import still
+from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.setup.job_profile import Measurement
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.redraw import redraw
 
 LAYOUTS: Mapping[str, Mapping[str, object]] = {
     "1F1B": {},

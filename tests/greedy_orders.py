@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from diffusionpipe.ir import Action, Op, Schedule
-from diffusionpipe.schedules.shapes import Pipe, schedule_of
+from diffusionpipe.schedules.building.shapes import Pipe, schedule_of
 
 
 def greedy(pipes: Sequence[Pipe], *, wait: int = 2) -> Schedule:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from diffusionpipe.ir import parse_action
 from diffusionpipe.planner import Layout
-from diffusionpipe.schedules.shapes import SPLIT, Pipe, schedule_of
+from diffusionpipe.schedules.building.shapes import SPLIT, Pipe, schedule_of
 
 FIRST = "0F0,0F1,3F0,3I0,3W0,0F2,0I0,0W0,3F1,3I1,3W1,0F3,0I1,0W1,3F2,3I2,3W2,0I2,0W2,3F3,3I3,3W3,0I3,0W3"
 SECOND = (

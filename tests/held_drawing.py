@@ -12,22 +12,22 @@ from planner import synthetic
 from tiny_models import randomise_pipeline, tiny_flux_transformer
 from tiny_pipelines import flux
 
-from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.costs import Workload
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.glue import tables_of
-from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.cut.glue import tables_of
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.decoding import decoding_of_graph
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import drawing, folder_drawing, ranks_drawing
-from diffusionpipe.trainer.drawing import Arithmetic
-from diffusionpipe.trainer.folder_drawing import open_source
-from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, rows_together
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.inference import drawing, folder_drawing, ranks_drawing
+from diffusionpipe.trainer.inference.drawing import Arithmetic
+from diffusionpipe.trainer.inference.folder_drawing import open_source
+from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks, rows_together
 from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.workflows.sample_ranks import _plan
 
 
 def save_flux(folder: Path) -> Path:

@@ -16,15 +16,15 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan, PlanPhase, Range
 from diffusionpipe.ir.schedule import lone_blocks
-from diffusionpipe.models.graph import LayerGraph, canonical_names
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
+from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.places import holders_of
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.transport import ProcessTransport, Transport
-from diffusionpipe.runtime.worker import Worker, build_worker
+from diffusionpipe.runtime.comm.places import holders_of
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
+from diffusionpipe.runtime.engine.worker import Worker, build_worker
+from diffusionpipe.runtime.job.process_group import Job
 
 CPU = torch.device("cpu")
 

@@ -11,15 +11,15 @@ from descriptions import described
 from moments import Moment
 from tiny_runs import kill, losses_of, tensors_of, train
 
-from diffusionpipe.cli.expectation import unmeasured
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.profiler.measured import device_name
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import members
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.trainer.job_profile import PROFILE
+from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.setup.job_profile import PROFILE
+from diffusionpipe.workflows.expectation import unmeasured
 
 RANKS = 2
 

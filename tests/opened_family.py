@@ -6,11 +6,11 @@ import torch
 from tiny_described import PIPELINES, RESOLUTIONS
 from tiny_models import randomise_parameters
 
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.trainer.conditions import open_tokenizer
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.trainer.data.tokens import token_ids, token_mask
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
 
 CAPTIONS = ["a b", "abc de fghij klmnop qrst " * 3, ""]
 

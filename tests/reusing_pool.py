@@ -7,10 +7,10 @@ from threading import get_ident
 import torch
 from torch import Tensor
 
-from diffusionpipe.runtime.buffers import num_in_memory_of
-from diffusionpipe.runtime.routing import Route
-from diffusionpipe.runtime.slot import Slot
-from diffusionpipe.runtime.transfers import Transfers
+from diffusionpipe.runtime.engine.routing import Route
+from diffusionpipe.runtime.engine.slot import Slot
+from diffusionpipe.runtime.engine.transfers import Transfers
+from diffusionpipe.runtime.machine.buffers import num_in_memory_of
 
 
 class ReusingPool:

@@ -10,7 +10,7 @@ from PIL import Image
 from tiny_models import randomise_pipeline
 from tiny_pipelines import controlled
 
-from diffusionpipe.trainer.conditions import steering_pictures
+from diffusionpipe.trainer.inference.conditions import steering_pictures
 
 CONDITIONS = tuple(f"edges/{number}.png" for number in range(4))
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diffusionpipe.runtime.threads import ThreadTransport
+from diffusionpipe.runtime.comm.threads import ThreadTransport
 
 _HERE = threading.local()
 """The checker of the rank that runs in this thread."""

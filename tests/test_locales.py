@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from diffusionpipe import cli
-from diffusionpipe.cli.output import log_to
+from diffusionpipe.cli.verbs.output import log_to
 from diffusionpipe.ir.locales import as_utf8, print_everything
 from diffusionpipe.trainer.data.dataset import scan
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
-from diffusionpipe.trainer.sampling import SamplingSettings
-from diffusionpipe.trainer.sample_file import Origin, file_name, read_origin, write_sample
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.sample_file import Origin, file_name, read_origin, write_sample
 import typer
 
 assert sys.getfilesystemencoding() == "ascii"

@@ -22,7 +22,7 @@ PICKLES = {"cPickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "she
 ALLOWED = {"Unpickler", "UnpicklingError"}
 """Of pickle, in the reader: what it is derived from, and what it raises."""
 TOKENIZER = "getattr(transformers, kind).from_pretrained"
-"""Of a class that `trainer/conditions.py` allows; it has no weights."""
+"""Of a class that `trainer/inference/conditions.py` allows; it has no weights."""
 CHECKPOINT = "torch.distributed.checkpoint"
 DRIVERS = {"async_save", "load", "load_state_dict", "save", "save_state_dict"}
 """DCP's own way of saving and loading: its ranks exchange objects, and its table is unpickled freely."""

@@ -31,9 +31,9 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from diffusionpipe.models.family import Clip
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.models.sana_instruction import INSTRUCTION
+from diffusionpipe.models.base.family import Clip
+from diffusionpipe.models.families.sana_instruction import INSTRUCTION
+from diffusionpipe.models.opening.folder import REGISTRY
 
 BYTES = sorted(ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -16,13 +16,13 @@ from diffusers import (
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
-from diffusionpipe.models import flux, sd3
-from diffusionpipe.models.controlnet import controlnet_graph
-from diffusionpipe.models.dit import dit_graph
-from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.sdxl import sdxl_graph
-from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.families import flux, sd3
+from diffusionpipe.models.families.controlnet import controlnet_graph
+from diffusionpipe.models.families.dit import dit_graph
+from diffusionpipe.models.families.sdxl import sdxl_graph
+from diffusionpipe.models.families.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
 
 TEXT_LENGTH = 6
 VOCABULARY = 20

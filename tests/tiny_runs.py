@@ -20,29 +20,31 @@ from tiny_models import NUM_CLASSES, randomise_parameters, tiny_text_encoder, ti
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from diffusionpipe.cli.run_check import RunCheck
-from diffusionpipe.models.graph import canonical_names
+from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.profiler import links, measure_links, measured, passes, profile_job, together, waking
-from diffusionpipe.runtime.process_group import Job, joined, membership
-from diffusionpipe.trainer import job_cluster, job_profile, loop, members, spikes, stopping
-from diffusionpipe.trainer import run as run_module
-from diffusionpipe.trainer.cascade_drawing import draw_in_session
+from diffusionpipe.runtime.job.process_group import Job, joined, membership
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
-from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Picture
-from diffusionpipe.trainer.job_profile import ProfileShelf
-from diffusionpipe.trainer.loop import Stepper
-from diffusionpipe.trainer.metrics import read_metrics
-from diffusionpipe.trainer.planning import Planning
+from diffusionpipe.trainer.course import run as run_module
+from diffusionpipe.trainer.course.run_samples import sampling_settings
+from diffusionpipe.trainer.course.run_state import Hooks
+from diffusionpipe.trainer.data.survey import Line
+from diffusionpipe.trainer.inference.cascade_drawing import draw_in_session
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.drawing import Picture
+from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.run_samples import sampling_settings
-from diffusionpipe.trainer.run_state import Hooks
-from diffusionpipe.trainer.session import open_session
-from diffusionpipe.trainer.start import Start
-from diffusionpipe.trainer.step_result import StepResult
-from diffusionpipe.trainer.survey import Line
-from diffusionpipe.trainer.windows import WindowStepper
+from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.setup import job_cluster, job_profile
+from diffusionpipe.trainer.setup.job_profile import ProfileShelf
+from diffusionpipe.trainer.setup.planning import Planning
+from diffusionpipe.trainer.setup.session import open_session
+from diffusionpipe.trainer.setup.start import Start
+from diffusionpipe.trainer.step import loop, spikes, stopping
+from diffusionpipe.trainer.step.loop import Stepper
+from diffusionpipe.trainer.step.step_result import StepResult
+from diffusionpipe.trainer.step.windows import WindowStepper
+from diffusionpipe.workflows.run_check import RunCheck
 
 RESOLUTION = 8
 
@@ -137,8 +139,8 @@ def train(
     where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is,
     `tell_data`: what its data are.
     """
-    from diffusionpipe.cli.plan_memory import check_plan_memory
-    from diffusionpipe.cli.planned import make_plan
+    from diffusionpipe.cli.text.plan_memory import check_plan_memory
+    from diffusionpipe.cli.text.planned import make_plan
 
     hooks = Hooks(
         make_plan=make_plan,
@@ -228,7 +230,7 @@ def train_here(recipe: Recipe, resume: str | None = None, **options: Any) -> int
 
 def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     """What the recipe would draw before its first step, on the rank that shows it."""
-    from diffusionpipe.cli.planned import make_plan
+    from diffusionpipe.cli.text.planned import make_plan
 
     session = open_session(recipe, job, Planning(make_plan=make_plan))
     wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
@@ -253,7 +255,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 
 def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
-    from diffusionpipe.cli.planned import make_plan
+    from diffusionpipe.cli.text.planned import make_plan
 
     session = open_session(recipe, job, Planning(make_plan=make_plan))
     names = [p.name for p in session.model.parameters if p.is_trainable]

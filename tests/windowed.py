@@ -13,19 +13,19 @@ from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_s
 
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.versions import staleness_of
-from diffusionpipe.models.graph import layer_parameters
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.graph import layer_parameters
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.places import holders_of
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker
-from diffusionpipe.trainer.optimizer import set_learning_rates
-from diffusionpipe.trainer.prediction import predict
+from diffusionpipe.runtime.comm.places import holders_of
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.optim.lookahead import predict
+from diffusionpipe.trainer.optim.optimizer import set_learning_rates
 
 BATCH, STEPS = 8, 7
 RATES = {"sgd": 1e-2, "momentum": 1e-2, "adamw": 1e-3}

@@ -13,8 +13,8 @@ from benchmarks.anchors.published import ANCHORS, Anchor, Work
 from benchmarks.tables import table
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.devices import device_rates
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.opening.configured import configured_graph
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.units import Seconds
 

@@ -30,7 +30,7 @@ class Anchor:
 
     name: str
     model: str
-    """As `models.configured` calls it."""
+    """As `models.opening.configured` calls it."""
     resolution: int
     work: Work
     device: str

@@ -20,7 +20,7 @@ from benchmarks.asynchronous.runs import outcomes, run
 from benchmarks.asynchronous.settings import SETTINGS
 from benchmarks.asynchronous.summary import tables_of
 from benchmarks.machine import machine
-from diffusionpipe.models.configured import configured_models
+from diffusionpipe.models.opening.configured import configured_models
 
 STEPS, SEEDS = 400, (0, 1, 2)
 

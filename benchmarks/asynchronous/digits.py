@@ -17,14 +17,14 @@ from torch import Tensor
 
 from benchmarks.asynchronous.settings import Task
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.folder import weight_sources
-from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.models.weights import materialize
-from diffusionpipe.trainer.conditions import open_tokenizer
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.opening.folder import weight_sources
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.trainer.data.batch import BatchSource, Rows, make_batch, sample_indices
 from diffusionpipe.trainer.data.dataset import Condition, scan
-from diffusionpipe.trainer.members import build_model
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
+from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import Recipe, load_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"

@@ -10,18 +10,18 @@ import torch
 from rich.table import Table
 
 from benchmarks.tables import table
-from diffusionpipe.cli.plan import stated_setting
-from diffusionpipe.cli.stated_model import BATCH_SIZES, PRECISION, known_rates
+from diffusionpipe.cli.verbs.plan import stated_setting
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.opening.configured import configured_graph
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.planner.unflushed import unflushed
 from diffusionpipe.profiler import analytic_profiles
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.stated_model import BATCH_SIZES, PRECISION, known_rates
 
 PER_DEVICE = 8
 """Samples of a step."""

@@ -18,22 +18,22 @@ import torch.distributed as dist
 
 from benchmarks.throughput.chains import our_schedule
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
-from diffusionpipe.cli.rehearsal import measured_link
 from diffusionpipe.costs import Costs, Link, StageCosts, TensorSpec
 from diffusionpipe.ir import Mesh
 from diffusionpipe.ir.versions import Versions, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import communicate_window, overlap
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.rehearsal import DeviceClock, VirtualRun, virtual_equipment, virtual_executor_of
-from diffusionpipe.runtime.trace import Recording
-from diffusionpipe.runtime.versions import BlockVersions
-from diffusionpipe.runtime.windows import WindowExecutor
+from diffusionpipe.runtime.engine.windows import WindowExecutor
+from diffusionpipe.runtime.job.local_ranks import local_ranks
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.recording.trace import Recording
+from diffusionpipe.runtime.rehearsals.rehearsal import DeviceClock, VirtualRun, virtual_equipment, virtual_executor_of
+from diffusionpipe.runtime.weights.versions import BlockVersions
 from diffusionpipe.simulator import simulate
 from diffusionpipe.simulator.steady import steady
 from diffusionpipe.timing.legal import check
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.rehearsal import measured_link
 
 FORWARD: Seconds = 0.05
 """Of a micro-batch through the part of one rank."""

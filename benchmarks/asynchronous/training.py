@@ -12,15 +12,15 @@ from benchmarks.asynchronous.digits import BATCH, Digits, loss_layers, recognise
 from benchmarks.asynchronous.recurrence import Recurrence, mean_ages, parts_of
 from benchmarks.asynchronous.settings import STAGES, Setting
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.graph import LayerGraph, layer_parameters
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.graphs.graph import LayerGraph, layer_parameters
+from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.gradient_norm import global_norm_clip
-from diffusionpipe.trainer.learning_rate import learning_rate_at
-from diffusionpipe.trainer.optimizer import build_optimizer
-from diffusionpipe.trainer.parameter_groups import learning_rates
-from diffusionpipe.trainer.staleness_rates import factor_at
+from diffusionpipe.trainer.model.parameter_groups import learning_rates
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.optim.learning_rate import learning_rate_at
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.trainer.optim.staleness_rates import factor_at
 
 CURVE_FROM, CURVE_EVERY = 0.5, 20
 """From this part of the run on the loss is taken every so many steps, of the first rows of the validation."""

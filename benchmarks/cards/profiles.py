@@ -3,9 +3,9 @@
 import os
 from functools import cache
 
-from diffusionpipe.cli.profile_cache import cache_folder
-from diffusionpipe.cli.stated_model import StatedModel, computed_profile
 from diffusionpipe.costs import Profile
+from diffusionpipe.workflows.profile_cache import cache_folder
+from diffusionpipe.workflows.stated_model import StatedModel, computed_profile
 
 
 @cache

@@ -20,10 +20,10 @@ from importlib.resources import files
 from typing import Any
 
 from benchmarks.paper.profiles import DEVICE, load
-from diffusionpipe.cli.profile_cache import cache_folder, kept_profile
-from diffusionpipe.cli.stated_model import BATCH_SIZES, PRECISION, code_digest
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.joining import joined_profile
+from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.stated_model import BATCH_SIZES, PRECISION, code_digest
 
 MODEL, RESOLUTION = "sd-2.1", 1024
 CLASSES = 1001
@@ -96,7 +96,7 @@ def pixel_profile(name: str) -> Profile:
 def _computed(name: str) -> Profile:
     import torch
 
-    from diffusionpipe.models.describe import describe
+    from diffusionpipe.models.graphs.describe import describe
     from diffusionpipe.profiler import analytic_profile
 
     graph = pixel_graph(name)
@@ -106,11 +106,11 @@ def _computed(name: str) -> Profile:
 
 def pixel_graph(name: str) -> Any:
     """The layers of a U-Net in pixel space, with parameters on the meta device."""
-    from diffusionpipe.models.class_unet import class_unet_graph
-    from diffusionpipe.models.deepfloyd import deepfloyd_graph, noise_levels
-    from diffusionpipe.models.family import LowResolution
-    from diffusionpipe.models.meta import module_on_meta
-    from diffusionpipe.models.objective import Objective, ObjectiveSettings
+    from diffusionpipe.models.base.family import LowResolution
+    from diffusionpipe.models.families.class_unet import class_unet_graph
+    from diffusionpipe.models.families.deepfloyd import deepfloyd_graph, noise_levels
+    from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
+    from diffusionpipe.models.opening.meta import module_on_meta
 
     config = {key: value for key, value in UNETS[name].items() if key != "resolution"}
     resolution, has_text = UNETS[name]["resolution"], "encoder_hid_dim" in config

@@ -13,7 +13,16 @@ from rich.table import Table
 from benchmarks.cascade.models import deepfloyd_pair
 from benchmarks.paper.profiles import load
 from benchmarks.throughput.ratios import interleaved
-from diffusionpipe.cli.rehearsal import (
+from diffusionpipe.costs import Backbone, Profile
+from diffusionpipe.costs.graph import LayerSpec
+from diffusionpipe.ir import Plan
+from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
+from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
+from diffusionpipe.planner.pricing.stage_costs import costs_of
+from diffusionpipe.runtime.job.local_ranks import local_ranks
+from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
+from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.rehearsal import (
     Rehearsed,
     fitting_bytes_scale,
     measured_link,
@@ -21,15 +30,6 @@ from diffusionpipe.cli.rehearsal import (
     rehearse_runs,
     virtual_run,
 )
-from diffusionpipe.costs import Backbone, Profile
-from diffusionpipe.costs.graph import LayerSpec
-from diffusionpipe.ir import Plan
-from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
-from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
-from diffusionpipe.planner.pricing.stage_costs import costs_of
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.rehearsal import VirtualRun
-from diffusionpipe.units import Seconds
 
 STAGES, BATCH, COUNTS = 4, 32, (4, 8)
 """Micro-batches of both backbones: in proportion to their work, roughly."""

@@ -10,8 +10,8 @@ from benchmarks.cascade.models import class_conditional_pair, deepfloyd_pair, eq
 from benchmarks.cascade.rivals import Rival, rivals
 from diffusionpipe.costs import Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate

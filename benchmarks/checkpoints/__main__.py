@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.checkpoints.measure import Save, ratio, saves
 from benchmarks.machine import machine
 from benchmarks.tables import table
-from diffusionpipe.runtime.local_ranks import local_ranks
+from diffusionpipe.runtime.job.local_ranks import local_ranks
 
 RANKS = 2
 SIZES_MB = (100, 400)

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
-from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.units import Bytes, Seconds
 
 _COPIES = 4

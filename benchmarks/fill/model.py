@@ -5,9 +5,9 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.models.objective import Objective, ObjectiveSettings
-from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.families.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
 
 RESOLUTION, TEXT_LENGTH, VOCABULARY = 64, 16, 64
 

@@ -12,14 +12,14 @@ from benchmarks.fill.plans import FILLED, SERIAL, Pair, pair_of
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.costs import ModelGraph, Profile
 from diffusionpipe.ir import Plan
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.profiler import profile_job
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.places import channels_of, encoded_rows
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.places import channels_of, encoded_rows
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.job.local_ranks import local_ranks
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
 

@@ -7,7 +7,15 @@ import torch
 
 from benchmarks.fill.plans import FILLED, SERIAL, pair_of
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
-from diffusionpipe.cli.rehearsal import (
+from diffusionpipe.costs import Link, Profile
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.opening.configured import configured_graph
+from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.profiler import analytic_profile
+from diffusionpipe.runtime.job.local_ranks import local_ranks
+from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
+from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.rehearsal import (
     Rehearsed,
     fitting_bytes_scale,
     measured_link,
@@ -15,14 +23,6 @@ from diffusionpipe.cli.rehearsal import (
     rehearse_runs,
     virtual_run,
 )
-from diffusionpipe.costs import Link, Profile
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.models.describe import describe
-from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.profiler import analytic_profile
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.rehearsal import VirtualRun
-from diffusionpipe.units import Seconds
 
 MODEL, DEVICE, PRECISION = "sd-2.1", "a100-80", "bfloat16"
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)

@@ -8,8 +8,6 @@ from math import prod
 
 from benchmarks.cards.cells import STATES, State
 from benchmarks.choices import checked
-from diffusionpipe.cli.profile_cache import cache_folder
-from diffusionpipe.cli.stated_model import StatedModel, computed_profile
 from diffusionpipe.costs import Cluster, Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.memory import workspace_of
@@ -18,6 +16,8 @@ from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.workflows.profile_cache import cache_folder
+from diffusionpipe.workflows.stated_model import StatedModel, computed_profile
 
 RANK = 16
 NUMBERS = (2, 4, 8)

@@ -21,7 +21,7 @@ from benchmarks.prediction.figures import Found, Pair, compare
 from benchmarks.prediction.plans import plans_of
 from benchmarks.prediction.planted import planted_cases
 from diffusionpipe.planner import predicted_timeline
-from diffusionpipe.runtime.local_ranks import LocalRanks, local_ranks
+from diffusionpipe.runtime.job.local_ranks import LocalRanks, local_ranks
 from diffusionpipe.viz.gantt import gantt
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

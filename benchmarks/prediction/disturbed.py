@@ -16,18 +16,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.prediction.planted import RECORDED, planned_run, recorded_of
-from diffusionpipe.cli.rehearsal import measured_link, rehearsed_of
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner import Setting
 from diffusionpipe.planner.correction.correct import correct
-from diffusionpipe.runtime.cores import num_cores, waited_for_core
-from diffusionpipe.runtime.exchange import form_of, gather
-from diffusionpipe.runtime.local_ranks import LocalRanks
-from diffusionpipe.runtime.machine_use import Place, StepCounters, cores_of, place_of, read_counters, used_by_others
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.rehearsal import RankIteration, VirtualRun, rehearse
-from diffusionpipe.trainer.counted_steps import MOST_ROUNDS, Counted, Note, steps_that_count, used_text
+from diffusionpipe.runtime.comm.exchange import form_of, gather
+from diffusionpipe.runtime.job.local_ranks import LocalRanks
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.machine.cores import num_cores, waited_for_core
+from diffusionpipe.runtime.machine.machine_use import (
+    Place,
+    StepCounters,
+    cores_of,
+    place_of,
+    read_counters,
+    used_by_others,
+)
+from diffusionpipe.runtime.rehearsals.rehearsal import RankIteration, VirtualRun, rehearse
+from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, Counted, Note, steps_that_count, used_text
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.rehearsal import measured_link, rehearsed_of
 
 LONGEST = 60
 """Seconds after which a loop ends by itself."""

@@ -12,8 +12,8 @@ from diffusionpipe.planner.correction.correct import Correction, correct
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.planner.search.proposal import predict
-from diffusionpipe.trainer.counted_steps import LATE, Note, steps_that_count
-from diffusionpipe.trainer.first_steps import recorded_of
+from diffusionpipe.trainer.course.counted_steps import LATE, Note, steps_that_count
+from diffusionpipe.trainer.course.first_steps import recorded_of
 from diffusionpipe.units import Bytes, Seconds
 
 

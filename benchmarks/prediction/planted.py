@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from diffusionpipe.cli.rehearsal import Rehearsed, measured_link, rehearse_runs
 from diffusionpipe.costs import (
     AllReduce,
     Cluster,
@@ -33,11 +32,12 @@ from diffusionpipe.planner.correction.computing import Factors, scaled
 from diffusionpipe.planner.correction.correct import correct
 from diffusionpipe.planner.correction.suggestion import suggest
 from diffusionpipe.planner.pricing.stage_costs import costs_of
-from diffusionpipe.runtime.heap import keep_heap
-from diffusionpipe.runtime.local_ranks import LocalRanks
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.rehearsal import VirtualRun
+from diffusionpipe.runtime.job.local_ranks import LocalRanks
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.machine.heap import keep_heap
+from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
 from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.workflows.rehearsal import Rehearsed, measured_link, rehearse_runs
 
 FORWARD: Sequence[Seconds] = (0.003, 0.001, 0.0015, 0.002, 0.002)
 """Of one sample through each layer; each gradient takes as long. Two stages are balanced behind the third layer."""

@@ -13,30 +13,30 @@ from benchmarks.prediction.plans import BATCH_SIZES
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir import Plan, Span
-from diffusionpipe.models.folder import resolve_folder, weight_sources
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.opening.folder import resolve_folder, weight_sources
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.profiler import profile_job, profile_model
 from diffusionpipe.profiler.held import NotingTransport, count_held
-from diffusionpipe.runtime.cores import waited_for_core
-from diffusionpipe.runtime.places import channels_of, holders_of, trained_layers
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker
-from diffusionpipe.trainer.conditions import open_tokenizer
-from diffusionpipe.trainer.counted_steps import MOST_ROUNDS, steps_that_count
+from diffusionpipe.runtime.comm.places import channels_of, holders_of, trained_layers
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.machine.cores import waited_for_core
+from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, steps_that_count
+from diffusionpipe.trainer.course.first_steps import OwnSteps, StepRecorder
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.data.tokens import TOKENS
-from diffusionpipe.trainer.first_steps import OwnSteps, StepRecorder
-from diffusionpipe.trainer.job_profile import update_of
-from diffusionpipe.trainer.loop import Stepper
-from diffusionpipe.trainer.members import build_model
-from diffusionpipe.trainer.optimizer import build_optimizer
-from diffusionpipe.trainer.parameter_groups import parameter_groups
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
+from diffusionpipe.trainer.model.members import build_model
+from diffusionpipe.trainer.model.parameter_groups import parameter_groups
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
 from diffusionpipe.trainer.recipe import Recipe, load_recipe
-from diffusionpipe.trainer.session import Session
-from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.setup.job_profile import update_of
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.trainer.step.loop import Stepper
+from diffusionpipe.trainer.step.stopping import Stopping
 from diffusionpipe.units import Bytes, Seconds
 
 WARM_UP = 3
@@ -145,7 +145,7 @@ class _Training:
         self._number += 1
 
     def first(self) -> OwnSteps:
-        """The first steps, as a run makes and records them (`trainer.first_steps.FirstSteps`)."""
+        """The first steps, as a run makes and records them (`trainer.course.first_steps.FirstSteps`)."""
         for _ in range(UNRECORDED):
             self.step()
         while True:
@@ -170,7 +170,7 @@ class _Training:
 
 
 def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: NotingTransport) -> Session:
-    """What `trainer.session.open_session` makes, with a plan and a transport that are given."""
+    """What `trainer.setup.session.open_session` makes, with a plan and a transport that are given."""
     opened = build_model(recipe, job.device.type)
     graph, model = opened.graph, opened.model
     rank = job.membership.rank

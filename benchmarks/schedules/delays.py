@@ -13,8 +13,8 @@ from benchmarks.throughput.chains import our_schedule
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.ir import Action, Schedule, Span
 from diffusionpipe.ir.flows import TIMED_OPS, flows
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.virtual import virtual_executor
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.rehearsals.virtual import virtual_executor
 from diffusionpipe.timing import ends_of, graph_of, prices_of
 from diffusionpipe.timing.work import Compute, Encode, Transfer
 from diffusionpipe.units import Seconds

@@ -15,8 +15,8 @@ from benchmarks.throughput.ranks import run_ranks
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.ir import Schedule, Span
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.virtual import precise_wait, virtual_executor
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.rehearsals.virtual import precise_wait, virtual_executor
 from diffusionpipe.units import Seconds
 
 PART: Seconds = 0.040

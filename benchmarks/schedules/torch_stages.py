@@ -18,8 +18,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from diffusionpipe.runtime.virtual import Wait
-from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.runtime.rehearsals.virtual import Wait
+from diffusionpipe.schedules.building.shapes import linear, loop, wave
 from diffusionpipe.units import Seconds
 
 WIDTH = 16

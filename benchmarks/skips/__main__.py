@@ -13,7 +13,7 @@ from benchmarks.paper import profiles
 from diffusionpipe.costs import Profile
 from diffusionpipe.planner.assembly.folded import folded_cuts
 from diffusionpipe.planner.assembly.partition import balanced_cuts
-from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.schedules.building.shapes import linear, loop, wave
 from diffusionpipe.units import Seconds
 
 RANKS = (2, 4, 8)

@@ -10,14 +10,14 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from diffusionpipe.costs import ModelGraph, TensorSpec
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
+from diffusionpipe.models.opening.configured import configured_graph
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.backward import run_backward
-from diffusionpipe.runtime.split import Deferred
-from diffusionpipe.runtime.stage import LayerStage
+from diffusionpipe.runtime.compute.backward import run_backward
+from diffusionpipe.runtime.compute.split import Deferred
+from diffusionpipe.runtime.compute.stage import LayerStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

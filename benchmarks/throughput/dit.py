@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Edge
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.dit import dit_graph
-from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.models.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.families.dit import dit_graph
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
 from diffusionpipe.planner.assembly.partition import balanced_cuts
-from diffusionpipe.runtime.stage import LayerStage
+from diffusionpipe.runtime.compute.stage import LayerStage
 
 CHANNELS, SIZE, NUM_CLASSES = 4, 8, 1000
 LOSS_LAYER = "objective.loss"

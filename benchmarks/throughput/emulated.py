@@ -13,8 +13,8 @@ from benchmarks.throughput.chains import SCHEDULES, our_schedule, torch_schedule
 from benchmarks.throughput.ranks import run_ranks
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
-from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.virtual import VirtualCompute, virtual_executor
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.rehearsals.virtual import VirtualCompute, virtual_executor
 
 FORWARD, BACKWARD = 0.020, 0.040
 WIDTH = 16

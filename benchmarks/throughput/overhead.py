@@ -18,11 +18,11 @@ from benchmarks.throughput.ranks import run_ranks
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir.torch_csv import schedule_to_csv
-from diffusionpipe.models.graph import Layer
-from diffusionpipe.runtime.equipment import Equipment
-from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.runtime.transport import ProcessTransport
+from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.compute.stage import LayerStage
+from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.executor import Executor
 from diffusionpipe.schedules import REGISTRY
 
 RANK, NUM_RANKS, NUM_MICROBATCHES = 1, 4, 16

@@ -18,11 +18,11 @@ from benchmarks.throughput.dit import LOSS_LAYER, Backbone, backbone, batch_of
 from benchmarks.throughput.ranks import run_ranks
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.ir import Range
-from diffusionpipe.models.objective import Objective
-from diffusionpipe.runtime.equipment import Equipment
-from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.runtime.transport import ProcessTransport
+from diffusionpipe.models.objectives.objective import Objective
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.compute.stage import LayerStage
+from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.executor import Executor
 
 NUM_RANKS, NUM_MICROBATCHES, BATCH = 2, 4, 32
 TOLERANCE = 1e-5

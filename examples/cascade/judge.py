@@ -26,12 +26,12 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from diffusionpipe.errors import DiffusionPipeError
-from diffusionpipe.models.deepfloyd import reduced
-from diffusionpipe.models.folder import scheduler_config
-from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Arithmetic
-from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
-from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.models.families.deepfloyd import reduced
+from diffusionpipe.models.opening.folder import scheduler_config
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.drawing import Arithmetic
+from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
 
 SMALL = 8
 CPU = torch.device("cpu")

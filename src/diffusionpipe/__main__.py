@@ -3,8 +3,8 @@
 import os
 import sys
 
-from diffusionpipe.runtime.error_file import LAUNCHED
-from diffusionpipe.runtime.parent_death import end_with_parent
+from diffusionpipe.runtime.job.parent_death import end_with_parent
+from diffusionpipe.runtime.machine.error_file import LAUNCHED
 
 
 def _end_with_launcher(launcher: str) -> None:

@@ -9,7 +9,7 @@ from golden.plans import recorded_profile
 from benchmarks.anchors.__main__ import compared, profile_of
 from benchmarks.anchors.published import ANCHORS, Work
 from diffusionpipe.costs.devices import DEVICES
-from diffusionpipe.models.configured import configured_models
+from diffusionpipe.models.opening.configured import configured_models
 
 RESULTS = "benchmarks/anchors/results/anchors.txt"
 

@@ -14,9 +14,9 @@ from benchmarks.asynchronous.runs import RUNS, outcomes
 from benchmarks.asynchronous.settings import SETTINGS
 from benchmarks.asynchronous.summary import tables_of
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.planner import build_plan
-from diffusionpipe.trainer.staleness_rates import factor_at
+from diffusionpipe.trainer.optim.staleness_rates import factor_at
 
 STEPS = 5
 CASES = [

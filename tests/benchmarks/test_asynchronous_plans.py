@@ -4,9 +4,9 @@ import pytest
 from golden.plans import recorded_profile
 
 from benchmarks.asynchronous.plans import Cell, all_work, clusters, kept, plan, setting_of, table_of
-from diffusionpipe.cli.plan_table import table_lines
+from diffusionpipe.cli.text.plan_table import table_lines
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.models.configured import configured_models
+from diffusionpipe.models.opening.configured import configured_models
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.unflushed import unflushed
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.prediction.disturbed import loop, notes_of, record
 from benchmarks.prediction.planted import keep, planned_run, planted_cases
 from diffusionpipe.costs import Link
-from diffusionpipe.runtime.local_ranks import local_ranks
+from diffusionpipe.runtime.job.local_ranks import local_ranks
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.split.measure import bytes_of
 from benchmarks.split.stages import WAYS, stage_in
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.opening.configured import configured_graph
 from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.profiler.substitution import fake_weights
 

@@ -12,15 +12,15 @@ from benchmarks.cards import cells as cards
 from benchmarks.paper import cells as paper
 from benchmarks.planner import __main__ as planner
 from diffusionpipe.cli import main
-from diffusionpipe.cli.stated_model import StatedModel, stated_graph
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import search
+from diffusionpipe.workflows.stated_model import StatedModel, stated_graph
 
 GIB = 2**30
 CARDS = {
@@ -114,7 +114,7 @@ def test_the_command_plans_for_the_setting_of_the_benchmarks_cell(cell, monkeypa
         return replace(synthetic.chain([0.1] * 2, frozen=0.1), device=name), None
 
     monkeypatch.setattr("diffusionpipe.planner.choice.choose", stop)
-    for module in ("diffusionpipe.cli.stated_model", "benchmarks.paper.profiles", "benchmarks.cards.profiles"):
+    for module in ("diffusionpipe.workflows.stated_model", "benchmarks.paper.profiles", "benchmarks.cards.profiles"):
         monkeypatch.setattr(f"{module}.computed_profile", small)
     for module in (paper.profiles, cards.profiles):
         monkeypatch.setattr(module, "load", module.load.__wrapped__)

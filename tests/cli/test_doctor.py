@@ -14,15 +14,15 @@ import torch
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
-from diffusionpipe.cli import doctor_trials, machine
-from diffusionpipe.cli.doctor import json_of, lines_of
-from diffusionpipe.cli.doctor_connections import connections
-from diffusionpipe.cli.doctor_facts import Facts, facts_of
-from diffusionpipe.cli.doctor_findings import Status, findings_of, links_finding
+from diffusionpipe.cli.verbs.doctor import json_of, lines_of
 from diffusionpipe.errors import CheckpointError, ConfigError
-from diffusionpipe.runtime.devices import sight
-from diffusionpipe.runtime.interfaces import check_interfaces, gloo_address
-from diffusionpipe.runtime.process_group import Membership
+from diffusionpipe.runtime.job.devices import sight
+from diffusionpipe.runtime.job.interfaces import check_interfaces, gloo_address
+from diffusionpipe.runtime.job.process_group import Membership
+from diffusionpipe.workflows import doctor_trials, machine
+from diffusionpipe.workflows.doctor_connections import connections
+from diffusionpipe.workflows.doctor_facts import Facts, facts_of
+from diffusionpipe.workflows.doctor_findings import Status, findings_of, links_finding
 
 HEALTHY = tuple(
     Facts(

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError, RecipeError
-from diffusionpipe.models.folder import resolve_folder
+from diffusionpipe.models.opening.folder import resolve_folder
 from diffusionpipe.trainer.recipe.recipe_file import load_recipe
 
 RECIPE = '[model]\npath = "~/model"\n[data]\nresolution = 32\n[training]\nsteps = 10\nbatch = 8\n'

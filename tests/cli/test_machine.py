@@ -1,7 +1,7 @@
 import pytest
 
-from diffusionpipe.cli.machine import check_processes
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.workflows.machine import check_processes
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1000, 0), (2, 10_000)])

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 import diffusionpipe
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError, NonFiniteLossError, PeerError, RecipeError, ScheduleError
-from diffusionpipe.runtime import interrupts
-from diffusionpipe.runtime.error_file import INTERRUPTED
-from diffusionpipe.runtime.process_group import failed, membership
+from diffusionpipe.runtime.job import interrupts
+from diffusionpipe.runtime.job.process_group import failed, membership
+from diffusionpipe.runtime.machine.error_file import INTERRUPTED
 
 HEAVY = ("torch", "diffusers", "transformers", "matplotlib", "numpy", "PIL")
 

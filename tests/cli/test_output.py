@@ -7,7 +7,7 @@ import warnings
 import pytest
 from rich.console import Console
 
-from diffusionpipe.cli.output import ConsoleHandler, Without, log_to, quieten
+from diffusionpipe.cli.verbs.output import ConsoleHandler, Without, log_to, quieten
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.cli import main
-from diffusionpipe.cli.plan_asking import PlanCommand
+from diffusionpipe.cli.verbs.plan_asking import PlanCommand
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan
 

@@ -7,7 +7,7 @@ from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
 from screen_files import assert_screen
 
 from diffusionpipe.cli import main
-from diffusionpipe.cli.plan_compare import names_of, rival_lines, writable
+from diffusionpipe.cli.text.plan_compare import names_of, rival_lines, writable
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan, read_timeline

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
-from diffusionpipe.cli.prediction_file import prediction_file, read_prediction, write_prediction
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.workflows.prediction_file import prediction_file, read_prediction, write_prediction
 
 GRAPH = synthetic.unet().graph
 

@@ -7,7 +7,7 @@ from planner import synthetic
 from tiny_runs import recipe_of, save_dit, save_pictures
 
 from diffusionpipe import cli
-from diffusionpipe.cli.profile import _print_report
+from diffusionpipe.cli.verbs.profile import _print_report
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.trainer.recipe import recipe_to_toml

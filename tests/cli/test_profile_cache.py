@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from planner import synthetic
 
-from diffusionpipe.cli.profile_cache import ProfileKey, cache_folder, cached_profile
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.errors import FileFormatError
+from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
 
 PROFILE = synthetic.chain([0.01] * 2)
 KEY = ProfileKey(

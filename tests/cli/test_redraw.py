@@ -7,7 +7,7 @@ from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_her
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.sample_file import read_origin, write_sample
+from diffusionpipe.trainer.inference.sample_file import read_origin, write_sample
 
 PROMPTS = ("a b", "c d e")
 

@@ -17,22 +17,8 @@ from rich.console import Console
 from screen_files import assert_screen
 
 from diffusionpipe import cli
-from diffusionpipe.cli.rehearsal import (
-    FINEST,
-    LONGEST,
-    Rehearsed,
-    fitting_bytes_scale,
-    fitting_scale,
-    group_of,
-    held_bytes,
-    rehearsal_mesh,
-    scaled_costs,
-    scaled_tensors,
-    seconds_by_kind,
-)
-from diffusionpipe.cli.rehearsal_report import Outcome, figures_of, print_report
-from diffusionpipe.cli.rehearsal_size import COMMAND_BYTES, RANK_BYTES, Size, size_of
-from diffusionpipe.cli.rehearse import RehearsalProgress, disturbance, used_by_others
+from diffusionpipe.cli.text.rehearsal_report import Outcome, figures_of, print_report
+from diffusionpipe.cli.verbs.rehearse import RehearsalProgress, disturbance, used_by_others
 from diffusionpipe.costs import (
     Costs,
     LayerProfile,
@@ -53,10 +39,24 @@ from diffusionpipe.ir.flows import flows
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
 from diffusionpipe.planner.pricing.stage_costs import costs_of
-from diffusionpipe.runtime.free_memory import free_memory
-from diffusionpipe.runtime.machine_use import Counters, own_cores
+from diffusionpipe.runtime.machine.free_memory import free_memory
+from diffusionpipe.runtime.machine.machine_use import Counters, own_cores
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
+from diffusionpipe.workflows.rehearsal import (
+    FINEST,
+    LONGEST,
+    Rehearsed,
+    fitting_bytes_scale,
+    fitting_scale,
+    group_of,
+    held_bytes,
+    rehearsal_mesh,
+    scaled_costs,
+    scaled_tensors,
+    seconds_by_kind,
+)
+from diffusionpipe.workflows.rehearsal_size import COMMAND_BYTES, RANK_BYTES, Size, size_of
 
 SHARDED = Path(__file__).parents[1] / "files" / "sharded_flux"
 GIB = 2**30
@@ -494,7 +494,7 @@ def shown_outcome(files):
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_the_screen_of_a_rehearsal(files, columns, monkeypatch):
-    monkeypatch.setattr("diffusionpipe.cli.rehearsal_report.num_cores", lambda: 2)
+    monkeypatch.setattr("diffusionpipe.cli.text.rehearsal_report.num_cores", lambda: 2)
     screen = io.StringIO()
     console = Console(file=screen, width=columns, highlight=False, force_terminal=True)
     console.print(str(SIZE))

@@ -15,17 +15,17 @@ from rich.console import Console
 from screen_files import assert_screen
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.check_text import causes_text, check_lines, check_table, others_text
-from diffusionpipe.cli.prediction_file import read_prediction
-from diffusionpipe.cli.replanning import Found, Replanning, Request
-from diffusionpipe.cli.run_check import Command, RunCheck, suggestion_text
-from diffusionpipe.cli.run_facts import numbers_of_stages
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner import choose, predicted_timeline
 from diffusionpipe.planner.correction.causes import Cause, LoadingTimes
 from diffusionpipe.planner.correction.correct import correct
+from diffusionpipe.workflows.check_text import causes_text, check_lines, check_table, others_text
+from diffusionpipe.workflows.prediction_file import read_prediction
+from diffusionpipe.workflows.replanning import Found, Replanning, Request
+from diffusionpipe.workflows.run_check import Command, RunCheck, suggestion_text
+from diffusionpipe.workflows.run_facts import numbers_of_stages
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,17 @@ from screen_files import assert_screen
 from tiny_models import tiny_stable_diffusion
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.expectation import Expectation, expectation_of, unmeasured
-from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
-from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
+from diffusionpipe.cli.verbs.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period, predicted_timeline
-from diffusionpipe.runtime.error_file import note_of
-from diffusionpipe.trainer.counts import short_count
+from diffusionpipe.runtime.machine.error_file import note_of
 from diffusionpipe.trainer.recipe import Precision
-from diffusionpipe.trainer.start import Start
+from diffusionpipe.trainer.reporting.counts import short_count
+from diffusionpipe.trainer.setup.start import Start
+from diffusionpipe.workflows.expectation import Expectation, expectation_of, unmeasured
+from diffusionpipe.workflows.run_facts import count_parameters, parts_of, shape_of
 
 EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
 WORKERS = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.001),) * 2, workers=1)

@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from diffusionpipe.cli.run_timeline import predicted_panel, timeline_title
 from diffusionpipe.ir import Mesh, Phase, Plan
 from diffusionpipe.schedules import one_f_one_b
-from diffusionpipe.schedules.opposed import opposed
+from diffusionpipe.schedules.several.opposed import opposed
 from diffusionpipe.simulator import simulate, uniform_costs
-from diffusionpipe.trainer.traced import merged
+from diffusionpipe.trainer.course.traced import merged
 from diffusionpipe.viz.gantt import gantt, panel_of
+from diffusionpipe.workflows.run_timeline import predicted_panel, timeline_title
 
 
 def schedule_of(num_stages):

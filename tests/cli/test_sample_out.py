@@ -9,7 +9,7 @@ from PIL import Image, ImageSequence
 from tiny_described import save_described
 
 from diffusionpipe import cli
-from diffusionpipe.trainer import folder_drawing
+from diffusionpipe.trainer.inference import folder_drawing
 
 SMALL = ("--steps", "1", "--guidance", "1", "--resolution", "64", "--height", "32", "--frames", "5", "--device", "cpu")
 CLIP = (*SMALL, "--frame-rate", "10")

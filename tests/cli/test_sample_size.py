@@ -2,9 +2,9 @@
 
 import pytest
 
-from diffusionpipe.cli.run_recipe import SampleSize, size_of
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.family import Clip
+from diffusionpipe.models.base.family import Clip
+from diffusionpipe.workflows.run_recipe import SampleSize, size_of
 
 CLIPS = "[data]\nresolution = 832\nheight = 480\nframes = 81\nframe_rate = 16\n"
 

@@ -176,7 +176,7 @@ def test_an_illegal_file_of_orders_is_refused_before_anything_is_written(tmp_pat
 
 
 def test_a_huge_file_of_orders_is_refused_before_it_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("diffusionpipe.cli.schedule.MAX_FORWARDS", 1_000)
+    monkeypatch.setattr("diffusionpipe.cli.verbs.schedule.MAX_FORWARDS", 1_000)
     path = tmp_path / "huge.csv"
     path.write_text(",".join(f"0F{i}" for i in range(1_001)) + "\n")
     assert problems_of(path) == [f"{path}: 1,001 forwards are more than 1,000; use fewer"]

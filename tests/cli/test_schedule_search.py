@@ -8,7 +8,7 @@ from screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
-from diffusionpipe.cli.schedule_search import _origin_text
+from diffusionpipe.cli.verbs.schedule_search import _origin_text
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_schedule

@@ -9,10 +9,11 @@ import pytest
 from golden.plans import recorded_profile
 from tiny_runs import save_stable_diffusion
 
-from diffusionpipe.cli import main, stated_model
-from diffusionpipe.cli.stated_model import BATCH_SIZES, StatedModel, computed_profile
+from diffusionpipe.cli import main
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import read_profile
+from diffusionpipe.workflows import stated_model
+from diffusionpipe.workflows.stated_model import BATCH_SIZES, StatedModel, computed_profile
 
 
 def run(*arguments) -> int:

@@ -18,13 +18,13 @@ from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
-from diffusionpipe.cli import training_job
-from diffusionpipe.cli.training_job import TrainingJob, arguments_of_rank
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.trainer.loop import Stepper
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.launching.run_lock import acquire
 from diffusionpipe.trainer.recipe import recipe_to_toml
-from diffusionpipe.trainer.run_lock import acquire
+from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.step.loop import Stepper
+from diffusionpipe.workflows import training_job
+from diffusionpipe.workflows.training_job import TrainingJob, arguments_of_rank
 
 NUMBERS = {
     r"(?m)^\d\d:\d\d:\d\d ": "hh:mm:ss ",
@@ -294,8 +294,8 @@ def test_labels_above_the_models_classes_are_refused(capsys, recipe, place, tmp_
 
 
 def test_more_stages_than_layers_are_refused(recipe, place):
-    from diffusionpipe.cli.planned import make_plan
-    from diffusionpipe.trainer.members import build_model
+    from diffusionpipe.cli.text.planned import make_plan
+    from diffusionpipe.trainer.model.members import build_model
     from diffusionpipe.trainer.recipe import load_recipe
 
     loaded = load_recipe(recipe)
@@ -319,7 +319,7 @@ def test_ctrl_c_while_loading_is_one_line_and_its_own_status(capsys, recipe, mon
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("diffusionpipe.trainer.run.open_model", interrupt)
+    monkeypatch.setattr("diffusionpipe.trainer.course.run.open_model", interrupt)
     with pytest.raises(SystemExit) as caught:
         cli.main(["train", str(recipe), "--device", "cpu"])
     assert caught.value.code == 130
@@ -335,7 +335,7 @@ def test_the_recipes_patience_is_the_jobs(recipe, monkeypatch):
     def join(member, *, device, patience):
         raise SeenError(patience)
 
-    monkeypatch.setattr("diffusionpipe.runtime.process_group.joined", join)
+    monkeypatch.setattr("diffusionpipe.runtime.job.process_group.joined", join)
     with pytest.raises(SeenError, match=r"^30\.0$"):
         cli.main(["train", str(recipe), "run.patience=30", "--device", "cpu"])
 
@@ -349,7 +349,7 @@ def test_a_stopped_run_has_a_status_of_its_own_and_the_same_command_finishes_it(
                 signal.raise_signal(signal.SIGTERM)
             return super().step(step, inputs)
 
-    monkeypatch.setattr("diffusionpipe.trainer.run.Stepper", Stopped)
+    monkeypatch.setattr("diffusionpipe.trainer.course.run.Stepper", Stopped)
     term = signal.getsignal(signal.SIGTERM)
     command = ["train", str(recipe), "training.steps=4", "data.workers=0", "--resume", "auto", "--device", "cpu"]
     with pytest.raises(SystemExit) as stopped:
@@ -434,7 +434,7 @@ def test_a_terminal_shows_a_block_bars_that_go_and_the_results(place, tmp_path):
 
 
 def test_only_results_that_exist_are_named(capsys, tmp_path):
-    from diffusionpipe.cli.train import _name_results
+    from diffusionpipe.cli.verbs.train import _name_results
 
     (tmp_path / "loss.png").touch()
     (tmp_path / "export").mkdir()

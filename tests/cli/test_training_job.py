@@ -2,9 +2,9 @@
 
 import pytest
 
-import diffusionpipe.trainer.launch as launch_module
-from diffusionpipe.cli.training_job import TrainingJob, start
+import diffusionpipe.trainer.launching.launch as launch_module
 from diffusionpipe.errors import PeerError
+from diffusionpipe.workflows.training_job import TrainingJob, start
 
 
 @pytest.mark.parametrize(

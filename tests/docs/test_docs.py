@@ -14,7 +14,7 @@ import pytest
 from drawn_families import asked_of, by_diffusers, difference, drawn_here
 from tiny_described import PIPELINES, pixart_sigma, save_described
 
-from diffusionpipe.models import folder
+from diffusionpipe.models.opening import folder
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
 from diffusionpipe.timing.legal import check

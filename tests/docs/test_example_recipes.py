@@ -8,8 +8,8 @@ from tiers import quick_and_slow
 from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from tiny_runs import save_pictures, train_here
 
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.models.lora_file import ADAPTERS
+from diffusionpipe.models.opening.folder import REGISTRY
+from diffusionpipe.models.parameters.lora_file import ADAPTERS
 from diffusionpipe.trainer.recipe import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "examples/recipes"

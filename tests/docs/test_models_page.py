@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusionpipe.models.class_table import CLASSES
+from diffusionpipe.models.opening.class_table import CLASSES
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-from diffusionpipe.models.flow_shift import is_flow_scheduler, shift_of
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.models.objective_settings import Prediction
+from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler, shift_of
+from diffusionpipe.models.objectives.objective_settings import Prediction
+from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.trainer.recipe import ObjectiveSection
 
 PAGE = (Path(__file__).parents[2] / "docs/objectives.md").read_text(encoding="utf-8")

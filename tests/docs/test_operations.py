@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from diffusionpipe.cli import app
-from diffusionpipe.trainer.exit_status import ExitStatus, of_signal
+from diffusionpipe.trainer.launching.exit_status import ExitStatus, of_signal
 
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
 TRAINING = """#!/bin/bash

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diffusionpipe.cli import plan_compare
-from diffusionpipe.cli.plan_show import HEADS
-from diffusionpipe.cli.plan_table import COLUMNS, WORDS
+from diffusionpipe.cli.text import plan_compare
+from diffusionpipe.cli.text.plan_table import COLUMNS, WORDS
+from diffusionpipe.cli.verbs.plan_show import HEADS
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner.rivals import baselines
@@ -121,7 +121,7 @@ def test_every_layout_in_a_plan_table_is_a_known_one(screen):
 
 def test_the_searches_find_terms():
     """So that none of the tests above passes because it looks at nothing."""
-    assert {"rank", "busy", "peak activations"} <= set(heads_in(ROOT / "src/diffusionpipe/cli/schedule.py"))
+    assert {"rank", "busy", "peak activations"} <= set(heads_in(ROOT / "src/diffusionpipe/cli/verbs/schedule.py"))
     assert keys_in('loss=0.1 plan="a, b" step_s=0.4 [lora] rank = 16 training.batch=512 --x=1') == {
         "loss",
         "plan",

@@ -13,11 +13,11 @@ from unittest import mock
 import pytest
 from tiny_runs import measured_briefly
 
-from diffusionpipe.cli import recipe_profile
-from diffusionpipe.cli.recipe_setting import restriction_of
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.profiler import profile_model
 from diffusionpipe.trainer.recipe import load_recipe
+from diffusionpipe.workflows import recipe_profile
+from diffusionpipe.workflows.recipe_setting import restriction_of
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples/digits"

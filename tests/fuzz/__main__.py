@@ -21,7 +21,7 @@ from fuzz.kinds import KINDS
 from fuzz.originals import Case, Kind, Originals, make_originals
 
 from diffusionpipe import cli, planner, viz
-from diffusionpipe.cli.output import quieten
+from diffusionpipe.cli.verbs.output import quieten
 
 SHOWN = 1600
 """Characters of a failure that are printed."""

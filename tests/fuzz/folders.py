@@ -82,9 +82,9 @@ def kept_picture(originals: Originals, random: Random, place: Path) -> Case:
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
+    from diffusionpipe.trainer.inference.denoise import SamplingSettings
+    from diffusionpipe.trainer.inference.sample_file import Origin, _texts, read_origin
     from diffusionpipe.trainer.recipe import Precision
-    from diffusionpipe.trainer.sample_file import Origin, _texts, read_origin
-    from diffusionpipe.trainer.sampling import SamplingSettings
 
     settings = SamplingSettings(steps=3, guidance=2.5, seed=4, scheduler={"_class_name": "DDIMScheduler", "eta": [1]})
     origin = Origin(
@@ -107,7 +107,7 @@ def kept_picture(originals: Originals, random: Random, place: Path) -> Case:
 
 def message(originals: Originals, random: Random, place: Path) -> Case:
     """A message of another rank."""
-    from diffusionpipe.runtime.exchange import PLAIN, _read, _text, form_of, optional, rows_of
+    from diffusionpipe.runtime.comm.exchange import PLAIN, _read, _text, form_of, optional, rows_of
     from diffusionpipe.trainer.checkpoints.manifest import FileRecord
     from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Offer, Part, Written
 

@@ -11,8 +11,8 @@ from diffusionpipe.trainer.checkpoints.checkpoint import load, resolve
 
 
 def load_run_recipe(recipe: Path, overrides: tuple[str, ...] = ()) -> Callable[[], object]:
-    from diffusionpipe.cli.recipe_checks import checks_of_run
     from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
+    from diffusionpipe.workflows.recipe_checks import checks_of_run
 
     return lambda: recipe_to_toml(load_recipe(recipe, overrides, checks_of_run(2, None)))
 
@@ -41,10 +41,10 @@ def scan_clips(data: Path) -> None:
 
 
 def open_model(model: Path) -> None:
-    from diffusionpipe.models.folder import scheduler_config
-    from diffusionpipe.trainer.conditions import open_tokenizer
-    from diffusionpipe.trainer.members import build_model
-    from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
+    from diffusionpipe.models.opening.folder import scheduler_config
+    from diffusionpipe.trainer.inference.conditions import open_tokenizer
+    from diffusionpipe.trainer.inference.denoise import Spacing, build_scheduler, set_times
+    from diffusionpipe.trainer.model.members import build_model
 
     recipe = recipe_of(model, model, model / "run")
     build_model(recipe, "cpu")
@@ -54,9 +54,9 @@ def open_model(model: Path) -> None:
 
 
 def materialize_unet(model: Path) -> None:
-    from diffusionpipe.models.folder import build_graph, weight_sources
-    from diffusionpipe.models.objective import ObjectiveSettings
-    from diffusionpipe.models.weights import materialize
+    from diffusionpipe.models.objectives.objective import ObjectiveSettings
+    from diffusionpipe.models.opening.folder import build_graph, weight_sources
+    from diffusionpipe.models.parameters.weights import materialize
 
     graph = build_graph(model, objective=ObjectiveSettings(), resolution=16)
     names = [layer.name for layer in graph.layers]
@@ -65,8 +65,8 @@ def materialize_unet(model: Path) -> None:
 
 def load_checkpoint(run: Path) -> None:
     """The latest checkpoint of the originals' run, as a resumed run reads it."""
-    from diffusionpipe.trainer.run_identity import check_resumed
-    from diffusionpipe.trainer.spikes import kept_values
+    from diffusionpipe.trainer.course.run_identity import check_resumed
+    from diffusionpipe.trainer.step.spikes import kept_values
 
     path = resolve(run, "latest")
     state = load(path, {"model.a": torch.zeros(50), "ema.b": torch.zeros(3, 4)})
@@ -76,12 +76,12 @@ def load_checkpoint(run: Path) -> None:
 
 def use_run(run: Path) -> None:
     """What a resumed run and `sample` read of a run's folder beside its checkpoints."""
-    from diffusionpipe.cli.run_recipe import sampling_of, size_of
     from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
     from diffusionpipe.trainer.data.skipped import count_skipped
-    from diffusionpipe.trainer.lock_owner import Timing
-    from diffusionpipe.trainer.metrics import MetricsWriter, last_step, read_metrics
-    from diffusionpipe.trainer.run_lock import acquire
+    from diffusionpipe.trainer.launching.lock_owner import Timing
+    from diffusionpipe.trainer.launching.run_lock import acquire
+    from diffusionpipe.trainer.reporting.metrics import MetricsWriter, last_step, read_metrics
+    from diffusionpipe.workflows.run_recipe import sampling_of, size_of
 
     with acquire(run, take_over=True, timing=Timing(beat=0.01, stale=0.05, ending=0.05)):
         clean(run)

@@ -19,7 +19,7 @@ from tiny_runs import train
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.recipe import Recipe
 
 WIDENED = (

@@ -41,7 +41,7 @@ from benchmarks.paper.profiles import FOLDER as PROFILES
 from benchmarks.schedules.__main__ import grid as schedule_grid
 from benchmarks.schedules.costs import PART, Cell
 from benchmarks.schedules.simulated import LIMITS, run_family
-from diffusionpipe.cli.plan import _setting
+from diffusionpipe.cli.verbs.plan import _setting
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import write_cluster
 from diffusionpipe.errors import ConfigError

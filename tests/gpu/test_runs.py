@@ -8,10 +8,10 @@ import torch
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train, train_here
 
 from diffusionpipe.profiler.clock import Clock
-from diffusionpipe.runtime.process_group import joined, membership
-from diffusionpipe.trainer.host_sum import HostSum
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.runtime.job.process_group import joined, membership
 from diffusionpipe.trainer.recipe import recipe_to_toml
+from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.step.host_sum import HostSum
 
 pytestmark = [
     pytest.mark.gpu,

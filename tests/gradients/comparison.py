@@ -14,11 +14,11 @@ from torch import Tensor
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Plan
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.transport import Transport
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.comm.transport import Transport
+from diffusionpipe.runtime.engine.worker import build_worker
 
 TOLERANCE = 1e-12
 """Of the norm of all gradients; the numbers that are added up are the same, in another order."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffusionpipe.costs import Backbone, TensorSpec
-from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 
 TOKENS, WIDTH = 4, 6
 FLOAT = torch.float64

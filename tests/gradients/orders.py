@@ -15,9 +15,9 @@ from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, sear
 from diffusionpipe.ordering import schedule_of as schedule_of_answer
 from diffusionpipe.planner import Layout
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.rules import schedule_by_rules
-from diffusionpipe.schedules.rules_text import rules_from_text
-from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, schedule_of, wave
+from diffusionpipe.schedules.building.shapes import SPLIT, TRAIN, Pipe, linear, loop, schedule_of, wave
+from diffusionpipe.schedules.files.rules import schedule_by_rules
+from diffusionpipe.schedules.files.rules_text import rules_from_text
 
 SOURCES = ("family", "family, W moved", "rules", "searched", "any order")
 FAMILIES = tuple(REGISTRY)

@@ -9,8 +9,8 @@ from gradients.graphs import random_model
 from gradients.orders import SOURCES
 from reusing_pool import planted_pools
 
-from diffusionpipe.runtime import gradients
-from diffusionpipe.runtime.buffers import num_in_memory_of
+from diffusionpipe.runtime.machine.buffers import num_in_memory_of
+from diffusionpipe.runtime.weights import gradients
 
 SEED = 0
 NUMBERS = range(2 * len(SOURCES))

@@ -12,9 +12,9 @@ from tiny_models import tiny_controlled, tiny_dit
 
 from diffusionpipe.ir.combinations import MEANINGS, NOT_TRIED, REFUSED, TABLE, WORKS, Feature, Refused, Works, refusal
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.models.folder import REGISTRY, family_graph
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.opening.folder import REGISTRY, family_graph
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers, check_options
 from diffusionpipe.planner.pricing.given import Given, check_given

@@ -10,7 +10,7 @@ from diffusionpipe.ir.files import read_plan, read_schedule, write_plan, write_s
 from diffusionpipe.ir.torch_csv import schedule_to_csv
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.schedules import one_f_one_b
-from diffusionpipe.schedules.order_file import read_orders
+from diffusionpipe.schedules.files.order_file import read_orders
 from diffusionpipe.trainer.recipe import load_recipe, read_prompts
 
 PROFILE = synthetic.chain([0.01] * 4, parameters=[10**5] * 4)

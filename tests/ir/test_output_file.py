@@ -6,7 +6,7 @@ import pytest
 from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.output_file import check_folder, check_outputs, write_atomically
+from diffusionpipe.files.output_file import check_folder, check_outputs, write_atomically
 
 
 def entries(folder):

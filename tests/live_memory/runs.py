@@ -17,19 +17,19 @@ from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op, Plan, Range
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.models.glue import tables_of
-from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.cut.glue import tables_of
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.window_costs import window_memory
 from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.profiler.analytic import analytic_profile
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.transport import Transport
-from diffusionpipe.runtime.worker import Worker, build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.comm.transport import Transport
+from diffusionpipe.runtime.engine.worker import Worker, build_worker
 
 BATCH = 24
 STEPS = 3
@@ -130,7 +130,7 @@ def held_by(case: Case) -> Held:
 
 
 def memory_of(setting: Setting, plan: Plan) -> tuple[MemoryUse, ...]:
-    """What is predicted of each worker; without a flush as `cli.expectation` does."""
+    """What is predicted of each worker; without a flush as `workflows.expectation` does."""
     if not plan.train.lead:
         return predict(setting, plan.train, plan.blocks, plan.mesh).memory
     trained = predict(setting, unroll(plan.train, 2 * plan.train.lead + 2), plan.blocks, plan.mesh).memory

@@ -10,11 +10,11 @@ from tiny_models import tiny_dit, tiny_sdxl
 
 from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import ConfigError, ModelError
-from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.compose.cascade import cascade_graph
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
-from diffusionpipe.schedules.list_scheduling import StageTimes
-from diffusionpipe.schedules.opposed import in_turn, pipe_of
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
+from diffusionpipe.schedules.several.opposed import in_turn, pipe_of
 
 
 def test_each_backbone_has_the_layers_that_the_model_has_alone():

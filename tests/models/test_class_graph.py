@@ -10,13 +10,13 @@ from cut_cases import CASES, REFUSED, TEXT
 from tiers import quick_and_slow
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models import class_graph as module
-from diffusionpipe.models.class_graph import called_graph, class_call, class_graph, grid_of
-from diffusionpipe.models.class_table import CLASSES
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.family import Clip
-from diffusionpipe.models.lora import LoraSettings, is_adapter
-from diffusionpipe.models.meta import module_on_meta
+from diffusionpipe.models.base.family import Clip
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.opening import class_graph as module
+from diffusionpipe.models.opening.class_graph import called_graph, class_call, class_graph, grid_of
+from diffusionpipe.models.opening.class_table import CLASSES
+from diffusionpipe.models.opening.meta import module_on_meta
+from diffusionpipe.models.parameters.lora import LoraSettings, is_adapter
 
 NOT_PLANNED = {
     "HeliosTransformer3DModel",  # reads frames of older clips

@@ -7,17 +7,17 @@ from tiny_class_unet import NUM_CLASSES, tiny_class_unet
 from tiny_models import randomise_parameters
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.class_unet import class_unet_graph
-from diffusionpipe.models.deepfloyd import noise_levels
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.family import LowResolution
-from diffusionpipe.models.graph import layer_parameters
-from diffusionpipe.models.objective import Objective, ObjectiveSettings
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.base.family import LowResolution
+from diffusionpipe.models.families.class_unet import class_unet_graph
+from diffusionpipe.models.families.deepfloyd import noise_levels
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import layer_parameters
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
-from diffusionpipe.trainer.conditions import null_label
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.trainer.inference.conditions import null_label
 
 LOW = LowResolution(resolution=8, augmentation=0.3)
 BATCH = 2

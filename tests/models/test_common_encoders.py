@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from diffusionpipe.models import common_encoders
+from diffusionpipe.models.compose import common_encoders
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.planner import Layout
 
 

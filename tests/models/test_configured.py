@@ -9,9 +9,9 @@ from tiers import quick_and_slow
 from torch import nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.configured import configured_graph, configured_models, configured_parts
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.meta import module_on_meta
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.opening.configured import configured_graph, configured_models, configured_parts
+from diffusionpipe.models.opening.meta import module_on_meta
 
 MILLIONS = {
     "sd-2.1": {"text_encoder": 340.4, "vae": 83.65, "unet": 865.9},
@@ -86,8 +86,8 @@ def test_nothing_has_weights_and_all_can_be_described(name):
 OPENED = """
 import re
 from pathlib import Path
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.opening.configured import configured_graph
+from diffusionpipe.models.graphs.describe import describe
 
 model = describe(configured_graph("qwen-image"))
 blocks = [name for name in model.backbone_layers if name.startswith("transformer.transformer_blocks")]
@@ -106,8 +106,8 @@ def test_qwen_image_is_opened_at_real_size_in_less_than_a_gibibyte():
 
 ADDRESSES = """
 import resource
-from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.runtime.heap import keep_heap
+from diffusionpipe.models.opening.configured import configured_graph
+from diffusionpipe.runtime.machine.heap import keep_heap
 
 def pages():
     return int(open("/proc/self/statm").read().split()[0])

@@ -4,7 +4,7 @@ from descriptions import described
 from tiny_models import raw_inputs, tiny_controlled
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
 
 ATTENTION = {"down_block_types": ("CrossAttnDownBlock2D",) * 2}
 BOTH = {

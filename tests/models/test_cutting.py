@@ -9,8 +9,8 @@ from tiny_models import randomise_parameters
 from torch import nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.cutting import cut
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.cut.cutting import cut
+from diffusionpipe.models.graphs.run import run_layers
 
 QUICK = ["Flux2Transformer2DModel", "WanTransformer3DModel"]
 LAYOUT_OF_MEMORY_DIFFERS = {"AceStepTransformer1DModel", "Flux3Transformer2DModel", "LongCatAudioDiTTransformer"}

@@ -9,11 +9,11 @@ from tiny_models import randomise_parameters
 from torch.nn.functional import interpolate
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.deepfloyd import deepfloyd_graph, noise_levels
-from diffusionpipe.models.family import LowResolution
-from diffusionpipe.models.graph import layer_parameters
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.base.family import LowResolution
+from diffusionpipe.models.families.deepfloyd import deepfloyd_graph, noise_levels
+from diffusionpipe.models.graphs.graph import layer_parameters
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
 
 LOW = LowResolution(resolution=8, augmentation=0.3)
 SIDES = {"base": 8, "super": 16}

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone, TensorSpec
 from diffusionpipe.errors import ConfigError, ModelError
-from diffusionpipe.models.describe import describe, dtype_name
-from diffusionpipe.models.graph import Layer, LayerGraph
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.graphs.describe import describe, dtype_name
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.graphs.run import run_layers
 
 MODELS = {
     "stable diffusion": tiny_stable_diffusion,

@@ -12,12 +12,12 @@ from tiers import quick_and_slow
 from tiny_described import CLIPS, PIPELINES, flux2_vae
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models import described
-from diffusionpipe.models.autoencoder import vae_problems
-from diffusionpipe.models.family import Clip
-from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
-from diffusionpipe.models.objective import ObjectiveSettings, Prediction
-from diffusionpipe.models.sana_instruction import INSTRUCTION
+from diffusionpipe.models.base.family import Clip
+from diffusionpipe.models.families import described
+from diffusionpipe.models.families.sana_instruction import INSTRUCTION
+from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import REGISTRY, build_graph, open_components
+from diffusionpipe.models.parts.autoencoder import vae_problems
 
 pytestmark = pytest.mark.usefixtures("one_trace")
 

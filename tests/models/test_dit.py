@@ -4,7 +4,7 @@ from descriptions import described
 from tiny_models import NUM_CLASSES, raw_inputs, tiny_dit
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
 
 TRANSFORMERS = {
     "three blocks": ({}, 8),

@@ -6,10 +6,10 @@ from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 from torch import nn
 
-from diffusionpipe.models.describe import describe, dtype_name
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.stored import stored_weights
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.describe import describe, dtype_name
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.parameters.stored import stored_weights
+from diffusionpipe.models.parameters.weights import materialize
 
 FAMILIES = {
     "Stable Diffusion": tiny_stable_diffusion,

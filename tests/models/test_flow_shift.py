@@ -10,8 +10,14 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from scipy.special import betainc
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.flow_shift import FlowShift, is_flow_scheduler, shift_of
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling, noise_layer
+from diffusionpipe.models.objectives.flow_shift import FlowShift, is_flow_scheduler, shift_of
+from diffusionpipe.models.objectives.objective import (
+    Objective,
+    ObjectiveSettings,
+    Prediction,
+    TimeSampling,
+    noise_layer,
+)
 from diffusionpipe.trainer.data.randomness import uniform
 
 FLUX = {"use_dynamic_shifting": True, "shift": 3.0}

@@ -7,7 +7,7 @@ from diffusers import FluxPipeline
 from tiny_models import raw_inputs, tiny_flux
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
 
 TRANSFORMERS = {
     "both kinds of blocks": ({}, 8),

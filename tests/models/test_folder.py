@@ -16,11 +16,11 @@ from tiny_models import (
 from transformers import CLIPTextModel
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.folder import build_graph, open_components, resolve_folder, weight_sources
-from diffusionpipe.models.objective import ObjectiveSettings
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.objectives.objective import ObjectiveSettings
+from diffusionpipe.models.opening.folder import build_graph, open_components, resolve_folder, weight_sources
+from diffusionpipe.models.parameters.weights import materialize
 
 PLAIN = ObjectiveSettings()
 

@@ -8,11 +8,11 @@ import pytest
 from tiny_runs import save_stable_diffusion
 
 from diffusionpipe.errors import DiffusionPipeError, ModelError
-from diffusionpipe.models.folder import build_graph, open_components, scheduler_config
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.stored import stored_weights
-from diffusionpipe.trainer.conditions import open_tokenizer
-from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import build_graph, open_components, scheduler_config
+from diffusionpipe.models.parameters.stored import stored_weights
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
+from diffusionpipe.trainer.inference.denoise import Spacing, build_scheduler, set_times
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import pytest
 import torch
 from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_stable_diffusion
 
-from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.stored import stored_weights
-from diffusionpipe.models.weights import frozen_factors, materialize
+from diffusionpipe.models.graphs.graph import canonical_names
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
+from diffusionpipe.models.parameters.stored import stored_weights
+from diffusionpipe.models.parameters.weights import frozen_factors, materialize
 
 WITH_ADAPTERS = {
     "Stable Diffusion": (tiny_stable_diffusion, "unet"),

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import errors
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import resolve_folder
+from diffusionpipe.models.opening.folder import resolve_folder
 
 
 class _ConnectError(Exception):

@@ -7,8 +7,8 @@ import torch
 from diffusers import DDPMScheduler
 from scipy.stats import norm
 
-from diffusionpipe.models.learned_variance import Noised, log_variance, variance_loss
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.objectives.learned_variance import Noised, log_variance, variance_loss
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
 
 STEPS = 50
 SCHEDULER = DDPMScheduler(

@@ -6,13 +6,13 @@ from tiny_described import flux2_transformer
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import weight_sources
-from diffusionpipe.models.graph import layer_parameters
-from diffusionpipe.models.lora import ATTENTION, LoraSettings, add_lora
-from diffusionpipe.models.lora_file import ADAPTERS, load_adapters
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.stored import stored_weights
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.graph import layer_parameters
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.opening.folder import weight_sources
+from diffusionpipe.models.parameters.lora import ATTENTION, LoraSettings, add_lora
+from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters
+from diffusionpipe.models.parameters.stored import stored_weights
+from diffusionpipe.models.parameters.weights import materialize
 
 pytest.importorskip("peft")
 MODELS = {

@@ -9,9 +9,9 @@ import torch
 from diffusers.schedulers import scheduling_ddpm
 
 from diffusionpipe.errors import ModelError, RecipeError
-from diffusionpipe.models.noise_levels import DISCRETE, FLOWS, alphas_cumprod
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler, draw
+from diffusionpipe.models.objectives.noise_levels import DISCRETE, FLOWS, alphas_cumprod
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.trainer.inference.denoise import SamplingSettings, build_scheduler, draw
 
 # Schedulers of diffusers 0.39 call numpy in a way that is old, thousands of times.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy.special import betaincinv
 
 from diffusionpipe.errors import ModelError, RecipeError
-from diffusionpipe.models.incomplete_beta import beta_cumulative, beta_quantile
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling
-from diffusionpipe.models.objective_settings import LossKind, Weighting
+from diffusionpipe.models.objectives.incomplete_beta import beta_cumulative, beta_quantile
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction, TimeSampling
+from diffusionpipe.models.objectives.objective_settings import LossKind, Weighting
 
 CONFIGS = {
     "defaults": {},

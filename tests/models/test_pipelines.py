@@ -8,11 +8,11 @@ import torch
 from tiny_models import raw_inputs, tiny_controlled, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import REGISTRY, build_graph, weight_sources
-from diffusionpipe.models.lora import LoraSettings
-from diffusionpipe.models.objective import ObjectiveSettings, Prediction
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import REGISTRY, build_graph, weight_sources
+from diffusionpipe.models.parameters.lora import LoraSettings
+from diffusionpipe.models.parameters.weights import materialize
 
 EPSILON = ObjectiveSettings()
 FLOW = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING)

@@ -7,8 +7,8 @@ from descriptions import described
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
-from diffusionpipe.models.graph import Layer, layer_parameters, parameter_names
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.graph import Layer, layer_parameters, parameter_names
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
 
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
 

@@ -6,7 +6,7 @@ from tiny_models import raw_inputs, tiny_sd3, tiny_t5
 from torch.nn import functional
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
 
 TRANSFORMERS = {
     "three blocks": ({}, 8),

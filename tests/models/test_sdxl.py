@@ -4,7 +4,7 @@ from descriptions import described
 from tiny_models import VOCABULARY, raw_inputs, tiny_sdxl
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
 
 UNETS = {
     "one and three transformer blocks": ({}, 8),

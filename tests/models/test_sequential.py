@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.run import run_layers
 
 
 def _loss(prediction, target):

@@ -11,9 +11,9 @@ from tiny_models import (
 )
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.families.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
 
 ATTENTION = {
     "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),

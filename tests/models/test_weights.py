@@ -17,13 +17,13 @@ from tiny_models import (
 from torch import nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.graph import layer_parameters, parameter_names
-from diffusionpipe.models.objective import Objective, ObjectiveSettings
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.sequential import sequential_graph
-from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
-from diffusionpipe.models.stored import stored_weights
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.families.stable_diffusion import stable_diffusion_graph
+from diffusionpipe.models.graphs.graph import layer_parameters, parameter_names
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.parameters.stored import stored_weights
+from diffusionpipe.models.parameters.weights import materialize
 
 NOWHERE = {"text_encoder": None, "vae": None, "unet": None, "transformer": None, "model": None}
 

@@ -17,7 +17,7 @@ from tiny_clips import save_clips
 from tiny_models import randomise_pipeline, tiny_text_encoder, tiny_transformer, tiny_unet, tiny_vae
 from tiny_runs import recipe_of, save_pictures, train_here
 
-from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.models.opening.folder import REGISTRY
 
 WAYS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "whole": {},

@@ -11,7 +11,7 @@ from old_readers.__main__ import READER, cell
 from old_readers.exports import SOURCES, write_source
 from safetensors.torch import load_file, save_file
 
-from diffusionpipe.trainer.conditions import open_tokenizer
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
 
 
 @pytest.fixture

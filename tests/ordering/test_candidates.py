@@ -15,7 +15,7 @@ from diffusionpipe.ordering.levels import levels
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.ordering.pulling import pulled
 from diffusionpipe.ordering.templates import rule_of, templates_of
-from diffusionpipe.schedules.building_block import V_PERIOD, v_block, v_shapes
+from diffusionpipe.schedules.building.building_block import V_PERIOD, v_block, v_shapes
 
 some_examples = settings(deadline=None, max_examples=15)
 

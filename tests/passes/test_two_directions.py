@@ -24,9 +24,9 @@ from diffusionpipe.passes import (
     replicate,
 )
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.schedules.bitpipe import bitpipe
-from diffusionpipe.schedules.chimera import chimera, chimera_doubling
-from diffusionpipe.schedules.dualpipe import dualpipe
+from diffusionpipe.schedules.families.bitpipe import bitpipe
+from diffusionpipe.schedules.families.chimera import chimera, chimera_doubling
+from diffusionpipe.schedules.families.dualpipe import dualpipe
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.legal import check
 

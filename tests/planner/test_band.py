@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from planner import synthetic
 
-from diffusionpipe.cli.plan_band import band_lines, band_text
+from diffusionpipe.cli.text.plan_band import band_lines, band_text
 from diffusionpipe.planner.band import UNCERTAINTY, Band, Flip, band_of, stretched
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.near_ties import NEAR_TIE

@@ -21,10 +21,10 @@ from diffusionpipe.planner.phases import Phases, phases_of, standing
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.held import NotingTransport
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
-from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.trainer.optim.ema import Ema
 
 BATCH = 8
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}

@@ -6,7 +6,7 @@ from itertools import combinations
 from planner import synthetic
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.planned import make_plan
+from diffusionpipe.cli.text.planned import make_plan
 from diffusionpipe.costs import PairLink
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.layout import Layout

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from planner import synthetic
 
-from diffusionpipe.cli.plan_table import table_lines
+from diffusionpipe.cli.text.plan_table import table_lines
 from diffusionpipe.ir.versions import Versions, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period

@@ -12,9 +12,9 @@ from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.costs.mode import Mode
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.folder import build_graph
-from diffusionpipe.models.objective import ObjectiveSettings
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.objectives.objective import ObjectiveSettings
+from diffusionpipe.models.opening.folder import build_graph
 from diffusionpipe.profiler import counted, layer_run
 from diffusionpipe.profiler.analytic import analytic_profile, with_kept
 from diffusionpipe.profiler.counted import count_layers

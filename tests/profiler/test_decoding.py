@@ -9,12 +9,12 @@ from tiers import quick_and_slow
 from tiny_described import PIPELINES, clip_vae, flux2_vae
 from tiny_models import tiny_vae
 
-from diffusionpipe.models import decoder
-from diffusionpipe.models.configured import configured_parts
-from diffusionpipe.models.decoder import decode_in_tiles, decoded_latents, shrinkage
+from diffusionpipe.models.opening.configured import configured_parts
+from diffusionpipe.models.parts import decoder
+from diffusionpipe.models.parts.decoder import decode_in_tiles, decoded_latents, shrinkage
 from diffusionpipe.profiler.decoding import decoding_of, run_decoder
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.trainer import decoding
+from diffusionpipe.trainer.inference import decoding
 
 GIB = 2**30
 SIDE, TILE = 64, 32

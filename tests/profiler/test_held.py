@@ -14,9 +14,9 @@ from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.memory import HeldBytes
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.worker import build_worker
 
 BATCH = 16
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}

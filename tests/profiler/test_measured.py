@@ -11,7 +11,7 @@ from torch import nn
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.graph import layer_parameters
+from diffusionpipe.models.graphs.graph import layer_parameters
 from diffusionpipe.profiler import inputs, measured
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.profiler.clock import spread

@@ -4,8 +4,8 @@ from descriptions import described
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.profiler.counted_memory import run_for_memory
 from diffusionpipe.profiler.layer_run import layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import Kept, KeptBytes, LiveBytes, storage_key

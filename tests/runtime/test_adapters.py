@@ -10,12 +10,12 @@ from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
-from diffusionpipe.models.lora import LoraSettings, add_lora, is_second_matrix
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_second_matrix
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine.worker import build_worker
 
 BATCH = 8
 MODELS = {"stable diffusion": (tiny_stable_diffusion, "unet"), "flux": (tiny_flux, "transformer")}

@@ -10,9 +10,9 @@ from forked import Forked
 from torch.distributed import HashStore
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.admission import TOKEN, Candidate, admit, new_token, private_keys
-from diffusionpipe.runtime.process_group import membership
-from diffusionpipe.trainer.launch import _logs_specs
+from diffusionpipe.runtime.job.admission import TOKEN, Candidate, admit, new_token, private_keys
+from diffusionpipe.runtime.job.process_group import membership
+from diffusionpipe.trainer.launching.launch import _logs_specs
 
 SECRET, OTHER = "a" * 32, "b" * 32
 HOST = socket.gethostname()
@@ -163,7 +163,7 @@ def test_each_launch_makes_a_token_of_its_own_unless_the_user_has_one(tmp_path: 
 def test_ranks_under_torchrun_with_other_tokens_end_with_status_2():
     script = """
 import os
-from diffusionpipe.runtime.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave, membership
 member = membership(os.environ)
 try:
     with joined(member, device="cpu"):

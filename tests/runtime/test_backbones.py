@@ -11,8 +11,8 @@ from tiers import quick_and_slow
 
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine.worker import build_worker
 
 
 class Prepared:

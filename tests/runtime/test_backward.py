@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from diffusionpipe.runtime.backward import run_backward
+from diffusionpipe.runtime.compute.backward import run_backward
 
 
 def network():

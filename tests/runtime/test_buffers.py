@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import Range
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
 from diffusionpipe.planner import build_plan
-from diffusionpipe.runtime import gradients
-from diffusionpipe.runtime.buffers import memory_of, num_in_memory_of
-from diffusionpipe.runtime.gradients import BlockGradients
-from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.threads import Hub, ThreadTransport
+from diffusionpipe.runtime.comm.threads import Hub, ThreadTransport
+from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.runtime.machine.buffers import memory_of, num_in_memory_of
+from diffusionpipe.runtime.weights import gradients
+from diffusionpipe.runtime.weights.gradients import BlockGradients
 
 CPU = torch.device("cpu")
 VIEWS = {

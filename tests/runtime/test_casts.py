@@ -10,14 +10,14 @@ from tiny_models import raw_inputs, tiny_dit
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.graphs.graph import canonical_names
+from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.casts import Casts
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.casts import Casts
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.worker import build_worker
 
 BATCH, MICROBATCHES = 8, 4
 NARROW = Precision(autocast=torch.bfloat16)

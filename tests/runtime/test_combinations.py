@@ -12,14 +12,14 @@ from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_s
 
 from diffusionpipe.ir import Range
 from diffusionpipe.ir.combinations import Feature, pairs_that_work
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.worker import build_worker
 
 THIS = "tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns"
 PAIRS = list(pairs_that_work(THIS))

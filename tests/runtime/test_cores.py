@@ -1,7 +1,7 @@
 import pytest
 
-from diffusionpipe.runtime import cores
-from diffusionpipe.runtime.cores import data_workers_for
+from diffusionpipe.runtime.machine import cores
+from diffusionpipe.runtime.machine.cores import data_workers_for
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from diffusionpipe.runtime.determinism import WORKSPACE, be_deterministic
+from diffusionpipe.runtime.machine.determinism import WORKSPACE, be_deterministic
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from torch.distributed import HashStore
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime import devices
-from diffusionpipe.runtime.devices import Sight, agreed_device, device_indices, sight
+from diffusionpipe.runtime.job import devices
+from diffusionpipe.runtime.job.devices import Sight, agreed_device, device_indices, sight
 
 
 def node(host, num_devices, ranks, *, asked="auto", has_uuids=True):

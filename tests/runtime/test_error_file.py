@@ -6,7 +6,7 @@ import torch
 from full_disk import full_disk
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.error_file import note_of, read_error_file, write_error_file
+from diffusionpipe.runtime.machine.error_file import note_of, read_error_file, write_error_file
 
 REFUSED = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"

@@ -17,7 +17,7 @@ from exchanges import (
 
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
-from diffusionpipe.runtime.exchange import PLAIN, form_of, optional
+from diffusionpipe.runtime.comm.exchange import PLAIN, form_of, optional
 from diffusionpipe.trainer.data.dataset import Sample
 
 

@@ -4,10 +4,10 @@ import torch
 
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.passes import communicate
-from diffusionpipe.runtime.equipment import Equipment
-from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.virtual import virtual_stages
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.rehearsals.virtual import virtual_stages
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.simulator import simulate
 

@@ -24,10 +24,10 @@ from torch import nn
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Range
-from diffusionpipe.models.graph import Layer, canonical_names, layer_parameters
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.graph import Layer, canonical_names, layer_parameters
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.frozen_layers import frozen_layers
@@ -37,10 +37,10 @@ from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.profiler.analytic import analytic_profile
-from diffusionpipe.runtime import host_memory
-from diffusionpipe.runtime.host_weights import HostWeights
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.weights import host_memory
+from diffusionpipe.runtime.weights.host_weights import HostWeights
 
 BATCH = 8
 WIDTHS = (4, 6, 3, 5, 4)

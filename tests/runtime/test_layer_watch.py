@@ -2,9 +2,9 @@ import torch
 from torch import nn
 
 from diffusionpipe.ir.recorded import LayerTime, medians_of
-from diffusionpipe.models.graph import Layer
-from diffusionpipe.runtime.layer_watch import LayerWatch
-from diffusionpipe.runtime.stage import LayerStage
+from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.runtime.compute.stage import LayerStage
+from diffusionpipe.runtime.recording.layer_watch import LayerWatch
 
 
 def test_forwards_with_and_without_gradients_are_told_apart():

@@ -8,10 +8,10 @@ import pytest
 from crew import crew_of
 from listening import can_connect, listening, own_addresses, places_of_rank
 
-from diffusionpipe.runtime.job_store import tcp_store
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.loopback import is_loopback, kept_local
-from diffusionpipe.trainer.launch import _meeting_point
+from diffusionpipe.runtime.job.job_store import tcp_store
+from diffusionpipe.runtime.job.local_ranks import local_ranks
+from diffusionpipe.runtime.job.loopback import is_loopback, kept_local
+from diffusionpipe.trainer.launching.launch import _meeting_point
 
 
 def reachable(ports: set[int]) -> list[tuple[str, int]]:

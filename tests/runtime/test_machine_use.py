@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffusionpipe.runtime import machine_use
-from diffusionpipe.runtime.machine_use import (
+from diffusionpipe.runtime.machine import machine_use
+from diffusionpipe.runtime.machine.machine_use import (
     WINDOW,
     Counters,
     Place,

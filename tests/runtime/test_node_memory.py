@@ -11,12 +11,12 @@ from crew import crew_of
 from torch import nn
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.graph import Layer
-from diffusionpipe.runtime import host_memory, node_memory
-from diffusionpipe.runtime.exchange import PLAIN, gather
-from diffusionpipe.runtime.host_weights import HostWeights
-from diffusionpipe.runtime.node_memory import NAME, NodeMemory
-from diffusionpipe.runtime.verdict import Member
+from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.runtime.comm.exchange import PLAIN, gather
+from diffusionpipe.runtime.job.verdict import Member
+from diffusionpipe.runtime.weights import host_memory, node_memory
+from diffusionpipe.runtime.weights.host_weights import HostWeights
+from diffusionpipe.runtime.weights.node_memory import NAME, NodeMemory
 
 NUM_RANKS, NUM_LAYERS, WIDTH = 4, 8, 1024
 MODEL = NUM_LAYERS * WIDTH * WIDTH * 4

@@ -8,11 +8,11 @@ import time
 import psutil
 import pytest
 
-from diffusionpipe.runtime.error_file import LAUNCHED
+from diffusionpipe.runtime.machine.error_file import LAUNCHED
 
 CHILD = """
 import os, sys, time
-from diffusionpipe.runtime.parent_death import end_with_parent, outlive_parent
+from diffusionpipe.runtime.job.parent_death import end_with_parent, outlive_parent
 assert end_with_parent(os.getppid())
 if sys.argv[1] == "outlives":
     outlive_parent()

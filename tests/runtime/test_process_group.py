@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime import job_store
-from diffusionpipe.runtime.process_group import Membership, joined
+from diffusionpipe.runtime.job import job_store
+from diffusionpipe.runtime.job.process_group import Membership, joined
 
 LAUNCHER, ANOTHER = 7, 1
 

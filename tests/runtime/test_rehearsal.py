@@ -7,10 +7,10 @@ from diffusionpipe.errors import ConfigError, PeerError, ScheduleError
 from diffusionpipe.ir import Mesh, Op
 from diffusionpipe.passes import communicate, reduce_gradients, shard_parameters
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.rehearsal import DeviceClock, VirtualRun, rehearse, time_messages
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.virtual_reductions import VirtualCollectives, meeting_ranks
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.job.local_ranks import local_ranks
+from diffusionpipe.runtime.rehearsals.rehearsal import DeviceClock, VirtualRun, rehearse, time_messages
+from diffusionpipe.runtime.rehearsals.virtual_reductions import VirtualCollectives, meeting_ranks
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate, uniform_costs
 

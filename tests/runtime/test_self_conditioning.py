@@ -9,11 +9,11 @@ from layouts import Step, assert_same_step, layouts_of, scattered, step_in_threa
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
-from diffusionpipe.models.cascade import cascade_graph
-from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.models.objective import ObjectiveSettings, Prediction
-from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.models.self_conditioning import self_conditioned, widen
+from diffusionpipe.models.base.self_conditioning import self_conditioned, widen
+from diffusionpipe.models.compose.cascade import cascade_graph
+from diffusionpipe.models.graphs.graph import canonical_names
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
 

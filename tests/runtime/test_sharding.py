@@ -19,15 +19,15 @@ from tiny_models import (
 )
 from torch import nn
 
-from diffusionpipe.models.graph import canonical_names, layer_parameters
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.weights import materialize
+from diffusionpipe.models.graphs.graph import canonical_names, layer_parameters
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.sharder import Sharder
-from diffusionpipe.runtime.sharding import narrow_modules
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.sharder import Sharder
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.weights.sharding import narrow_modules
 
 BATCH = 12
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from diffusionpipe.models.graph import Layer
+from diffusionpipe.models.graphs.graph import Layer
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.runtime.casts import Casts
-from diffusionpipe.runtime.gradients import BlockGradients
-from diffusionpipe.runtime.split import Deferred, forwards_of, run_with
-from diffusionpipe.runtime.stage import LayerStage, Precision
-from diffusionpipe.runtime.threads import Hub, ThreadTransport
+from diffusionpipe.runtime.comm.threads import Hub, ThreadTransport
+from diffusionpipe.runtime.compute.casts import Casts
+from diffusionpipe.runtime.compute.split import Deferred, forwards_of, run_with
+from diffusionpipe.runtime.compute.stage import LayerStage, Precision
+from diffusionpipe.runtime.weights.gradients import BlockGradients
 
 
 def stage_of(module, *, checkpointed=False, autocast=None):

@@ -9,7 +9,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly import layout as layouts_module
-from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, wave
+from diffusionpipe.schedules.building.shapes import SPLIT, TRAIN, Pipe, linear, loop, wave
 
 WAYS = {
     "linear": [linear],

@@ -7,11 +7,11 @@ from queue import Queue
 import pytest
 from torch.distributed import HashStore
 
-from diffusionpipe.runtime.progress import PLANNING, STEP, Moment, Progress, Whereabouts, is_in_collective
-from diffusionpipe.runtime.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
-from diffusionpipe.runtime.trace import marks_of, position_of
-from diffusionpipe.runtime.watch_post import Post
-from diffusionpipe.runtime.watchdog import Watchdog
+from diffusionpipe.runtime.job.progress import PLANNING, STEP, Moment, Progress, Whereabouts, is_in_collective
+from diffusionpipe.runtime.job.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
+from diffusionpipe.runtime.job.watch_post import Post
+from diffusionpipe.runtime.job.watchdog import Watchdog
+from diffusionpipe.runtime.recording.trace import marks_of, position_of
 
 
 def moments(*given):

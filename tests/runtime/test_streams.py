@@ -30,22 +30,22 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from diffusionpipe.ir import Action
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime import executor
-from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.gradients import BlockGradients
-from diffusionpipe.runtime.places import encoded_rows
-from diffusionpipe.runtime.sharding import Reductions, ShardedBlock
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.upload import Upload
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.places import encoded_rows
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.runtime.engine import executor
+from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.machine.upload import Upload
+from diffusionpipe.runtime.weights.gradients import BlockGradients
+from diffusionpipe.runtime.weights.sharding import Reductions, ShardedBlock
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.trainer import host_sum
-from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.host_sum import HostSum
-from diffusionpipe.trainer.post_validation import Backup
-from diffusionpipe.trainer.sampling import PipelinePredictor
+from diffusionpipe.trainer.inference.denoise import PipelinePredictor
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.undo import Backup
+from diffusionpipe.trainer.step import host_sum
+from diffusionpipe.trainer.step.host_sum import HostSum
 
 BATCH = 8
 KINDS = {

@@ -13,9 +13,9 @@ from windowed import layout_of, model_of, run_windows
 
 from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.planner import build_plan
-from diffusionpipe.runtime import executor, windows
-from diffusionpipe.runtime.gradients import BlockGradients
-from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine import executor, windows
+from diffusionpipe.runtime.weights.gradients import BlockGradients
 
 KINDS = {
     "stashed": layout_of("stashed", 3, 2),

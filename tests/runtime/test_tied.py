@@ -9,7 +9,7 @@ from tiny_models import raw_inputs
 from torch import nn
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
 from diffusionpipe.planner import Layout
 
 LAYOUTS = {

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import torch
 
 from diffusionpipe.ir import parse_action
-from diffusionpipe.runtime.trace import CudaRecorder, Recording, marks_of, recorder_for
+from diffusionpipe.runtime.recording.trace import CudaRecorder, Recording, marks_of, recorder_for
 
 
 def test_a_wait_stands_between_two_actions_and_belongs_to_neither():

@@ -18,11 +18,11 @@ from windowed import layout_of, model_of, run_windows
 
 from diffusionpipe.errors import PeerError
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime import executor, windows
-from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.transfers import Transfers
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine import executor, windows
+from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.engine.transfers import Transfers
+from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.timing.sends import releases_of, window_releases_of
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import PlanPhase
-from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.models.cut.sequential import sequential_graph
+from diffusionpipe.models.graphs.graph import canonical_names
+from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.transfers import Transfers
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.engine.transfers import Transfers
+from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import activations_in_flight
 

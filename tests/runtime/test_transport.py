@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.transport import ProcessTransport
+from diffusionpipe.runtime.comm.transport import ProcessTransport
+from diffusionpipe.runtime.job.local_ranks import local_ranks
 
 
 def num_loops():

@@ -8,10 +8,10 @@ from greedy_orders import greedy
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.ir import COMPUTE_OPS, Op
 from diffusionpipe.passes import communicate
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.virtual import VirtualCompute, precise_wait, virtual_executor
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.rehearsals.virtual import VirtualCompute, precise_wait, virtual_executor
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.shapes import SPLIT, Pipe, wave
+from diffusionpipe.schedules.building.shapes import SPLIT, Pipe, wave
 from diffusionpipe.simulator import simulate
 
 TENSORS = {

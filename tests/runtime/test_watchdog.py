@@ -13,16 +13,16 @@ import torch.distributed as dist
 from forked import Forked
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime.process_group import failed, joined, membership
-from diffusionpipe.runtime.watch_post import Post
-from diffusionpipe.runtime.watchdog import Watchdog
+from diffusionpipe.runtime.job.process_group import failed, joined, membership
+from diffusionpipe.runtime.job.watch_post import Post
+from diffusionpipe.runtime.job.watchdog import Watchdog
 
 PREAMBLE = """
 import ctypes, os, signal, sys, time
 import torch
 import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave, membership
 
 member = membership(os.environ)
 try:

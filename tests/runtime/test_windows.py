@@ -19,14 +19,14 @@ from windowed import (
     recurrence,
 )
 
-from diffusionpipe.cli.expectation import unmeasured
 from diffusionpipe.costs import Workload
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, batches_held, versions_held
 from diffusionpipe.planner import build_plan
-from diffusionpipe.runtime.versions import BlockVersions
+from diffusionpipe.runtime.weights.versions import BlockVersions
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.memory import peak_memory
+from diffusionpipe.workflows.expectation import unmeasured
 
 
 def distances(name, layout, names=tuple(RATES), stops=(STEPS,), autocast=None, filler=None):
@@ -117,7 +117,7 @@ def test_fills_encode_later_batches_and_the_training_is_the_recurrence(name, ver
 
 def test_a_batch_whose_place_another_one_takes_too_early_is_noticed(monkeypatch):
     """One place too few for the batches that live at once."""
-    monkeypatch.setattr("diffusionpipe.runtime.windows.batches_held", lambda window: batches_held(window) - 1)
+    monkeypatch.setattr("diffusionpipe.runtime.engine.windows.batches_held", lambda window: batches_held(window) - 1)
     found = distances("dit", layout_of(Versions.STASHED, 3, 1), ("sgd",), filler=scattered(0))
     assert found["sgd"] > 1e-4
 
@@ -155,7 +155,7 @@ class LateBinding(BlockVersions):
 
 
 def test_a_backward_on_other_weights_than_its_forward_is_noticed(monkeypatch):
-    monkeypatch.setattr("diffusionpipe.runtime.worker.BlockVersions", LateBinding)
+    monkeypatch.setattr("diffusionpipe.runtime.engine.worker.BlockVersions", LateBinding)
     assert distances("stable diffusion", layout_of(Versions.STASHED, 2, 1), ("sgd",))["sgd"] > 1e-4
 
 

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffusionpipe.schedules.alternation import alternate, depth_first, rounds
-from diffusionpipe.schedules.shapes import backwards, forwards
+from diffusionpipe.schedules.building.alternation import alternate, depth_first, rounds
+from diffusionpipe.schedules.building.shapes import backwards, forwards
 
 counts = st.integers(1, 60)
 

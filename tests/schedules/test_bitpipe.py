@@ -2,8 +2,8 @@ import pytest
 from tiers import quick_and_slow
 
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules.bitpipe import bitpipe
-from diffusionpipe.schedules.chimera import chimera
+from diffusionpipe.schedules.families.bitpipe import bitpipe
+from diffusionpipe.schedules.families.chimera import chimera
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 from diffusionpipe.timing.legal import check
 

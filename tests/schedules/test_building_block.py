@@ -1,7 +1,7 @@
 import pytest
 
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules.building_block import repeated, v_block
+from diffusionpipe.schedules.building.building_block import repeated, v_block
 
 
 def slots(block, op, stage):

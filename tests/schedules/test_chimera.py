@@ -5,7 +5,7 @@ from tiers import quick_and_slow
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules.chimera import chimera, chimera_doubling
+from diffusionpipe.schedules.families.chimera import chimera, chimera_doubling
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 from diffusionpipe.timing.legal import check
 

@@ -1,9 +1,9 @@
 import pytest
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.bitpipe import bitpipe
-from diffusionpipe.schedules.chimera import chimera, chimera_doubling
-from diffusionpipe.schedules.directions import shared_out
+from diffusionpipe.schedules.building.directions import shared_out
+from diffusionpipe.schedules.families.bitpipe import bitpipe
+from diffusionpipe.schedules.families.chimera import chimera, chimera_doubling
 
 FAMILIES = [chimera, chimera_doubling, bitpipe]
 

@@ -2,7 +2,7 @@ import pytest
 from schedules.pairs import RATIOS, paired_makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.dualpipe import dualpipe
+from diffusionpipe.schedules.families.dualpipe import dualpipe
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 from diffusionpipe.timing.legal import check
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from schedules.measures import counts_up_to_64, makespan, samples_held
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.dapple import dapple_b
-from diffusionpipe.schedules.dynapipe import dynapipe
+from diffusionpipe.schedules.families.dapple import dapple_b
+from diffusionpipe.schedules.families.dynapipe import dynapipe
 from diffusionpipe.timing.legal import check
 
 workers = st.integers(1, 16)

@@ -8,9 +8,9 @@ from split_times import UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.greedy_v import greedy_orders
-from diffusionpipe.schedules.shapes import wave
-from diffusionpipe.schedules.split_work import Objective, SplitWork, schedule_of_work
+from diffusionpipe.schedules.building.greedy_v import greedy_orders
+from diffusionpipe.schedules.building.shapes import wave
+from diffusionpipe.schedules.building.split_work import Objective, SplitWork, schedule_of_work
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 
 # workers, micro-batches, (F, I, W, latency), time and bubble of 1F1B, window bubbles in the memory of p and of 2p.

@@ -6,9 +6,9 @@ from strategies import durations
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.greedy_v import greedy_orders
-from diffusionpipe.schedules.shapes import wave
-from diffusionpipe.schedules.split_work import SplitWork, peaks, schedule_of_work
+from diffusionpipe.schedules.building.greedy_v import greedy_orders
+from diffusionpipe.schedules.building.shapes import wave
+from diffusionpipe.schedules.building.split_work import SplitWork, peaks, schedule_of_work
 from diffusionpipe.timing.legal import check
 
 times = st.one_of(durations, st.just(0), st.floats(0.001, 9))

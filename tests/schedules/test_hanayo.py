@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from schedules.measures import counts_up_to_64, makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.hanayo import hanayo
-from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
+from diffusionpipe.schedules.families.hanayo import hanayo
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -6,8 +6,8 @@ from schedules.measures import counts_up_to_64, makespan
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.torch_csv import schedule_from_csv
 from diffusionpipe.schedules import one_f_one_b
-from diffusionpipe.schedules.alternation import rounds
-from diffusionpipe.schedules.interleaved import interleaved
+from diffusionpipe.schedules.building.alternation import rounds
+from diffusionpipe.schedules.families.interleaved import interleaved
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

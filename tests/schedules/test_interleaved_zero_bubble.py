@@ -5,8 +5,8 @@ from schedules.measures import counts_up_to_64, makespan
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.torch_csv import schedule_from_csv
-from diffusionpipe.schedules.alternation import rounds
-from diffusionpipe.schedules.interleaved_zero_bubble import interleaved_zero_bubble
+from diffusionpipe.schedules.building.alternation import rounds
+from diffusionpipe.schedules.families.interleaved_zero_bubble import interleaved_zero_bubble
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -5,7 +5,7 @@ from schedules.measures import counts_up_to_64, makespan
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.schedules import gpipe, one_f_one_b
-from diffusionpipe.schedules.kfkb import kfkb
+from diffusionpipe.schedules.families.kfkb import kfkb
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -4,8 +4,8 @@ from schedules.measures import makespan
 
 from diffusionpipe.ir import Op
 from diffusionpipe.schedules import gpipe, one_f_one_b
-from diffusionpipe.schedules.list_scheduling import UNIT_TIMES, StageTimes, list_schedule
-from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, schedule_of, wave
+from diffusionpipe.schedules.building.list_scheduling import UNIT_TIMES, StageTimes, list_schedule
+from diffusionpipe.schedules.building.shapes import SPLIT, TRAIN, Pipe, linear, loop, schedule_of, wave
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -7,7 +7,7 @@ from schedules.measures import counts_up_to_64, makespan
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.schedules import gpipe
-from diffusionpipe.schedules.looped_bfs import looped_bfs
+from diffusionpipe.schedules.families.looped_bfs import looped_bfs
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

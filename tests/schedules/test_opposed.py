@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules.list_scheduling import StageTimes
-from diffusionpipe.schedules.opposed import facing, in_turn, opposed, ordered, pipe_of
-from diffusionpipe.schedules.shapes import linear
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
+from diffusionpipe.schedules.building.shapes import linear
+from diffusionpipe.schedules.several.opposed import facing, in_turn, opposed, ordered, pipe_of
 from diffusionpipe.simulator import activations_in_flight, simulate
 from diffusionpipe.timing.legal import check
 

@@ -8,7 +8,7 @@ from diffusionpipe.errors import ConfigError, DiffusionPipeError, ScheduleError
 from diffusionpipe.ir.files import write_schedule
 from diffusionpipe.ir.torch_csv import schedule_to_csv
 from diffusionpipe.schedules import REGISTRY, forward_only
-from diffusionpipe.schedules.order_file import is_order_file, read_orders, untrainable
+from diffusionpipe.schedules.files.order_file import is_order_file, read_orders, untrainable
 
 LEGAL = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 

@@ -12,8 +12,8 @@ from diffusionpipe.ir import Edge, Op
 from diffusionpipe.ir.files import schedule_from_text, schedule_to_text
 from diffusionpipe.passes import connect_blocks
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.one_f_one_b import one_f_one_b
-from diffusionpipe.schedules.probes import with_probes
+from diffusionpipe.schedules.families.one_f_one_b import one_f_one_b
+from diffusionpipe.schedules.several.probes import with_probes
 from diffusionpipe.simulator import activations_in_flight, simulate
 from diffusionpipe.timing.legal import check
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from diffusionpipe.errors import ConfigError, FileFormatError
 from diffusionpipe.ir import Op
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.rules import NAMES, SIZES, Rules, Shape, schedule_by_rules
-from diffusionpipe.schedules.rules_text import rules_from_text
+from diffusionpipe.schedules.files.rules import NAMES, SIZES, Rules, Shape, schedule_by_rules
+from diffusionpipe.schedules.files.rules_text import rules_from_text
 from diffusionpipe.timing.legal import check
 
 EXAMPLES = Path(__file__).parents[2] / "examples/orders"

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedules.measures import makespan
 
-from diffusionpipe.schedules.sequential import sequential
+from diffusionpipe.schedules.families.sequential import sequential
 from diffusionpipe.simulator import activations_in_flight
 
 sizes = st.integers(1, 8)

@@ -9,9 +9,9 @@ from strategies import durations
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Op
-from diffusionpipe.schedules.shapes import linear, loop, wave
-from diffusionpipe.schedules.split_work import SplitWork, peaks, schedule_of_work
-from diffusionpipe.schedules.squeeze import best_squeezed
+from diffusionpipe.schedules.building.shapes import linear, loop, wave
+from diffusionpipe.schedules.building.split_work import SplitWork, peaks, schedule_of_work
+from diffusionpipe.schedules.building.squeeze import best_squeezed
 from diffusionpipe.timing.legal import check
 
 times = st.one_of(durations, st.just(0), st.floats(0.001, 9))

@@ -3,7 +3,7 @@ from schedules.measures import counts_up_to_64
 from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.v_half import v_half
+from diffusionpipe.schedules.families.v_half import v_half
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -5,7 +5,7 @@ from schedules.measures import counts_up_to_64
 from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.v_min import v_min
+from diffusionpipe.schedules.families.v_min import v_min
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

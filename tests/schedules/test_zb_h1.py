@@ -5,7 +5,7 @@ from split_times import SOME_MICROBATCHES, simulated
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules.zb_h1 import zb_h1
+from diffusionpipe.schedules.families.zb_h1 import zb_h1
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

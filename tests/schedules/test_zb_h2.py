@@ -4,7 +4,7 @@ from split_times import SOME_MICROBATCHES, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.zb_h2 import zb_h2
+from diffusionpipe.schedules.families.zb_h2 import zb_h2
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

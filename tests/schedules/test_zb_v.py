@@ -6,8 +6,8 @@ from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.split_work import Objective
-from diffusionpipe.schedules.zb_v import zb_v
+from diffusionpipe.schedules.building.split_work import Objective
+from diffusionpipe.schedules.families.zb_v import zb_v
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -7,9 +7,9 @@ from strategies import durations
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.zb_h1 import zb_h1
-from diffusionpipe.schedules.zb_h2 import zb_h2
-from diffusionpipe.schedules.zero_bubble import zb_1p, zb_2p, zero_bubble
+from diffusionpipe.schedules.families.zb_h1 import zb_h1
+from diffusionpipe.schedules.families.zb_h2 import zb_h2
+from diffusionpipe.schedules.families.zero_bubble import zb_1p, zb_2p, zero_bubble
 from diffusionpipe.timing.legal import check
 
 # Published: workers, micro-batches, (F, I, W, latency), window in the memory of p and of 2p micro-batches.

@@ -5,8 +5,8 @@ from schedules.measures import counts_up_to_64, makespan, window
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules.alternation import rounds
-from diffusionpipe.schedules.zeropp import zeropp
+from diffusionpipe.schedules.building.alternation import rounds
+from diffusionpipe.schedules.families.zeropp import zeropp
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
 

@@ -14,8 +14,8 @@ from diffusionpipe.costs.memory import forward_bytes
 from diffusionpipe.ir import Fill, Range
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.runtime.frozen import Encoder
-from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.runtime.compute.frozen import Encoder
+from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.timing.encoding import held_by_fills
 
 BATCH = 8

@@ -19,7 +19,7 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.split_work import SplitWork, network_of, peaks
+from diffusionpipe.schedules.building.split_work import SplitWork, network_of, peaks
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 from diffusionpipe.simulator.comparison import WorkerCosts, measure
 from diffusionpipe.timing import held

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Op, compute_action
-from diffusionpipe.schedules.shapes import SPLIT, Pipe, schedule_of
-from diffusionpipe.schedules.split_work import OPS, inputs_of
+from diffusionpipe.schedules.building.shapes import SPLIT, Pipe, schedule_of
+from diffusionpipe.schedules.building.split_work import OPS, inputs_of
 from diffusionpipe.timing import ends_of, graph_of, prices_of
 from diffusionpipe.timing.march import NOTHING, march
 

@@ -8,7 +8,6 @@ import pytest
 from planner import synthetic
 from planner.filling.fill_cases import small_case
 
-from diffusionpipe.cli.rehearsal import predict_run
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
 from diffusionpipe.ordering.evaluation import figures_of
@@ -33,12 +32,13 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.schedules import REGISTRY, one_f_one_b
-from diffusionpipe.schedules.split_work import SplitWork, network_of
+from diffusionpipe.schedules.building.split_work import SplitWork, network_of
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.simulator.steady import steady
 from diffusionpipe.timing import clock
 from diffusionpipe.timing.march import march
 from diffusionpipe.timing.work import Compute
+from diffusionpipe.workflows.rehearsal import predict_run
 
 SETTING = Setting(
     profile=synthetic.chain([0.01, 0.02, 0.015, 0.01] * 2, elements=10**6, frozen=1e-3),

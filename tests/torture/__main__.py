@@ -6,7 +6,7 @@ from torture.mounts import in_own_namespace
 
 if __name__ == "__main__":
     in_own_namespace()  # starts this program again, so before the imports that take seconds
-    from diffusionpipe.cli.output import quieten
+    from diffusionpipe.cli.verbs.output import quieten
 
     quieten()
     from torture.program import main

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from diffusionpipe.cli.output import quieten
+from diffusionpipe.cli.verbs.output import quieten
 
 quieten()
 
@@ -14,12 +14,12 @@ import torch
 from tiny_runs import recipe_of, save_dit, save_stable_diffusion
 from transformers.utils.logging import disable_progress_bar
 
-from diffusionpipe.trainer.members import build_model
+from diffusionpipe.trainer.model.members import build_model
 
 NAMES = (
-    "diffusionpipe.cli.train",
-    "diffusionpipe.cli.run_report",
-    "diffusionpipe.cli.run_timeline",
+    "diffusionpipe.cli.verbs.train",
+    "diffusionpipe.cli.verbs.run_report",
+    "diffusionpipe.workflows.run_timeline",
     "diffusionpipe.planner",
     "diffusionpipe.viz.grid",
     "diffusionpipe.viz.metrics",

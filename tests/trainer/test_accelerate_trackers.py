@@ -10,10 +10,10 @@ from accelerate import PartialState
 from PIL import Image
 from tiny_runs import recipe_of
 
-from diffusionpipe.trainer.accelerate_trackers import AccelerateTracker, _arguments
-from diffusionpipe.trainer.metrics import MetricsWriter, read_metrics
 from diffusionpipe.trainer.recipe import TrackerName
-from diffusionpipe.trainer.trackers import Opening, Shown, open_trackers, tag_of
+from diffusionpipe.trainer.reporting.accelerate_trackers import AccelerateTracker, _arguments
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
+from diffusionpipe.trainer.reporting.trackers import Opening, Shown, open_trackers, tag_of
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.trainer.agreement import from_first, on_all
+from diffusionpipe.runtime.job.agreement import from_first, on_all
 
 
 def fail():

@@ -8,9 +8,10 @@ from asynchronous_device import AsynchronousDevice, AsynchronousRecorder
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
 
 from diffusionpipe.errors import NonFiniteLossError
-from diffusionpipe.trainer import loop, run
-from diffusionpipe.trainer.host_sum import HostSum
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.course import run
+from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.step import loop
+from diffusionpipe.trainer.step.host_sum import HostSum
 
 ACTION = 3.0
 """Seconds of the device between two marks; the host passes them in microseconds."""
@@ -42,7 +43,9 @@ def train_on(device, recipe, **options):
         return found
 
     with (
-        mock.patch("diffusionpipe.runtime.executor.recorder_for", side_effect=lambda _: AsynchronousRecorder(device)),
+        mock.patch(
+            "diffusionpipe.runtime.engine.executor.recorder_for", side_effect=lambda _: AsynchronousRecorder(device)
+        ),
         mock.patch.object(loop, "HostSum", Sum),
         mock.patch.object(loop.Stepper, "step", step),
         mock.patch.object(run, "NUM_TRACED", 0),

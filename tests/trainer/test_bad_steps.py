@@ -16,11 +16,11 @@ from tiny_runs import (
 )
 
 from diffusionpipe.errors import LossSpikeError, NonFiniteLossError, NonFiniteWeightsError
-from diffusionpipe.runtime.process_group import joined, membership
-from diffusionpipe.trainer import run as run_module
+from diffusionpipe.runtime.job.process_group import joined, membership
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, saved_checkpoints
-from diffusionpipe.trainer.metrics import read_metrics
-from diffusionpipe.trainer.step_reports import StepReports
+from diffusionpipe.trainer.course import run as run_module
+from diffusionpipe.trainer.course.step_reports import StepReports
+from diffusionpipe.trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,13 +8,13 @@ from tiny_clips import save_clips
 from tiny_described import CLIPS, save_described
 from tiny_runs import recipe_of, train_here
 
-from diffusionpipe.cli.run_recipe import size_of
-from diffusionpipe.cli.sample import _AskedSize, _size
+from diffusionpipe.cli.verbs.sample import _AskedSize, _size
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.trainer import drawing
-from diffusionpipe.trainer.clip_rate import FILE, kept_rate, write_rate
 from diffusionpipe.trainer.data import batch
-from diffusionpipe.trainer.sample_file import read_origin
+from diffusionpipe.trainer.inference import drawing
+from diffusionpipe.trainer.inference.clip_rate import FILE, kept_rate, write_rate
+from diffusionpipe.trainer.inference.sample_file import read_origin
+from diffusionpipe.workflows.run_recipe import size_of
 
 DRAWN = {"every": 2, "prompts": ["a b"], "steps": 2, "guidance": 1.0}
 

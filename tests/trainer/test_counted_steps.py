@@ -2,8 +2,15 @@
 
 import pytest
 
-from diffusionpipe.runtime.machine_use import Use
-from diffusionpipe.trainer.counted_steps import COUNTED, ENOUGH, Note, error_of_median, steps_that_count, used_text
+from diffusionpipe.runtime.machine.machine_use import Use
+from diffusionpipe.trainer.course.counted_steps import (
+    COUNTED,
+    ENOUGH,
+    Note,
+    error_of_median,
+    steps_that_count,
+    used_text,
+)
 
 
 def notes_of(parts, iterations=(), others=()):

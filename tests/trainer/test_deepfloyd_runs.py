@@ -14,18 +14,18 @@ from tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
-from diffusionpipe.cli.trained_model import trained_model
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
-from diffusionpipe.models.cascade import cascade_graph
-from diffusionpipe.models.common_encoders import Opened, common_encoders
-from diffusionpipe.models.folder import scheduler_config
+from diffusionpipe.models.compose.cascade import cascade_graph
+from diffusionpipe.models.compose.common_encoders import Opened, common_encoders
+from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import decode_exactly
-from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
-from diffusionpipe.trainer.members import build_model, open_member
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise, step_noise
+from diffusionpipe.trainer.inference.drawing import decode_exactly
+from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
+from diffusionpipe.trainer.model.members import build_model, open_member
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
-from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise, step_noise
+from diffusionpipe.workflows.trained_model import trained_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 

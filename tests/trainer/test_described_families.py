@@ -11,7 +11,7 @@ from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from tiny_runs import recipe_of, save_pictures, train_here
 
 from diffusionpipe.errors import ConfigError, ModelError
-from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.models.opening.folder import REGISTRY
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 

@@ -3,7 +3,7 @@
 import pytest
 from drawn_from_words import SAVED, WITHOUT, calls_of, compared, drawn_tenth
 
-from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.models.opening.folder import REGISTRY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEED = 36

@@ -4,7 +4,7 @@ from torch import nn
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.optim.ema import Ema
 
 
 def parameters(dtype=torch.float32):

@@ -8,9 +8,9 @@ from tiny_runs import recipe_of
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.objective import Prediction
+from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.trainer.checkpoints.checkpoint import save
-from diffusionpipe.trainer.export import Export, export
+from diffusionpipe.trainer.exports.export import Export, export
 
 
 def text_parts():

@@ -9,8 +9,8 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir import Mesh, parse_action
-from diffusionpipe.trainer.first_steps import OwnSteps, recorded_of
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.course.first_steps import OwnSteps, recorded_of
+from diffusionpipe.trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

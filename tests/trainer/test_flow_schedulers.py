@@ -19,21 +19,21 @@ from typer.testing import CliRunner
 
 from diffusionpipe import cli
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.models.flow_shift import FlowShift
-from diffusionpipe.models.folder import build_graph, scheduler_config
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance, default_resolution
-from diffusionpipe.trainer import cascade_drawing, drawing, folder_drawing
+from diffusionpipe.models.objectives.flow_shift import FlowShift
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import build_graph, scheduler_config
+from diffusionpipe.models.opening.pipeline_defaults import Guidance, default_guidance, default_resolution
 from diffusionpipe.trainer.checkpoints.checkpoint import save
-from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import spacing_of
-from diffusionpipe.trainer.export import Export, export
-from diffusionpipe.trainer.folder_drawing import draw_from_folder
-from diffusionpipe.trainer.guidance import guidance_of, trained_guidance
-from diffusionpipe.trainer.members import build_model, objective_of
-from diffusionpipe.trainer.sampling import SamplingSettings, Spacing, build_scheduler, set_times
-from diffusionpipe.trainer.scheduler import sampling_scheduler, shift_contradiction
+from diffusionpipe.trainer.exports.export import Export, export
+from diffusionpipe.trainer.inference import cascade_drawing, drawing, folder_drawing
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings, Spacing, build_scheduler, set_times
+from diffusionpipe.trainer.inference.drawing import spacing_of
+from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.model.guidance import guidance_of, trained_guidance
+from diffusionpipe.trainer.model.members import build_model, objective_of
+from diffusionpipe.trainer.model.scheduler import sampling_scheduler, shift_contradiction
 
 SCHEDULERS = {
     "sd3": {"shift": 3.0},

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from diffusionpipe.trainer.forwarded_signals import ForwardedSignals, pause
+from diffusionpipe.trainer.launching.forwarded_signals import ForwardedSignals, pause
 
 
 @pytest.fixture

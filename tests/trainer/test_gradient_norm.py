@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from diffusionpipe.trainer.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
 
 
 def alone(total):

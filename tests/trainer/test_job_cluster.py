@@ -3,9 +3,9 @@
 from tiny_runs import recipe_of
 
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.runtime.process_group import joined, membership
-from diffusionpipe.trainer.job_cluster import agree_on_cluster, with_host_bandwidth
-from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster, with_host_bandwidth
 
 
 def test_all_devices_get_the_rate_from_host_memory_that_was_measured():

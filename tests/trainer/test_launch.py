@@ -25,17 +25,17 @@ from diffusionpipe.errors import (
     PeerError,
     TrainingError,
 )
-from diffusionpipe.runtime.error_file import FailureNote, note_of
-from diffusionpipe.trainer import frozen_ranks
-from diffusionpipe.trainer.exit_status import ExitStatus
-from diffusionpipe.trainer.launch import is_under_torchrun, launch, threads_per_rank
-from diffusionpipe.trainer.rank_failures import RankFailure, error_of, first_failure, status_of_signals
+from diffusionpipe.runtime.machine.error_file import FailureNote, note_of
+from diffusionpipe.trainer.launching import frozen_ranks
+from diffusionpipe.trainer.launching.exit_status import ExitStatus
+from diffusionpipe.trainer.launching.launch import is_under_torchrun, launch, threads_per_rank
+from diffusionpipe.trainer.launching.rank_failures import RankFailure, error_of, first_failure, status_of_signals
 
 LAUNCHER = """
 import os, sys
 from pathlib import Path
 from diffusionpipe.errors import ConfigError, DiffusionPipeError
-from diffusionpipe.trainer.launch import launch
+from diffusionpipe.trainer.launching.launch import launch
 try:
     ranks, folder, script = sys.argv[1:]
     status = launch([sys.executable, "-c", script], ranks=int(ranks), log_folder=Path(folder), environ=os.environ)
@@ -49,8 +49,8 @@ import os, signal, sys, time
 import torch
 import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.process_group import joined, leave, membership
-from diffusionpipe.trainer.stopping import Stopping, all_reduced
+from diffusionpipe.runtime.job.process_group import joined, leave, membership
+from diffusionpipe.trainer.step.stopping import Stopping, all_reduced
 member, status = membership(os.environ), 0
 try:
     with joined(member, device="cpu") as job, Stopping(folder=None).listening() as stopping:
@@ -162,7 +162,7 @@ def test_a_full_disk_is_named_by_rank_0_itself_where_no_note_can_be_left(tmp_pat
     script = """
 import os, sys
 from pathlib import Path
-from diffusionpipe.runtime.process_group import leave, membership
+from diffusionpipe.runtime.job.process_group import leave, membership
 try:
     Path("FOLDER/metrics.jsonl").write_text("x" * 9000)
 except OSError as error:

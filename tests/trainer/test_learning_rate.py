@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
+from diffusionpipe.trainer.optim.learning_rate import Decay, LearningRateSchedule, learning_rate_at
 
 
 def schedule(decay=Decay.CONSTANT, *, peak=1.0, warmup=0, total=10, final=0.0):

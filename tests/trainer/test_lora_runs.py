@@ -26,15 +26,15 @@ from typer.testing import CliRunner
 
 from diffusionpipe import cli
 from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
-from diffusionpipe.models.lora import is_adapter, is_second_matrix
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.runtime.process_group import joined, membership
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.models.parameters.lora import is_adapter, is_second_matrix
+from diffusionpipe.runtime.job.process_group import joined, membership
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.checkpoints.training_state import load_training
-from diffusionpipe.trainer.members import build_model
-from diffusionpipe.trainer.planning import Planning
+from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.session import open_session
+from diffusionpipe.trainer.setup.planning import Planning
+from diffusionpipe.trainer.setup.session import open_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
@@ -126,7 +126,7 @@ def test_a_run_over_two_stages_goes_on_in_one_process(finished, recipe):
 
 def _denoise(made: Recipe):
     """Inputs of the denoiser and what our own module, with the run's averages, predicts from them."""
-    from diffusionpipe.cli.planned import make_plan
+    from diffusionpipe.cli.text.planned import make_plan
 
     with joined(membership({}), device="cpu") as job:
         session = open_session(made, job, Planning(make_plan=make_plan))

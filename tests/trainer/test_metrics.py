@@ -1,7 +1,7 @@
 import json
 from math import inf, nan
 
-from diffusionpipe.trainer.metrics import MetricsWriter, read_metrics
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
 
 
 def write(folder, steps, resume_step=None):

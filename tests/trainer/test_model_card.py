@@ -11,10 +11,10 @@ from tiny_models import tiny_transformer, tiny_vae
 from tiny_pipelines import PIPELINES
 from tiny_runs import recipe_of
 
-from diffusionpipe.models.objective import Prediction
-from diffusionpipe.models.pipeline_defaults import Guidance
-from diffusionpipe.trainer.card_snippet import Example
-from diffusionpipe.trainer.model_card import Adapters, Card, model_card, public_name, public_recipe
+from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.opening.pipeline_defaults import Guidance
+from diffusionpipe.trainer.exports.card_snippet import Example
+from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card, public_name, public_recipe
 from diffusionpipe.trainer.recipe import recipe_from_table
 
 EXAMPLE = Example(prompt='a "b" c', label=3, steps=2, guidance=Guidance(scale=3.0), resolution=8)

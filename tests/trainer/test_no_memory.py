@@ -8,9 +8,9 @@ import torch
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
 from torch._subclasses.fake_tensor import FakeTensor
 
-from diffusionpipe.runtime.error_file import note_of
-from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.trainer import drawing
+from diffusionpipe.runtime.compute.stage import LayerStage
+from diffusionpipe.runtime.machine.error_file import note_of
+from diffusionpipe.trainer.inference import drawing
 
 SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, RecipeError
-from diffusionpipe.trainer.optimizer import (
+from diffusionpipe.trainer.optim.optimizer import (
     build_optimizer,
     empty_optimizer_tensors,
     optimizer_tensors,

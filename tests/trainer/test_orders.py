@@ -9,13 +9,13 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
-from diffusionpipe.cli.recipe_checks import checks_of_run
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
 from diffusionpipe.ordering.instance_file import write_instance
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
+from diffusionpipe.workflows.recipe_checks import checks_of_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RULES = Path(__file__).parents[2] / "examples/orders/1f1b.rules"

@@ -10,9 +10,9 @@ from torch import nn
 
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.trainer.loop import Stepper
+from diffusionpipe.trainer.model.workload import workload_of
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
-from diffusionpipe.trainer.workload import workload_of
+from diffusionpipe.trainer.step.loop import Stepper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

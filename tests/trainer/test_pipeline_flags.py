@@ -12,13 +12,13 @@ from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES, sdxl
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.family import Absent
-from diffusionpipe.models.folder import REGISTRY, build_graph, open_components, weight_sources
-from diffusionpipe.models.objective import ObjectiveSettings
-from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.models.weights import materialize
-from diffusionpipe.trainer.conditions import open_tokenizer
+from diffusionpipe.models.base.family import Absent
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.objectives.objective import ObjectiveSettings
+from diffusionpipe.models.opening.folder import REGISTRY, build_graph, open_components, weight_sources
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.trainer.data.tokens import token_ids
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

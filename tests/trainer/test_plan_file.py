@@ -8,7 +8,6 @@ import pytest
 from planner import synthetic
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.recipe_checks import checks_of_run
 from diffusionpipe.errors import ConfigError, FileFormatError, RecipeError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import plan_to_text, write_plan
@@ -16,8 +15,9 @@ from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of
-from diffusionpipe.trainer.plan_file import read_plan_file
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
+from diffusionpipe.trainer.setup.plan_file import read_plan_file
+from diffusionpipe.workflows.recipe_checks import checks_of_run
 
 PROFILE = synthetic.chain([0.01] * 6, frozen=0.01)
 MODEL = PROFILE.graph

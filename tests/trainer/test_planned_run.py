@@ -11,9 +11,7 @@ import pytest
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.cli import main
-from diffusionpipe.cli.job_profiles import CachedProfiles
-from diffusionpipe.cli.plan_memory import check_plan_memory
-from diffusionpipe.cli.prediction_file import read_prediction
+from diffusionpipe.cli.text.plan_memory import check_plan_memory
 from diffusionpipe.costs import Device
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
@@ -21,9 +19,11 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.trainer import planning, session
-from diffusionpipe.trainer.members import build_model
+from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import recipe_to_toml
+from diffusionpipe.trainer.setup import planning, session
+from diffusionpipe.workflows.job_profiles import CachedProfiles
+from diffusionpipe.workflows.prediction_file import read_prediction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

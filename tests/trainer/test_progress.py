@@ -6,8 +6,8 @@ from rich.console import Console
 from screen_files import assert_screen, masked
 from terminal import last_state
 
-from diffusionpipe.trainer.progress import TrainingProgress
-from diffusionpipe.trainer.screen import Screen, steps_of
+from diffusionpipe.trainer.reporting.progress import TrainingProgress
+from diffusionpipe.trainer.reporting.screen import Screen, steps_of
 
 
 class Clock:
@@ -31,7 +31,7 @@ def run(clock, *, step_s=1.0, num_steps=25, first_step=0, console=None):
 
 @pytest.fixture
 def lines(caplog):
-    caplog.set_level(logging.INFO, logger="diffusionpipe.trainer.progress")
+    caplog.set_level(logging.INFO, logger="diffusionpipe.trainer.reporting.progress")
     return lambda: [record.getMessage() for record in caplog.records]
 
 

@@ -14,13 +14,13 @@ from tiny_models import randomise_parameters, randomise_pipeline, tiny_unet
 from tiny_pipelines import sdxl
 from tiny_runs import save_dit, save_stable_diffusion
 
-from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.run import run_layers
-from diffusionpipe.trainer.drawing import Arithmetic
-from diffusionpipe.trainer.folder_drawing import open_source
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.run import run_layers
+from diffusionpipe.trainer.inference.drawing import Arithmetic
+from diffusionpipe.trainer.inference.folder_drawing import open_source
 from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.workflows.sample_ranks import _plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 

@@ -6,15 +6,15 @@ import signal
 import pytest
 
 from diffusionpipe.errors import ConfigError, NonFiniteLossError, PeerError
-from diffusionpipe.trainer import restarts
-from diffusionpipe.trainer.metrics import last_step
-from diffusionpipe.trainer.restarts import (
+from diffusionpipe.trainer.launching import restarts
+from diffusionpipe.trainer.launching.restarts import (
     Reached,
     pause_before,
     reason_to_give_up,
     resume_of_restart,
     with_restarts,
 )
+from diffusionpipe.trainer.reporting.metrics import last_step
 
 
 class Script:

@@ -8,7 +8,7 @@ from crew import crew_of
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.checkpoints import manifest
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, problem_of_folder, save, saved_checkpoints
-from diffusionpipe.trainer.resuming import checkpoint_of, resume_of_attempt
+from diffusionpipe.trainer.course.resuming import checkpoint_of, resume_of_attempt
 
 
 def write(run, *steps, keep=10):

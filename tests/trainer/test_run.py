@@ -25,24 +25,25 @@ from tiny_runs import (
     train_here,
 )
 
-from diffusionpipe.cli.job_profiles import CachedProfiles
-from diffusionpipe.cli.run_timeline import draw_timeline
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import read_plan, read_timeline
-from diffusionpipe.models.folder import scheduler_config
-from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.trainer import preparation, run, trackers
+from diffusionpipe.models.opening.folder import scheduler_config
+from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
-from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.course import preparation, run
+from diffusionpipe.trainer.course.documents import write_documents
+from diffusionpipe.trainer.course.run_identity import objective_identity
 from diffusionpipe.trainer.data import loader
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.documents import write_documents
-from diffusionpipe.trainer.folder_drawing import draw_from_folder
-from diffusionpipe.trainer.members import objective_of
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.model.members import objective_of
 from diffusionpipe.trainer.recipe import ObjectiveSection
-from diffusionpipe.trainer.run_identity import objective_identity
-from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.trainer.reporting import trackers
+from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.workflows.job_profiles import CachedProfiles
+from diffusionpipe.workflows.run_timeline import draw_timeline
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

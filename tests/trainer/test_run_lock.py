@@ -14,19 +14,19 @@ from threading import Event, Thread
 import pytest
 from forked import Forked
 
-from diffusionpipe.cli.recipe_checks import checks_of_run
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.verdict import Member, this_member
-from diffusionpipe.trainer import run_lock
-from diffusionpipe.trainer.lock_owner import Life, Owner, Timing, life_of, refusal
+from diffusionpipe.runtime.job.verdict import Member, this_member
+from diffusionpipe.trainer.launching import run_lock
+from diffusionpipe.trainer.launching.lock_owner import Life, Owner, Timing, life_of, refusal
+from diffusionpipe.trainer.launching.run_lock import acquire, is_held
 from diffusionpipe.trainer.recipe.run_section import RunSection
-from diffusionpipe.trainer.run_lock import acquire, is_held
+from diffusionpipe.workflows.recipe_checks import checks_of_run
 
 QUICK = Timing(beat=0.05, stale=0.4, ending=0.3)
 HOLDER = """
 import os, time
 from pathlib import Path
-from diffusionpipe.trainer.run_lock import acquire
+from diffusionpipe.trainer.launching.run_lock import acquire
 lock = acquire(Path({folder!r}))
 print(os.getpid(), flush=True)
 time.sleep(60)
@@ -34,7 +34,7 @@ time.sleep(60)
 LAUNCHER = """
 import os, signal, time
 from pathlib import Path
-from diffusionpipe.trainer.run_lock import acquire, join
+from diffusionpipe.trainer.launching.run_lock import acquire, join
 folder, launcher = Path({folder!r}), os.getpid()
 acquire(folder).share()
 if os.fork() == 0:

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import product
 
-from diffusionpipe.trainer.sampling_transfers import transfers
+from diffusionpipe.trainer.inference.transfers import transfers
 
 
 def stuck(programs):

@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from diffusionpipe.trainer.screen import Screen, Work
+from diffusionpipe.trainer.reporting.screen import Screen, Work
 
 
 def screen(**options):
@@ -15,7 +15,7 @@ def screen(**options):
 
 @pytest.fixture
 def lines(caplog):
-    caplog.set_level(logging.INFO, logger="diffusionpipe.trainer.screen")
+    caplog.set_level(logging.INFO, logger="diffusionpipe.trainer.reporting.screen")
     return lambda: [record.getMessage() for record in caplog.records]
 
 

@@ -21,12 +21,12 @@ from tiny_runs import (
 
 from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
 from diffusionpipe.ir.combinations import Feature, refusal
-from diffusionpipe.models.folder import reads_estimate, scheduler_config
+from diffusionpipe.models.opening.folder import reads_estimate, scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
-from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.folder_drawing import draw_from_folder
-from diffusionpipe.trainer.members import build_model
-from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.model.members import build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODELS = {"sd": ("unet", "conv_in"), "dit": ("transformer", "pos_embed.proj")}

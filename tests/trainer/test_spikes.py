@@ -6,7 +6,7 @@ import random
 import pytest
 
 from diffusionpipe.trainer.recipe import OnSpike
-from diffusionpipe.trainer.spikes import LEAST, WINDOW, Spikes, kept_values
+from diffusionpipe.trainer.step.spikes import LEAST, WINDOW, Spikes, kept_values
 
 
 def noisy(number, seed=0, spread=0.1):

@@ -10,10 +10,10 @@ from diffusers import AutoencoderKL
 from drawn_families import settings_of
 from tiny_described import save_described
 
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.models.latents import encoding_of
-from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance
-from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
+from diffusionpipe.models.opening.folder import REGISTRY
+from diffusionpipe.models.opening.pipeline_defaults import Guidance, default_guidance
+from diffusionpipe.models.parts.latents import encoding_of
+from diffusionpipe.trainer.inference.diffusers_pipeline import Order, draw_by_pipeline
 
 SIZE = 16
 """Pixels."""

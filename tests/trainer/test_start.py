@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from diffusionpipe.costs.loading import DataWorkers, Spread
-from diffusionpipe.trainer import run as run_module
-from diffusionpipe.trainer import start as start_module
-from diffusionpipe.trainer.start import loading_of
+from diffusionpipe.trainer.course import run as run_module
+from diffusionpipe.trainer.setup import start as start_module
+from diffusionpipe.trainer.setup.start import loading_of
 
 CPU = SimpleNamespace(device=torch.device("cpu"))
 

@@ -6,10 +6,10 @@ from PIL import Image
 from steered import CONDITIONS, asked_of_steered, save_controlled, save_steered
 from tiny_runs import RESOLUTION
 
-from diffusionpipe.cli.sample_conditions import steered
 from diffusionpipe.errors import ConfigError, DataError, RecipeError
-from diffusionpipe.trainer.conditions import Wish, steering_pictures
-from diffusionpipe.trainer.folder_drawing import open_source
+from diffusionpipe.trainer.inference.conditions import Wish, steering_pictures
+from diffusionpipe.trainer.inference.folder_drawing import open_source
+from diffusionpipe.workflows.sample_conditions import steered
 
 
 @pytest.fixture(scope="module")

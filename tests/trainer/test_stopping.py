@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffusionpipe.errors import PeerError
-from diffusionpipe.trainer.stopping import Decision, Stopping, Votes
+from diffusionpipe.trainer.step.stopping import Decision, Stopping, Votes
 
 
 def alone(votes: Votes) -> Votes:
@@ -79,7 +79,7 @@ def test_a_signal_file_that_cannot_be_removed_does_not_save_at_every_step(
         raise PermissionError(f"read-only: {path}")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    monkeypatch.setattr("diffusionpipe.trainer.stopping._LOOK", 0.0)
+    monkeypatch.setattr("diffusionpipe.trainer.step.stopping._LOOK", 0.0)
     with Stopping(folder=tmp_path).listening() as stopping:
         (tmp_path / "save").touch()
         assert [stopping.agree(alone).saves for _ in range(2)] == [True, False]
@@ -95,7 +95,7 @@ def test_a_rank_whose_peer_died_never_saves() -> None:
 @pytest.fixture
 def one_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is a rank of a job with others, which may end deaf to signals; here it does not."""
-    monkeypatch.setattr("diffusionpipe.trainer.stopping._is_one_of_several", lambda: True)
+    monkeypatch.setattr("diffusionpipe.trainer.step.stopping._is_one_of_several", lambda: True)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -139,7 +139,7 @@ def test_handlers_are_put_back() -> None:
 
 TWICE = """
 import ctypes, os, signal, threading, time
-from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.step.stopping import Stopping
 
 def interrupt():
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_second_interrupt_ends_even_a_blocked_process_and_a_second_sigterm_doe
 
 FORK = """
 import os, signal
-from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.step.stopping import Stopping
 
 with Stopping(folder=None).listening() as stopping:
     reader, writer = os.pipe()

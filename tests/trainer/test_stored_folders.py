@@ -16,11 +16,11 @@ from stored_folders import BROKEN, KINDS, damage, store, variant_of
 from tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
-from diffusionpipe.models.objective import ObjectiveSettings
-from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.folder_drawing import draw_from_folder
-from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.models.objectives.objective import ObjectiveSettings
+from diffusionpipe.models.opening.folder import build_graph, scheduler_config, weight_sources
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -164,7 +164,7 @@ BROKEN_PARTS = ("unet", "vae", "text_encoder")
 @pytest.mark.parametrize(("how", "part"), drawn(list(BROKEN), BROKEN_PARTS))
 def test_weights_that_are_no_use_are_refused_before_anything_is_measured(place, tmp_path, monkeypatch, how, part):
     folder = damage(store(place / "sd", tmp_path / "sd", "plain"), part, how)
-    monkeypatch.setattr("diffusionpipe.trainer.session.agree_on_plan", None)  # nothing gets there
+    monkeypatch.setattr("diffusionpipe.trainer.setup.session.agree_on_plan", None)  # nothing gets there
     for error in (refusal_of_training(folder, place / "data", tmp_path / "run"), refusal_of_drawing(folder)):
         assert len(error.splitlines()) <= 3
         assert f"{folder / part}" in error

@@ -17,7 +17,7 @@ from unittest import mock
 import worker_batches
 from tiny_runs import ask_to_save, recipe_of, train
 from diffusionpipe.runtime import compiler
-from diffusionpipe.runtime.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave, membership
 from diffusionpipe.trainer import drawing, run, sampling
 from diffusionpipe.trainer.checkpoints import run_checkpoints
 from diffusionpipe.trainer.data import loader
@@ -153,7 +153,7 @@ def test_a_rank_that_stops_is_named_with_its_place(body, changed, place, waits, 
         assert "The limit here was 1 s; run.stuck_after changes it." in lines
     logs = tmp_path / "logs"
     assert frame in (logs / "rank_1.stacks").read_text()
-    assert "trainer/run.py" in (logs / "rank_0.stacks").read_text()
+    assert "trainer/course/run.py" in (logs / "rank_0.stacks").read_text()
 
 
 @pytest.mark.slow

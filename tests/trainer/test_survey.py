@@ -11,14 +11,14 @@ from rich.console import Console
 from screen_files import assert_screen
 from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
-from diffusionpipe.cli.run_report import RunReport
-from diffusionpipe.models.folder import scheduler_config
-from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.cli.verbs.run_report import RunReport
+from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample
 from diffusionpipe.trainer.data.images import placing
-from diffusionpipe.trainer.folder_drawing import Source, open_source
-from diffusionpipe.trainer.sampling import SamplingSettings
-from diffusionpipe.trainer.survey import Folder, Use, survey
+from diffusionpipe.trainer.data.survey import Folder, Use, survey
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
 
 ROWS = 24
 """Of a small terminal."""

@@ -12,10 +12,10 @@ from tensorboard.summary.writer import event_file_writer
 from tiny_runs import recipe_of
 
 from diffusionpipe.errors import ConfigError, RecipeError
-from diffusionpipe.trainer import trackers
-from diffusionpipe.trainer.metrics import MetricsWriter, read_metrics
 from diffusionpipe.trainer.recipe import recipe_from_table, recipe_to_toml
-from diffusionpipe.trainer.trackers import Shown, Trackers, flat_values, open_trackers, tag_of
+from diffusionpipe.trainer.reporting import trackers
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
+from diffusionpipe.trainer.reporting.trackers import Shown, Trackers, flat_values, open_trackers, tag_of
 
 SECTIONS = {"training": {"steps": 8}, "sampling": {"prompts": ("a wren", "an owl"), "every": 2}}
 

@@ -11,10 +11,10 @@ from jobs import Command
 from nodes import may_have_nodes, two_nodes
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
-from diffusionpipe.cli.used_ranks import place_among
+from diffusionpipe.cli.verbs.used_ranks import place_among
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.runtime.process_group import Membership
+from diffusionpipe.runtime.job.process_group import Membership
 from diffusionpipe.trainer.recipe import PipelineSection, ranks_that_train, recipe_to_toml
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ from mortal_runs import RANKS, assert_same_bits, step_of, train_whole, train_wit
 from tiny_runs import recipe_of, save_dit, save_pictures
 
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.trainer.job_profile import PROFILE
+from diffusionpipe.trainer.setup.job_profile import PROFILE
 
 pytestmark = pytest.mark.slow
 

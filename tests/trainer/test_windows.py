@@ -18,20 +18,20 @@ from tiny_runs import (
     train_here,
 )
 
-from diffusionpipe.cli.job_profiles import CachedProfiles
-from diffusionpipe.cli.recipe_checks import checks_of_run
 from diffusionpipe.errors import ConfigError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import overlap
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.trainer.loading import Weights
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.course.run import is_flush
+from diffusionpipe.trainer.model.loading import Weights
+from diffusionpipe.trainer.optim.staleness_rates import factor_at, fading_staleness
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
-from diffusionpipe.trainer.run import is_flush
-from diffusionpipe.trainer.staleness_rates import factor_at, fading_staleness
-from diffusionpipe.trainer.windows import WindowStepper
+from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.step.windows import WindowStepper
+from diffusionpipe.workflows.job_profiles import CachedProfiles
+from diffusionpipe.workflows.recipe_checks import checks_of_run
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def train_beside_a_device(job, recipe):
         return found
 
     with (
-        patch("diffusionpipe.runtime.windows.recorder_for", lambda _: AsynchronousRecorder(device)),
+        patch("diffusionpipe.runtime.engine.windows.recorder_for", lambda _: AsynchronousRecorder(device)),
         patch.object(WindowStepper, "step", step),
     ):
         train(job, recipe)

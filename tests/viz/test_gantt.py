@@ -13,10 +13,10 @@ from diffusionpipe.ir import Action, Fill, Op, Range, Span, Timeline
 from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
 from diffusionpipe.schedules import one_f_one_b
-from diffusionpipe.schedules.bitpipe import bitpipe
-from diffusionpipe.schedules.chimera import chimera
-from diffusionpipe.schedules.opposed import opposed
-from diffusionpipe.schedules.probes import with_probes
+from diffusionpipe.schedules.families.bitpipe import bitpipe
+from diffusionpipe.schedules.families.chimera import chimera
+from diffusionpipe.schedules.several.opposed import opposed
+from diffusionpipe.schedules.several.probes import with_probes
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz import UNITS, gantt, palette
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from diffusionpipe.errors import FileFormatError
-from diffusionpipe.trainer.metrics import MetricsWriter
-from diffusionpipe.trainer.progress import TrainingProgress
-from diffusionpipe.trainer.screen import Screen
-from diffusionpipe.trainer.step_reports import StepReports
-from diffusionpipe.trainer.step_result import StepResult, StepTimes
-from diffusionpipe.trainer.stopping import Decision
+from diffusionpipe.trainer.course.step_reports import StepReports
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter
+from diffusionpipe.trainer.reporting.progress import TrainingProgress
+from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
+from diffusionpipe.trainer.step.stopping import Decision
 from diffusionpipe.viz import loss_curve
 from diffusionpipe.viz.metrics import smoothed
 

@@ -1,9 +1,9 @@
 from fractions import Fraction
 
 from diffusionpipe.schedules import gpipe
-from diffusionpipe.schedules.bitpipe import bitpipe
-from diffusionpipe.schedules.chimera import chimera
-from diffusionpipe.schedules.probes import with_probes
+from diffusionpipe.schedules.families.bitpipe import bitpipe
+from diffusionpipe.schedules.families.chimera import chimera
+from diffusionpipe.schedules.several.probes import with_probes
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz import explained_sketch
 from diffusionpipe.viz.places import PROBE, is_later, places_of_stages

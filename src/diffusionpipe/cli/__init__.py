@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from diffusionpipe.cli.output import quieten
+from diffusionpipe.cli.verbs.output import quieten
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
 from diffusionpipe.ir.home import expanded, expanded_path
 from diffusionpipe.ir.locales import as_utf8, print_everything
-from diffusionpipe.runtime.interrupts import remember_interrupts, was_interrupted
+from diffusionpipe.runtime.job.interrupts import remember_interrupts, was_interrupted
 from diffusionpipe.version import __version__
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
@@ -34,7 +34,7 @@ _MAYBE_FILES = ("name", "cluster", "model")
 
 
 def _load(verb: str) -> "Command":
-    module = import_module(f"diffusionpipe.cli.{verb}")
+    module = import_module(f"diffusionpipe.cli.verbs.{verb}")
     if hasattr(module, "app"):
         verb_app: typer.Typer = module.app
     else:
@@ -135,7 +135,7 @@ def diffusionpipe(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the run failed, 2 something to fix for the user, 130 interrupted.
 
-    `train` has one more: 75, stopped before the last step (see `trainer.exit_status`).
+    `train` has one more: 75, stopped before the last step (see `trainer.launching.exit_status`).
     """
     print_everything()
     quieten()
@@ -157,7 +157,7 @@ def _explained(error: Exception) -> int:
         _print_error(error)
         return 1 if isinstance(error, PeerError | TrainingError) else 2
     if isinstance(error, OSError):
-        from diffusionpipe.runtime.error_file import disk_problem
+        from diffusionpipe.runtime.machine.error_file import disk_problem
 
         if problem := disk_problem(error):
             _print_error(ConfigError(problem))

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
 from diffusionpipe.errors import FileFormatError
+from diffusionpipe.files.input_file import read_named
+from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir.codec import decode, encode, layout
-from diffusionpipe.ir.input_file import read_named
-from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
 from diffusionpipe.ir.timeline import Timeline

@@ -23,7 +23,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, unit_of
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
-from diffusionpipe.schedules.order_file import is_order_file, untrainable
+from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
 from diffusionpipe.units import Seconds
 
 

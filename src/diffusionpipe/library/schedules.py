@@ -9,7 +9,7 @@ from typing import TypeAlias
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
 from diffusionpipe.schedules import generator_of
-from diffusionpipe.schedules.order_file import is_order_file, orders_from_rows, read_orders
+from diffusionpipe.schedules.files.order_file import is_order_file, orders_from_rows, read_orders
 from diffusionpipe.timing.legal import check
 
 Orders: TypeAlias = Callable[[int, int], Schedule | Iterable[str | Iterable[str]]]

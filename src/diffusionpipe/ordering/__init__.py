@@ -9,6 +9,6 @@
 from diffusionpipe.ordering.answer import Answer, costs_of, schedule_of
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 from diffusionpipe.ordering.search import search
-from diffusionpipe.schedules.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Objective
 
 __all__ = ["Answer", "HalfStage", "Instance", "Objective", "Placing", "costs_of", "schedule_of", "search"]

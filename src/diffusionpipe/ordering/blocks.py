@@ -12,7 +12,7 @@ from diffusionpipe.ordering.evaluation import fits
 from diffusionpipe.ordering.families import LETTERS_OF_OP
 from diffusionpipe.ordering.instance import Placing
 from diffusionpipe.ordering.problem import Letters, Problem
-from diffusionpipe.schedules.building_block import V_PERIOD, repeated, v_block, v_shapes
+from diffusionpipe.schedules.building.building_block import V_PERIOD, repeated, v_block, v_shapes
 
 NUM_BLOCKS = 3
 """So many blocks are given. With equal times the first is as good as the next ones, with others it need not be."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.ordering.problem import Problem
-from diffusionpipe.schedules.shapes import SPLIT
+from diffusionpipe.schedules.building.shapes import SPLIT
 from diffusionpipe.timing import held
 from diffusionpipe.timing.held import peak_of
 from diffusionpipe.timing.march import march

@@ -10,7 +10,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Objective
 from diffusionpipe.units import Seconds
 
 LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (1,), Op.W: (2,)}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from diffusionpipe.schedules.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Objective
 
 Number: TypeAlias = int | float
 """A time or an amount of memory, in any unit. The search works with the decimal that is written, exactly."""

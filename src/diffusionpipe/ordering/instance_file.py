@@ -27,11 +27,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import FileFormatError
+from diffusionpipe.files.input_file import read_named
+from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir.codec import layout
-from diffusionpipe.ir.input_file import read_named
-from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
-from diffusionpipe.schedules.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Objective
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 LARGEST, SMALLEST = 1e100, 1e-100

@@ -13,7 +13,7 @@ from math import lcm
 from typing import TypeAlias
 
 from diffusionpipe.ordering.instance import HalfStage, Instance, Number, Placing
-from diffusionpipe.schedules.split_work import Objective, inputs_of
+from diffusionpipe.schedules.building.split_work import Objective, inputs_of
 
 Letters: TypeAlias = tuple[tuple[int, ...], ...]
 """For each rank its sequence of letters."""

@@ -1,10 +1,10 @@
-"""Better orders out of good ones, quickly: actions pulled to and fro in time (`schedules.squeeze`)."""
+"""Better orders out of good ones, quickly: actions pulled to and fro in time (`schedules.building.squeeze`)."""
 
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.families import stage_costs
 from diffusionpipe.ordering.problem import Letters, Problem
-from diffusionpipe.schedules.split_work import Network, SplitWork, network_of
-from diffusionpipe.schedules.squeeze import squeezed
+from diffusionpipe.schedules.building.split_work import Network, SplitWork, network_of
+from diffusionpipe.schedules.building.squeeze import squeezed
 
 
 def pulled(problem: Problem, orders: Letters) -> tuple[int, Letters]:

@@ -5,7 +5,7 @@
                    1111111111111              block 1: its next run is near, so it stays whole [2]
                    2222222                    block 2: gathered while the run before it computes [3]
 
->>> from diffusionpipe.schedules.shapes import Pipe, schedule_of
+>>> from diffusionpipe.schedules.building.shapes import Pipe, schedule_of
 >>> from diffusionpipe.ir import parse_action
 >>> order = [parse_action(text) for text in "0F0 1F0 2F0 2B0 1B0 0B0".split()]
 >>> sharded = shard_parameters(schedule_of("example", [Pipe(workers=(0, 0, 0), microbatches=(1,))], [order]))

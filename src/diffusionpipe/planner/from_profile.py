@@ -17,8 +17,8 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.pricing.window_costs import window_costs
 from diffusionpipe.planner.search.proposal import pricing_of
-from diffusionpipe.schedules.list_scheduling import StageTimes
-from diffusionpipe.schedules.opposed import JOINT
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
+from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.simulator import simulate
 from diffusionpipe.simulator.steady import steady
 from diffusionpipe.units import Bytes, Seconds

@@ -16,7 +16,7 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.pool import Judged
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.opposed import JOINT
+from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
 

@@ -12,7 +12,7 @@ from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
 from diffusionpipe.costs.devices import DeviceRates, device_rates
 from diffusionpipe.costs.mode import EAGER, Mode
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler.counted import LayerCount, count_layers
 from diffusionpipe.profiler.layer_run import split_backward
 from diffusionpipe.profiler.measured import BATCH_SIZES, Report, package_versions

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.profiler.counted_memory import KnownRun, MemoryRun, Watch, run_for_memory
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffusionpipe.costs.decoding import Decoding
-from diffusionpipe.models.decoder import decoded_latents, reads_pictures, tiles_of
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.parts.decoder import decoded_latents, reads_pictures, tiles_of
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.profiler.substitution import substituted
 from diffusionpipe.units import Bytes

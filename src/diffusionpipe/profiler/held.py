@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from diffusionpipe.ir import Range
-from diffusionpipe.models.glue import tables_of
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.cut.glue import tables_of
+from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler.memory import HeldBytes
-from diffusionpipe.runtime.transport import Transport, Work
-from diffusionpipe.runtime.worker import Worker
+from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.engine.worker import Worker
 from diffusionpipe.units import Bytes
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph, TensorSpec
-from diffusionpipe.models.graph import LayerGraph, attribute
-from diffusionpipe.runtime.free_memory import free_memory
+from diffusionpipe.models.graphs.graph import LayerGraph, attribute
+from diffusionpipe.runtime.machine.free_memory import free_memory
 
 
 def random_inputs(

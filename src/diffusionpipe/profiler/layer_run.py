@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.glue import tables_of
-from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.models.cut.glue import tables_of
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.memory import storage_key
-from diffusionpipe.runtime.casts import Casts
-from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, run_with
-from diffusionpipe.runtime.stage import module_forwards
+from diffusionpipe.runtime.compute.casts import Casts
+from diffusionpipe.runtime.compute.split import Deferred, Forward, cast_weights, run_with
+from diffusionpipe.runtime.compute.stage import module_forwards
 from diffusionpipe.units import Seconds
 
 MIN_SHARE = 0.02

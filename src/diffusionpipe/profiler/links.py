@@ -31,9 +31,9 @@ from diffusionpipe.costs import AllReduce, Cluster, Device, Link, PairLink
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler.measured import Report, device_name, silent
 from diffusionpipe.profiler.pairs import Pair, Round, rounds_across, rounds_inside
-from diffusionpipe.runtime.exchange import form_of, gather, gather_numbers
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.transport import ProcessTransport, Work
+from diffusionpipe.runtime.comm.exchange import form_of, gather, gather_numbers
+from diffusionpipe.runtime.comm.transport import ProcessTransport, Work
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.units import Bytes, Seconds
 
 MESSAGE_SIZES: tuple[Bytes, ...] = (64, 2**16, 2**20, 2**22, 2**24)

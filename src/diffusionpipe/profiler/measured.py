@@ -30,7 +30,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.clock import Clock, CudaPeak
 from diffusionpipe.profiler.counted_memory import Gauge, MemoryRun, run_for_memory
 from diffusionpipe.profiler.inputs import check_memory, random_inputs
@@ -40,9 +40,9 @@ from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, least_host, 
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
 from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, sweep
 from diffusionpipe.profiler.waking import time_waking
-from diffusionpipe.runtime.error_file import is_shortage
-from diffusionpipe.runtime.heap import keep_heap
-from diffusionpipe.runtime.stage import Precision
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.machine.error_file import is_shortage
+from diffusionpipe.runtime.machine.heap import keep_heap
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def profile_model(
 ) -> Profile:
     """The measured costs of every layer.
 
-    On a CPU this process keeps its freed memory from then on (`runtime/heap.py`), as training in it will.
+    On a CPU this process keeps its freed memory from then on (`runtime/machine/heap.py`), as training in it will.
 
     Args:
         graph: the model; parameters may be on the meta device, their dtype is the one that is measured.

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.graph import Layer
+from diffusionpipe.models.graphs.graph import Layer
 from diffusionpipe.units import Bytes
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from diffusionpipe.models.describe import dtype_name
+from diffusionpipe.models.graphs.describe import dtype_name
 from diffusionpipe.units import Bytes
 
 _ATEN = torch.ops.aten

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
 
 Substitute = Callable[[str, Tensor], Tensor]
 """(name within its module, tensor) -> the tensor to put in its place."""

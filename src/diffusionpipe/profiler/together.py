@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.costs import Cluster, HostTimes, LayerProfile, ModelGraph, Profile
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler.links import measure_links
 from diffusionpipe.profiler.measured import Report, profile_model, silent
 from diffusionpipe.profiler.passes import Agree
 from diffusionpipe.profiler.update import MakeUpdate, time_update
-from diffusionpipe.runtime.exchange import broadcast, form_of, gather
-from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.comm.exchange import broadcast, form_of, gather
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.units import Seconds
 
 

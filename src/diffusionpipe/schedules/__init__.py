@@ -13,28 +13,28 @@ from typing import Protocol
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
-from diffusionpipe.schedules.bitpipe import bitpipe
-from diffusionpipe.schedules.chimera import chimera, chimera_doubling
-from diffusionpipe.schedules.dapple import dapple_a, dapple_b
-from diffusionpipe.schedules.dualpipe import dualpipe
-from diffusionpipe.schedules.dualpipe_v import dualpipe_v
-from diffusionpipe.schedules.dynapipe import dynapipe
-from diffusionpipe.schedules.forward_only import forward_only, forward_over
-from diffusionpipe.schedules.gpipe import gpipe
-from diffusionpipe.schedules.hanayo import hanayo
-from diffusionpipe.schedules.interleaved import interleaved
-from diffusionpipe.schedules.interleaved_zero_bubble import interleaved_zero_bubble
-from diffusionpipe.schedules.kfkb import kfkb
-from diffusionpipe.schedules.looped_bfs import looped_bfs
-from diffusionpipe.schedules.one_f_one_b import one_f_one_b
-from diffusionpipe.schedules.sequential import sequential
-from diffusionpipe.schedules.v_half import v_half
-from diffusionpipe.schedules.v_min import v_min
-from diffusionpipe.schedules.zb_h1 import zb_h1
-from diffusionpipe.schedules.zb_h2 import zb_h2
-from diffusionpipe.schedules.zb_v import zb_v
-from diffusionpipe.schedules.zero_bubble import zb_1p, zb_2p
-from diffusionpipe.schedules.zeropp import zeropp
+from diffusionpipe.schedules.families.bitpipe import bitpipe
+from diffusionpipe.schedules.families.chimera import chimera, chimera_doubling
+from diffusionpipe.schedules.families.dapple import dapple_a, dapple_b
+from diffusionpipe.schedules.families.dualpipe import dualpipe
+from diffusionpipe.schedules.families.dualpipe_v import dualpipe_v
+from diffusionpipe.schedules.families.dynapipe import dynapipe
+from diffusionpipe.schedules.families.forward_only import forward_only, forward_over
+from diffusionpipe.schedules.families.gpipe import gpipe
+from diffusionpipe.schedules.families.hanayo import hanayo
+from diffusionpipe.schedules.families.interleaved import interleaved
+from diffusionpipe.schedules.families.interleaved_zero_bubble import interleaved_zero_bubble
+from diffusionpipe.schedules.families.kfkb import kfkb
+from diffusionpipe.schedules.families.looped_bfs import looped_bfs
+from diffusionpipe.schedules.families.one_f_one_b import one_f_one_b
+from diffusionpipe.schedules.families.sequential import sequential
+from diffusionpipe.schedules.families.v_half import v_half
+from diffusionpipe.schedules.families.v_min import v_min
+from diffusionpipe.schedules.families.zb_h1 import zb_h1
+from diffusionpipe.schedules.families.zb_h2 import zb_h2
+from diffusionpipe.schedules.families.zb_v import zb_v
+from diffusionpipe.schedules.families.zero_bubble import zb_1p, zb_2p
+from diffusionpipe.schedules.families.zeropp import zeropp
 
 
 class Generator(Protocol):

@@ -18,7 +18,7 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.files.output_file import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np

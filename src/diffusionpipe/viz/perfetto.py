@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, Op, Phase, Schedule, Span, Timeline
-from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.palette import OP_NAMES, components
 

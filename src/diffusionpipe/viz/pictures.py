@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.files.output_file import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

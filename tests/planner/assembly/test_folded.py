@@ -7,7 +7,7 @@ import pytest
 from diffusionpipe.costs import Backbone, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.folded import folded_cuts, is_folded, stage_starts
-from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.schedules.building.shapes import linear, loop, wave
 
 
 def u_net(depth: int, sizes: list[int]) -> ModelGraph:

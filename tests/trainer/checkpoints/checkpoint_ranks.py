@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.runtime.job.shared_file_system import check_shared_file_system
 from diffusionpipe.trainer.checkpoints import checkpoint, tensor_files
 from diffusionpipe.trainer.checkpoints.checkpoint import load, save
-from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 
 
 def whole(step: int) -> dict[str, torch.Tensor]:

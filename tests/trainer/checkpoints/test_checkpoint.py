@@ -14,6 +14,7 @@ from forked import Forked
 from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.runtime.job.shared_file_system import check_shared_file_system
 from diffusionpipe.trainer.checkpoints import checkpoint
 from diffusionpipe.trainer.checkpoints.checkpoint import (
     clean,
@@ -26,7 +27,6 @@ from diffusionpipe.trainer.checkpoints.checkpoint import (
     verify,
 )
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
-from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
 SPEC = importlib.util.spec_from_file_location("checkpoint_ranks", SCRIPT)

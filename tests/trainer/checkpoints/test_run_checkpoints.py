@@ -14,8 +14,7 @@ from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of,
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, NonFiniteLossError, NonFiniteWeightsError, RecipeError
-from diffusionpipe.runtime.process_group import joined, membership
-from diffusionpipe.trainer import copy_memory
+from diffusionpipe.runtime.job.process_group import joined, membership
 from diffusionpipe.trainer.checkpoints.background_task import BackgroundTask
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving, save, verify
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest, saved_checkpoints
@@ -23,8 +22,9 @@ from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
 from diffusionpipe.trainer.checkpoints.manifest import read_manifest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
-from diffusionpipe.trainer.copy_memory import Demand, shortage_of
-from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.trainer.course import copy_memory
+from diffusionpipe.trainer.course.copy_memory import Demand, shortage_of
+from diffusionpipe.trainer.reporting.screen import Screen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.runtime.exchange import form_of, rows_of
+from diffusionpipe.runtime.comm.exchange import form_of, rows_of
 from diffusionpipe.trainer.checkpoints.tensor_plans import (
     Offer,
     Written,

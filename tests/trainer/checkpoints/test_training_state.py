@@ -5,8 +5,8 @@ from torch import nn
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.checkpoints.checkpoint import resolve, save
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState, load_training, training_tensors
-from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
 
 
 def fresh(seed, optimizer, arguments, *, ema=True, dtype=torch.float32):

@@ -61,7 +61,7 @@ def test_training_data_that_are_all_of_validation_are_refused_with_the_reason(da
 
 
 def test_a_run_trains_without_the_pictures_of_its_validation(data, tmp_path, caplog, monkeypatch):
-    from diffusionpipe.trainer import preparation
+    from diffusionpipe.trainer.course import preparation
 
     class Opened:
         recipe = recipe_of(

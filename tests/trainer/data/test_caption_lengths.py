@@ -11,11 +11,11 @@ from tiny_pipelines import PIECES, WORDS
 from transformers import CLIPTokenizer, T5Tokenizer
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.models.folder import REGISTRY
-from diffusionpipe.trainer.conditions import _Prompted
+from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.trainer.data import caption_lengths
 from diffusionpipe.trainer.data.caption_lengths import Reading, cut_captions, readings_of
 from diffusionpipe.trainer.data.tokens import num_tokens, token_ids
+from diffusionpipe.trainer.inference.conditions import _Prompted
 
 LENGTH = 77
 

@@ -12,12 +12,12 @@ from PIL import Image
 from pydantic import ValidationError
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, RecipeError
-from diffusionpipe.ir.input_file import read_named
+from diffusionpipe.files.input_file import read_named
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder, read_state, save, verify
+from diffusionpipe.trainer.course.run_identity import check_resumed
 from diffusionpipe.trainer.data.dataset import scan
 from diffusionpipe.trainer.data.images import PictureError, fingerprint, load_pixels
 from diffusionpipe.trainer.data.skipped import read_skipped
-from diffusionpipe.trainer.metrics import MetricsWriter, last_step
 from diffusionpipe.trainer.recipe import (
     DataSection,
     SamplingSection,
@@ -26,8 +26,8 @@ from diffusionpipe.trainer.recipe import (
     override,
     read_prompts,
 )
-from diffusionpipe.trainer.run_identity import check_resumed
-from diffusionpipe.trainer.spikes import kept_values
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter, last_step
+from diffusionpipe.trainer.step.spikes import kept_values
 
 
 def refusal(folder):

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from diffusionpipe.errors import CheckpointError, DataError
+from diffusionpipe.trainer.course.preparation import _in_order
 from diffusionpipe.trainer.data.dataset import examine
 from diffusionpipe.trainer.data.ledger import (
     FILE,
@@ -17,8 +18,7 @@ from diffusionpipe.trainer.data.ledger import (
     read_ledger,
     write_ledger,
 )
-from diffusionpipe.trainer.preparation import _in_order
-from diffusionpipe.trainer.survey import Folder
+from diffusionpipe.trainer.data.survey import Folder
 
 OLD = {name: f"{number:016x}" for number, name in enumerate(("a.png", "b.png", "c.png"))}
 NEW = {"a0.png": "f" * 16, "z.png": "e" * 16}

@@ -9,7 +9,7 @@ from PIL import Image, PngImagePlugin
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.data.images import PictureError, load_levels, read_header, upright_size
-from diffusionpipe.trainer.sample_file import read_origin
+from diffusionpipe.trainer.inference.sample_file import read_origin
 
 GRAPH = "a node of a graph; " * 200_000
 """About 4 MB, which ComfyUI writes for large graphs."""

@@ -10,7 +10,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.batch import BatchSource, Rows, make_batch
 from diffusionpipe.trainer.data.dataset import scan
 from diffusionpipe.trainer.data.skipped import FILE, Skipping, count_skipped, read_skipped
-from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.reporting.metrics import read_metrics
 
 PIXELS = TensorSpec(name="pixels", shape=(3, 16, 16))
 NOISE = TensorSpec(name="time", shape=())

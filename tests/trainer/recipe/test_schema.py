@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from diffusionpipe.models.lora import LoraSettings
-from diffusionpipe.trainer.lora import lora_identity, lora_of
+from diffusionpipe.models.parameters.lora import LoraSettings
+from diffusionpipe.trainer.model.lora import lora_identity, lora_of
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.schema import Recipe, RunSection, problems_between

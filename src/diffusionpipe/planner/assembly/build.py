@@ -29,8 +29,8 @@ from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_bu
 from diffusionpipe.planner.assembly.structure import Division, connected, encoded, reduced
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
 from diffusionpipe.schedules import forward_over
-from diffusionpipe.schedules.backbones import of_backbone, one_by_one
-from diffusionpipe.schedules.shapes import Pipe
+from diffusionpipe.schedules.building.shapes import Pipe
+from diffusionpipe.schedules.several.backbones import of_backbone, one_by_one
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing import graph_of
 from diffusionpipe.timing.legal import check

@@ -12,10 +12,10 @@ from diffusionpipe.ir import Mesh, Range, Schedule, Timeline
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill, connect
 from diffusionpipe.planner.assembly.structure import Division, Encoding, generated
-from diffusionpipe.schedules.backbones import alone, of_backbone, one_by_one
-from diffusionpipe.schedules.list_scheduling import StageTimes
-from diffusionpipe.schedules.opposed import JOINT, facing, ordered, pipe_of
-from diffusionpipe.schedules.shapes import FORWARD, Pipe, linear
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
+from diffusionpipe.schedules.building.shapes import FORWARD, Pipe, linear
+from diffusionpipe.schedules.several.backbones import alone, of_backbone, one_by_one
+from diffusionpipe.schedules.several.opposed import JOINT, facing, ordered, pipe_of
 
 Blocks = Sequence[Sequence[str]]
 

@@ -21,7 +21,7 @@ from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
-from diffusionpipe.schedules.probes import with_probes
+from diffusionpipe.schedules.several.probes import with_probes
 from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, times_of
 from diffusionpipe.timing.held import changes_of
 from diffusionpipe.timing.queues import Hop, Queues

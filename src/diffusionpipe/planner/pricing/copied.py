@@ -4,7 +4,7 @@
     compute    [0 ]  F F F F F  [1 ]         [2 ] F F F F F [3 ]  there is room for two layers
 
 So compute between two fills hides the copy of the second one's first layer. This is how `HostWeights` of
-`runtime/host_weights.py` works.
+`runtime/weights/host_weights.py` works.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.schedules import REGISTRY, generator_of
-from diffusionpipe.schedules.opposed import JOINT
+from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import can_shard, is_chain
 
 

@@ -52,9 +52,9 @@ from diffusionpipe.planner.search.rough_times import (
 )
 from diffusionpipe.planner.search.sharded import numbers_of_blocks
 from diffusionpipe.planner.search.two_sided import PairPartition
-from diffusionpipe.schedules.list_scheduling import StageTimes
-from diffusionpipe.schedules.opposed import facing, in_turn, ordered, pipe_of
-from diffusionpipe.schedules.shapes import Pipe
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
+from diffusionpipe.schedules.building.shapes import Pipe
+from diffusionpipe.schedules.several.opposed import facing, in_turn, ordered, pipe_of
 from diffusionpipe.units import Seconds
 
 OPPOSED, TOGETHER, IN_TURN, DIVIDED = "opposed", "together", "in turn", "divided"

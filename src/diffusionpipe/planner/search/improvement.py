@@ -30,7 +30,7 @@ from diffusionpipe.planner.search.placed import ordered, ordered_as, placed
 from diffusionpipe.planner.search.places import least_time
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.shapes import linear
+from diffusionpipe.schedules.building.shapes import linear
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
 

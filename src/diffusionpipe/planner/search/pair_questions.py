@@ -9,7 +9,7 @@ from diffusionpipe.planner.pricing.layer_table import Sums
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.two_sided import TwoSidedQuestion
-from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.schedules.building.list_scheduling import StageTimes
 from diffusionpipe.units import Bytes, Seconds
 
 

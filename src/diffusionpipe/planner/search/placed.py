@@ -20,7 +20,7 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import MAX_ACTIONS, TICK
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.schedules.building.shapes import linear, loop, wave
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
 

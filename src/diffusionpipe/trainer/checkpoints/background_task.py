@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from diffusionpipe.runtime.progress import Progress
+from diffusionpipe.runtime.job.progress import Progress
 from diffusionpipe.units import Seconds
 
 T = TypeVar("T")

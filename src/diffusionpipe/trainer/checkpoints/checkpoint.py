@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.ir.input_file import read_json
-from diffusionpipe.ir.output_file import sync_folder, write_durably
-from diffusionpipe.runtime.exchange import collect
-from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.files.output_file import sync_folder, write_durably
+from diffusionpipe.runtime.comm.exchange import collect
+from diffusionpipe.runtime.job.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import (
     FOLDER,
     latest,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from diffusionpipe.runtime.host_memory import lock_pages, pages, unlock_pages
+from diffusionpipe.runtime.weights.host_memory import lock_pages, pages, unlock_pages
 from diffusionpipe.units import Bytes
 
 logger = logging.getLogger(__name__)

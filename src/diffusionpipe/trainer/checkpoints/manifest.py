@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.ir.input_file import problem_of_file, read_json
-from diffusionpipe.ir.output_file import sync_folder, write_durably
+from diffusionpipe.files.input_file import problem_of_file, read_json
+from diffusionpipe.files.output_file import sync_folder, write_durably
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"

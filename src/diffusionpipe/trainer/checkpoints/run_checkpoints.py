@@ -19,8 +19,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError, TrainingError
-from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer.agreement import agree, together
+from diffusionpipe.runtime.job.agreement import agree, together
+from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.background_task import BackgroundTask
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving, State, prune, save
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
@@ -32,7 +32,7 @@ from diffusionpipe.trainer.checkpoints.training_state import (
     refuse_not_finite,
     training_tensors,
 )
-from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.ir.output_file import check_folder
-from diffusionpipe.runtime.exchange import collect, form_of, rows_of
-from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
+from diffusionpipe.files.output_file import check_folder
+from diffusionpipe.runtime.comm.exchange import collect, form_of, rows_of
+from diffusionpipe.runtime.job.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.checkpoints.tensor_plans import (
     Offer,
     Written,

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.runtime.exchange import Form, rows_of
+from diffusionpipe.runtime.comm.exchange import Form, rows_of
 from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.units import Bytes
 

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from diffusionpipe.errors import NonFiniteWeightsError
-from diffusionpipe.trainer.agreement import agree, together
+from diffusionpipe.runtime.job.agreement import agree, together
 from diffusionpipe.trainer.checkpoints.checkpoint import State, read, verify_together
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
-from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
 
 MODEL, OPTIMIZER, EMA = "model.", "optimizer.", "ema."
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.models.family import Absent
-from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
+from diffusionpipe.models.base.family import Absent
+from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.trainer.data.clip_times import timeline_of
 from diffusionpipe.trainer.data.clips import Taken, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 
-from diffusionpipe.ir.input_file import read_text
+from diffusionpipe.files.input_file import read_text
 
 METADATA = "metadata.jsonl"
 METADATA_FILES = (METADATA, "metadata.csv")

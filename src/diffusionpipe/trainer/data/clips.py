@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.trainer.data.clip_file import Key, decoded_from
 from diffusionpipe.trainer.data.clip_times import EXACT, Timeline, timeline_of
 from diffusionpipe.trainer.data.colours import srgb_on_white

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.runtime.anonymous_file import anonymous_file
-from diffusionpipe.runtime.parent_death import end_with_parent
+from diffusionpipe.runtime.job.parent_death import end_with_parent
+from diffusionpipe.runtime.weights.anonymous_file import anonymous_file
 from diffusionpipe.units import Bytes, Seconds
 
 PREFETCHED = 2

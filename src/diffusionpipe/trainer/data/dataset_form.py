@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from diffusionpipe.runtime.exchange import Form, rows_of
+from diffusionpipe.runtime.comm.exchange import Form, rows_of
 from diffusionpipe.trainer.data.dataset import Dataset, Sample
 
 _SAMPLES = rows_of(Sample)

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.trainer.data.colours import colours_of, problem_of_colours, srgb_on_white
 from diffusionpipe.trainer.data.levels import values_of_pictures
 from diffusionpipe.trainer.data.opening import opened_picture

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diffusionpipe.errors import CheckpointError, DataError
-from diffusionpipe.ir.input_file import read_json
-from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.order import growth_of, next_epoch
 

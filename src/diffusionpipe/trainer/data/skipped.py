@@ -18,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
+from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.ir.codec import decode
-from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.ir.words import counted
 
 FILE = "skipped.jsonl"

@@ -80,7 +80,7 @@ def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Sect
 def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with a group's own values, beside the sections that hold for all; `key` is the group's."""
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
-    from diffusionpipe.trainer.optimizer import build_optimizer
+    from diffusionpipe.trainer.optim.optimizer import build_optimizer
 
     merged = {**sections, **own_values(own, sections)}
     optimizer, rates, training = merged["optimizer"], merged["learning_rate"], merged["training"]

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from diffusionpipe.models.objective_settings import (
+from diffusionpipe.models.objectives.objective_settings import (
     DEFAULTS,
     LossKind,
     Prediction,

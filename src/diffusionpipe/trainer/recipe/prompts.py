@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.ir.input_file import read_named
+from diffusionpipe.files.input_file import read_named
 
 MAX_PROMPTS = 16 * 2**20
 """Bytes of a file of prompts."""

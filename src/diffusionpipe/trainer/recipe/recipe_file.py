@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.ir.input_file import read_named
+from diffusionpipe.files.input_file import read_named
 from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, SWITCHED_OFF, GroupSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models, without_models
 from diffusionpipe.trainer.recipe.overrides import Table, override

@@ -97,7 +97,7 @@ class OptimizerSection(Section):
     @model_validator(mode="after")
     def _is_known_to_torch(self) -> Self:
         # Imported only here: torch takes seconds, and a recipe's schema must not need it.
-        from diffusionpipe.trainer.optimizer import build_optimizer
+        from diffusionpipe.trainer.optim.optimizer import build_optimizer
 
         try:
             build_optimizer(self.name, {}, self.learning_rate, self.arguments)

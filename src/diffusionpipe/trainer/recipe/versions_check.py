@@ -58,5 +58,5 @@ def versions_suit_the_training(
 
 
 def _has_direction(name: str, arguments: Mapping[str, object]) -> bool:
-    """Whether the optimizer's state shows where its next steps go, as `trainer.prediction` reads it."""
+    """Whether the optimizer's state shows where its next steps go, as `trainer.optim.lookahead` reads it."""
     return name in ("Adam", "AdamW") or (name == "SGD" and bool(arguments.get("momentum")))

@@ -1,0 +1,1 @@
+"""The words, tables and colours of the command line: values in, text out."""

@@ -1,0 +1,84 @@
+"""Whether a plan fits in the memory of the devices that are to train by it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from diffusionpipe.costs import Device, Profile
+    from diffusionpipe.ir import Plan
+    from diffusionpipe.trainer.model.members import Model
+    from diffusionpipe.units import Bytes
+
+_COUNTED_FOR = "a100-80"
+"""A known GPU. What layers keep is counted alike for all GPUs; only their times differ."""
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def check_plan_memory(plan: "Plan", opened: "Model", devices: "Sequence[Device]") -> None:
+    """Refuse the recipe's plan file if it does not fit in the memory of the ranks' devices.
+
+    The bytes of the layers are those of a profile in the run's folder or beside the plan. Without one they are counted
+    on GPUs. On CPUs only what lies in memory all the time is then compared: counting takes up to 40 s, and the memory
+    of a CPU rank is no more than its share of the machine's.
+
+    Raises:
+        ConfigError: it does not fit; says which rank lacks how much, and what to do.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.search.proposal import predict
+    from diffusionpipe.workflows.expectation import HELD, setting_of_plan, unmeasured
+
+    recipe, profile = opened.recipe, _profile_of(plan, opened, devices[0].name)
+    known = profile or unmeasured(opened.model, recipe.training.precision.value)
+    setting = setting_of_plan(recipe, plan, known)
+    uses = predict(setting, plan.train, plan.blocks, plan.mesh).memory
+    needs = [use.total if profile else sum(use.items()[name] for name in HELD) for use in uses]
+    if text := lack_of(plan, needs, [device.memory for device in devices]):
+        raise ConfigError(
+            f"pipeline.plan: {recipe.pipeline.plan_file}: {text}. Plan for these devices (diffusionpipe plan RECIPE "
+            '--cluster NAME --out FILE, or pipeline.plan = "auto"), recompute layers '
+            "(training.activation_checkpointing), or start more ranks"
+        )
+
+
+def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]") -> str:
+    """That a plan does not fit, with the rank that lacks most; "" if it fits.
+
+    `needs` is what each worker holds at its peak, `memories` what each rank's device has.
+    """
+    from diffusionpipe.planner.rows import unit_of
+
+    of_rank = [needs[plan.mesh.place(rank)[1]] for rank in range(plan.mesh.num_ranks)]
+    rank = max(range(len(of_rank)), key=lambda one: of_rank[one] - memories[one])
+    need, memory = of_rank[rank], memories[rank]
+    if need <= memory:
+        return ""
+    unit, size = unit_of(need)
+    return (
+        f"the plan does not fit: rank {rank} needs {need / size:.1f} {unit} at its peak, and its device has "
+        f"{memory / size:.1f} {unit}, {(need - memory) / size:.1f} {unit} less"
+    )
+
+
+def _profile_of(plan: "Plan", opened: "Model", device: str) -> "Profile | None":
+    """The first profile of this model and device that says what the plan needs; else a counted one, for GPUs."""
+    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.profiler import analytic_profile
+
+    recipe = opened.recipe
+    precision = recipe.training.precision.value
+    for folder in (recipe.run.folder, Path(str(recipe.pipeline.plan_file)).parent):
+        path = folder / "profile.json"
+        if not path.is_file():
+            continue
+        profile = read_profile(path)
+        says_enough = profile.counts_kept or not plan.train.splits_backwards
+        if says_enough and profile.graph == opened.model and (profile.precision, profile.device) == (precision, device):
+            return profile
+    if opened.device == "cpu":
+        return None
+    counted = analytic_profile(opened.graph, opened.model, device=_COUNTED_FOR, precision=precision, batch_sizes=_SIZES)
+    return replace(counted, device=device)

@@ -1,0 +1,120 @@
+"""The plan that a run's recipe asks for, made on rank 0, with the reason in the log where it was searched."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import Cluster, ModelGraph, Profile
+    from diffusionpipe.ir import Plan
+    from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
+    from diffusionpipe.trainer.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+def make_plan(
+    model: ModelGraph,
+    recipe: Recipe,
+    num_ranks: int,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+) -> Plan:
+    """The plan that the recipe's [pipeline] section asks for."""
+    from diffusionpipe.planner import build_plan, plan_from_profile
+    from diffusionpipe.planner.explain import slow_links_text
+
+    if recipe.pipeline.is_searched and profile is not None and cluster is not None:
+        return searched_plan(recipe, profile, cluster)
+    layout = _layout(recipe, num_ranks)
+    if profile is None:
+        return build_plan(model, layout)
+    if cluster is not None and (slow := slow_links_text(cluster)):
+        logger.warning("%s", slow)
+    return plan_from_profile(profile, layout, cluster)
+
+
+def check_ranks(model: ModelGraph, recipe: Recipe, num_ranks: int) -> None:
+    """Refuse ranks that the model's layers and the batch cannot occupy, before any of them is started.
+
+    A plan file is left to rank 0, which reads it.
+
+    Raises:
+        ConfigError: there are too many, with how many layers there are for them.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.assembly.layout_check import check_layout
+    from diffusionpipe.planner.search.places import is_cuttable
+    from diffusionpipe.planner.search.search import uncuttable_batch
+    from diffusionpipe.workflows.recipe_setting import given_of
+
+    if recipe.pipeline.plan_file is not None:
+        return
+    if not recipe.pipeline.is_searched:
+        check_layout(model, _layout(recipe, num_ranks))
+        return
+    batch, num_layers = recipe.training.batch, len(model.backbone_layers)
+    is_one = len(model.backbones) == 1  # two are cut in other ways, which the search knows
+    if is_one and not is_cuttable(given_of(recipe), batch=batch, num_ranks=num_ranks, num_layers=num_layers):
+        raise ConfigError(uncuttable_batch(batch, num_ranks, num_layers))
+
+
+def _layout(recipe: Recipe, num_ranks: int) -> Layout:
+    """The sizes that a recipe states, for these ranks."""
+    from diffusionpipe.planner import Layout
+    from diffusionpipe.trainer.model.workload import samples_drawn_together
+    from diffusionpipe.trainer.recipe import replicas_of_stages
+    from diffusionpipe.workflows.recipe_orders import orders_of
+
+    replicas, sizes = replicas_of_stages(recipe.pipeline, num_ranks), recipe.pipeline.sizes
+    return Layout(
+        batch=recipe.training.batch,
+        stages=len(replicas),
+        microbatches=sizes.microbatches,
+        schedule=sizes.schedule,
+        backbones=_backbone_layouts(recipe),
+        orders=orders_of(recipe.pipeline, num_ranks),
+        replicas=replicas,
+        data_parallel=sizes.data_parallel,
+        sharded=sizes.sharded,
+        buckets=0 if sizes.sharded else 1,
+        encode_chunk=sizes.encode_chunk,
+        offload_frozen=sizes.offload_frozen,
+        splits=recipe.pipeline.splits,
+        checkpointed=recipe.training.activation_checkpointing,
+        sample_batch=samples_drawn_together(recipe),
+        versions=recipe.pipeline.versions,
+        delay=recipe.pipeline.delay or 1,
+    )
+
+
+def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
+    """The sizes of each of several models."""
+    from diffusionpipe.planner.assembly.layout import BackboneLayout
+
+    default = recipe.pipeline.sizes.microbatches
+    return tuple(
+        BackboneLayout(name=name, microbatches=own.microbatches or default) for name, own in recipe.models.items()
+    )
+
+
+def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
+    """The fastest plan, with the reason in the log."""
+    from diffusionpipe.planner.asking import InWords
+    from diffusionpipe.planner.choice import choose, with_alternatives
+    from diffusionpipe.trainer.model.workload import samples_drawn_together
+    from diffusionpipe.workflows.recipe_setting import restriction_of, setting_of
+
+    asking, fill = InWords(tuple(sorted(recipe.pipeline.use))), recipe.pipeline.fill
+    choice = choose(setting_of(recipe, profile, cluster), fill=fill, asking=asking)
+    proposal = choice.proposal
+    times = proposal.iteration + proposal.update, proposal.iteration, proposal.update  # without data workers
+    line = 'plan="%s" simulated_step_s=%.4f simulated_iteration_s=%.4f simulated_update_s=%.4f'
+    logger.info(line, choice.sizes, *times)
+    comparison = with_alternatives(choice.comparison(), choice, fill=fill, asking=asking)
+    for text in (comparison.verdict, *comparison.remarks):
+        logger.info("%s", text)
+    if restriction := restriction_of(recipe):
+        logger.info("%s", restriction)
+    return choice.plan(sample_batch=samples_drawn_together(recipe))

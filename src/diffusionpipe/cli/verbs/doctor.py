@@ -1,0 +1,239 @@
+"""`diffusionpipe doctor`: examine the machines, their devices and links, before a long training finds out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from diffusionpipe.runtime.job.process_group import Meeting
+    from diffusionpipe.workflows.doctor_facts import Facts
+    from diffusionpipe.workflows.doctor_findings import Finding
+
+
+def doctor(
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Processes to start; default: one per GPU, or 2. Not under torchrun."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    folder: Annotated[
+        Path, typer.Option(help="A folder on the disk of the runs, where a checkpoint is tried.")
+    ] = Path(),
+    out: Annotated[Path | None, typer.Option(help="Write the report as JSON, to attach to a question.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Let the JSON have names of hosts and their addresses.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(help="TCP port on which the ranks connect; default: any free port. Not under torchrun."),
+    ] = None,
+) -> None:
+    """Check machines, devices, links, a small pipeline and a checkpoint; each line is ok, warn or fail."""
+    from diffusionpipe.cli.verbs.outputs import check_outputs
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.launching.launch import is_under_torchrun
+
+    check_outputs(out)
+    if not folder.is_dir():
+        raise ConfigError(f"the folder {folder} does not exist; make it, or choose another with --folder")
+    if is_under_torchrun(os.environ):
+        if ranks is not None or port is not None:
+            raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
+        _join(device, folder, Report(out, full))
+        return
+    count = ranks or _default_ranks(device)
+    faults = _before_start(count, port)
+    if faults:
+        Report(out, full).write((), faults)
+        raise typer.Exit(1)
+    options = ["--device", device, "--folder", str(folder), *(["--out", str(out)] if out is not None else [])]
+    _launch([*options, *(["--full"] if full else [])], count, port)
+
+
+def _before_start(ranks: int, port: int | None) -> list[Finding]:
+    """Faults of this machine without which no rank could start."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.runtime.job.interfaces import GLOO, check_interfaces
+    from diffusionpipe.runtime.job.loopback import loopback_listener
+    from diffusionpipe.workflows.doctor_findings import Finding, Status
+    from diffusionpipe.workflows.machine import check_processes
+
+    def listen() -> None:
+        try:
+            loopback_listener("127.0.0.1", port).close()
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise ConfigError(
+                f"port {port} cannot be used: {reason}; choose another with --port, or leave it out"
+            ) from error
+
+    found = []
+    checks: list[tuple[str, Callable[[], None]]] = [
+        ("interfaces", lambda: check_interfaces(os.environ, (GLOO,))),
+        ("host memory", lambda: check_processes(ranks)),
+        ("port", listen),
+    ]
+    for name, check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            text, _, remedy = str(error).partition("; ")
+            found.append(Finding(name=name, status=Status.FAIL, text=text, remedy=remedy))
+    return found
+
+
+def _launch(options: Sequence[str], ranks: int, port: int | None) -> None:
+    from tempfile import TemporaryDirectory
+
+    from diffusionpipe.trainer.launching.launch import launch
+
+    with TemporaryDirectory() as logs:
+        command = [sys.executable, "-m", "diffusionpipe", "doctor", *options]
+        status = launch(command, ranks=ranks, log_folder=Path(logs), environ=os.environ, port=port)
+    if status:
+        raise typer.Exit(status)
+
+
+def _default_ranks(device: str) -> int:
+    import torch
+
+    return (torch.cuda.device_count() if device != "cpu" else 0) or 2
+
+
+ARRIVAL = 60.0
+"""Seconds in which all ranks must come: torchrun and srun start them together."""
+TRANSFER_ON_CPU = 30.0
+TRANSFER_ON_GPU = 600.0
+"""Seconds of one transfer. On GPUs the trial ends first, because an expired transfer of NCCL aborts its process."""
+FAULTS = "the examination found faults; see the lines with fail"
+
+
+def _join(device: str, folder: Path, report: Report) -> None:
+    """Be one rank of the examination."""
+    from diffusionpipe.errors import ConfigError, PeerError
+    from diffusionpipe.runtime.job.devices import sight
+    from diffusionpipe.runtime.job.process_group import leave, membership, met
+    from diffusionpipe.workflows.doctor_findings import Finding, Status
+
+    member = membership(os.environ)
+    has_met = False
+    try:
+        try:
+            with met(member, sight(device, member.local_rank), arrival=ARRIVAL) as meeting:
+                has_met = True
+                facts, found = _examine(meeting, folder, report)
+                if member.rank == 0:
+                    report.write(facts, found)
+        except ConfigError as error:
+            if has_met or member.rank > 0:
+                raise
+            report.write((), [Finding(name="start", status=Status.FAIL, text=str(error), remedy=START)])
+            raise PeerError(FAULTS) from error
+        if any(one.status == "fail" for one in found):
+            raise PeerError(FAULTS)
+    except (Exception, KeyboardInterrupt) as error:
+        leave(error, member)
+
+
+START = "the ranks must find each other before anything else can be examined"
+
+
+def _examine(meeting: Meeting, folder: Path, report: Report) -> tuple[tuple[Facts, ...], list[Finding]]:
+    import json
+
+    from diffusionpipe.errors import PeerError
+    from diffusionpipe.runtime.comm.exchange import form_of
+    from diffusionpipe.runtime.job.process_group import ending
+    from diffusionpipe.workflows.doctor_connections import connections
+    from diffusionpipe.workflows.doctor_facts import Facts, facts_of
+    from diffusionpipe.workflows.doctor_findings import NEEDED, findings_of
+    from diffusionpipe.workflows.doctor_trials import not_tried, opened_group, trials
+
+    form = form_of(Facts)
+    own = form.write(facts_of(meeting.sight, folder, os.environ))
+    facts = tuple(form.read(json.loads(text)) for text in meeting.everyone("doctor/facts", json.dumps(own)))
+    found = list(findings_of(facts))
+
+    def late(finding: Finding) -> None:
+        if meeting.membership.rank == 0:
+            report.write(facts, [*found, finding])
+            meeting.watchdog.report(PeerError(FAULTS))
+            ending(meeting.membership)(FAULTS)
+
+    def is_hopeless() -> bool:
+        return any(one.status == "fail" and one.name in NEEDED for one in found)
+
+    if not is_hopeless():
+        found.append(connections(meeting, facts))
+    if not is_hopeless():
+        is_gpu = any(one.device != "cpu" for one in facts)
+        job = opened_group(meeting, TRANSFER_ON_GPU if is_gpu else TRANSFER_ON_CPU, found, late)
+        if job is not None:
+            trials(job, folder, facts, found, late)
+    else:
+        found.append(not_tried("transfers and folder", "the ranks cannot compute together"))
+    return facts, found
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where the findings go: to the terminal, and to a file if one is asked for."""
+
+    out: Path | None
+    full: bool
+
+    def write(self, facts: Sequence[Facts], found: Sequence[Finding]) -> None:
+        """Print the lines and write the JSON."""
+        for line in lines_of(found):
+            typer.echo(line)
+        if self.out is not None:
+            from diffusionpipe.files.output_file import write_atomically
+
+            write_atomically(self.out, json_of(facts, found, full=self.full))
+            typer.echo(f"Written to {self.out}" + ("" if self.full else ", without names of hosts"))
+        sys.stdout.flush()
+
+
+def lines_of(found: Sequence[Finding]) -> list[str]:
+    """The report as people read it."""
+    width = max(len(one.name) for one in found)
+    lines = []
+    for one in found:
+        lines.append(f"{one.status:4}  {one.name:{width}}  {one.text}")
+        if one.remedy:
+            lines.append(f"{'':4}  {'':{width}}  {one.remedy}")
+    return lines
+
+
+def json_of(facts: Sequence[Facts], found: Sequence[Finding], *, full: bool) -> str:
+    """The report as JSON. Unless it is to be full, it holds no name of a host, device or interface, and no path."""
+    import json
+    from dataclasses import asdict
+
+    from diffusionpipe.workflows.doctor_facts import without_names
+    from diffusionpipe.workflows.doctor_findings import findings_of
+
+    shown = tuple(facts) if full else without_names(facts)
+    named = findings_of(shown) if shown else ()
+    findings = [asdict(one) for one in (*named, *found[len(named) :])]
+    if not full:
+        for one in findings:
+            if one["status"] == "fail" and one["name"] in TRIED:  # an error's text may hold paths and addresses
+                one["text"] = _kind_of_problem(one["text"])
+    return json.dumps({"ranks": [asdict(one) for one in shown], "findings": findings}, indent=1) + "\n"
+
+
+def _kind_of_problem(text: str) -> str:
+    """Of "rank 1: OSError: no space on /data" only "rank 1: OSError"; a text without a rank stays."""
+    rank, mark, rest = text.partition(": ")
+    return f"{rank}{mark}{rest.partition(':')[0]}" if rank.startswith("rank ") else text
+
+
+TRIED = ("connections", "groups", "messages", "sums", "pipeline", "shared folder", "checkpoint")
+"""Findings that may hold the text of an error."""

@@ -1,0 +1,106 @@
+"""What `plan --draw` says: how long pictures take over all devices of a cluster, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.planner.drawing import Drawing, DrawingMemory
+    from diffusionpipe.planner.pricing.setting import Setting
+
+GIB = 2**30
+HEADS = ("rank", "encoders", "weights", "tensors", "decoder", "peak", "of")
+_INDENT = "  "
+
+
+def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int) -> None:
+    """Print what drawing the batch takes.
+
+    Raises:
+        ConfigError: it does not fit, with the figures of the fullest rank and what would help.
+    """
+    from rich.console import Console
+
+    from diffusionpipe.planner.drawing import predict_drawing
+    from diffusionpipe.trainer.inference.ranks_drawing import rows_together
+
+    pictures = setting.workload.batch
+    rows = pictures * rows_a_picture
+    drawing = predict_drawing(setting, pictures=pictures, rows=rows, size=rows_together(rows))
+    check_room(drawing.memory, [device.memory for device in setting.cluster.devices])
+    console = Console(highlight=False)
+    for line in drawing_lines(drawing, setting, steps=steps, width=max(console.width, 72)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
+    """Refuse what does not fit.
+
+    Raises:
+        ConfigError: names the rank that lacks most.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    rank = max(range(len(memory)), key=lambda rank: memory[rank].peak - rooms[rank])
+    use, room = memory[rank], rooms[rank]
+    if use.peak <= room:
+        return
+    if use.encoders > room:
+        remedy = "every rank encodes all texts; use devices with more memory, or a smaller --batch"
+    elif use.decoding > room:
+        remedy = "one rank decodes; use devices with more memory, or a smaller --resolution"
+    else:
+        remedy = "use a cluster with more devices, or a smaller --batch"
+    decoder = f", then a decoder of {use.decoding / GIB:.2f} GiB" if use.decoding else ""
+    raise ConfigError(
+        f"drawing does not fit: rank {rank} lacks {(use.peak - room) / GIB:.2f} GiB. It would hold encoders of "
+        f"{use.encoders / GIB:.2f} GiB, then weights of {use.weights / GIB:.2f} GiB and tensors of "
+        f"{use.tensors / GIB:.2f} GiB{decoder}, and has {room / GIB:.2f} GiB; {remedy}"
+    )
+
+
+def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int) -> Iterator[str]:
+    """The whole screen."""
+    ranks = setting.cluster.num_ranks
+    pictures = "1 picture" if drawing.pictures == 1 else f"{drawing.pictures} pictures at a time"
+    yield from wrap(
+        f"drawing: {pictures} on {setting.cluster.name}, {ranks} devices, as sample --ranks {ranks} does: "
+        f"{drawing.seconds_a_picture(steps):.1f} s a picture",
+        width,
+        break_on_hyphens=False,
+    )
+    guided = " with and without its text (guidance)" if drawing.rows > drawing.pictures else ""
+    yield from wrap(
+        f"texts {drawing.encoding:.2f} s, then {steps} steps of {drawing.step:.2f} s, each picture{guided} through all "
+        f"stages; {_decoding(drawing)}",
+        width,
+        break_on_hyphens=False,
+    )
+    yield ""
+    cells = [HEADS, *(_cells(rank, use, setting) for rank, use in enumerate(drawing.memory))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield _INDENT.join(cell.rjust(size) for cell, size in zip(row, widths, strict=True))
+    yield ""
+    yield from wrap(
+        "GiB; encoders are gone before a rank has its weights   weights: of the rank's stage, in bfloat16   tensors: "
+        "texts and latents of all pictures, and what the hungriest layer needs   decoder: in float32, when the weights "
+        "are gone   of: memory of the device",
+        width,
+        break_on_hyphens=False,
+    )
+
+
+def _decoding(drawing: Drawing) -> str:
+    """What is known of decoding, in words."""
+    if not drawing.is_decoding_known:
+        return "decoding is not counted, because the profile does not say what the VAE takes"
+    way = "tile by tile, because a whole picture does not fit" if drawing.is_tiled else "each as a whole"
+    return f"the time of decoding is not counted; rank 0 decodes one picture after the other, {way}"
+
+
+def _cells(rank: int, use: DrawingMemory, setting: Setting) -> tuple[str, ...]:
+    sizes = (use.encoders, use.weights, use.tensors, use.decoding, use.peak, setting.cluster.devices[rank].memory)
+    return str(rank), *(f"{size / GIB:.2f}" for size in sizes)

@@ -1,0 +1,202 @@
+"""`diffusionpipe profile RECIPE`: what every layer of a recipe's model costs, measured here or computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from diffusionpipe.costs import LayerProfile, Profile
+    from diffusionpipe.trainer.recipe import Recipe
+    from diffusionpipe.units import Seconds
+
+NUM_SLOWEST = 12
+
+
+def profile(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to change: key.path=value, e.g. data.resolution=512.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The profile file to write.")] = Path("profile.json"),
+    analytic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Compute the times for a known device instead, e.g. a100-80 or rtx4090; this machine does not need "
+            "it.",
+        ),
+    ] = None,
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes to measure, separated by commas.")] = "1,2,4,8,16,32",
+    device: Annotated[str, typer.Option(help="Where to measure: auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Minimum number of measurements of each layer.")
+    ] = 5,
+    time_budget: Annotated[
+        float,
+        typer.Option(min=0.0, max=1e9, help="After this number of seconds, no larger batch size is measured."),
+    ] = 120.0,
+) -> None:
+    """Measure the time and memory of each layer for `plan`, or compute them for another device."""
+    from diffusionpipe.cli.verbs.outputs import check_outputs
+    from diffusionpipe.costs.files import write_profile
+    from diffusionpipe.trainer.recipe import load_recipe
+
+    sizes = _batch_sizes(batch_sizes)
+    check_outputs(out)
+    loaded = load_recipe(recipe, overrides or ())
+    if analytic is None:
+        made = _measured(loaded, sizes, device, repeats, time_budget)
+    else:
+        made = _computed(loaded, sizes, analytic)
+    _print_report(made)
+    write_profile(made, out)
+    typer.echo(f"Written to {out}")
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+    from diffusionpipe.errors import ConfigError
+
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
+        raise ConfigError(
+            f"--batch-sizes is {text[:200]}; give whole numbers from 1 to 9,999,999, separated by commas, e.g. 1,2,4,8"
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int, budget: Seconds) -> Profile:
+    from diffusionpipe.profiler import profile_model
+    from diffusionpipe.profiler.decoding import decoding_of_graph
+    from diffusionpipe.trainer.model.members import build_model
+    from diffusionpipe.workflows.device import chosen_device
+
+    chosen = chosen_device(device).type
+    opened = build_model(loaded, chosen)
+    graph, model = opened.graph, opened.model
+    with progress_bar() as report:
+        profile = profile_model(
+            graph,
+            model,
+            batch_sizes=sizes,
+            device=chosen,
+            precision=loaded.training.precision.value,
+            repeats=repeats,
+            time_budget=budget,
+            progress=report,
+        )
+    return replace(profile, decoding=decoding_of_graph(graph))
+
+
+def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
+    from diffusionpipe.costs.devices import device_rates
+    from diffusionpipe.profiler import analytic_profile
+    from diffusionpipe.profiler.decoding import decoding_of_graph
+    from diffusionpipe.trainer.model.members import build_model
+
+    device_rates(name)  # a wrong name is said before the model is built
+    opened = build_model(loaded, "cpu")
+    graph, model = opened.graph, opened.model
+    with progress_bar() as report:
+        profile = analytic_profile(
+            graph,
+            model,
+            device=name,
+            precision=loaded.training.precision.value,
+            batch_sizes=sizes,
+            progress=report,
+        )
+    return replace(profile, decoding=decoding_of_graph(graph))
+
+
+class progress_bar:  # noqa: N801  # used as a function
+    """A bar with the time left, as a function (work done, all work); gone at the end."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("profiling"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,  # rich would leave an empty line
+        )
+        self._task = self._bar.add_task("profiling", total=None)
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        self._bar.__enter__()
+        return lambda done, total: self._bar.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+def _print_report(made: Profile) -> None:
+    from rich.console import Console
+
+    console = Console()
+    mode = f", {made.mode}" if made.mode else ""
+    heading = f"{made.source} on {made.device}, {made.precision}{mode}; milliseconds for {made.batch_sizes[-1]} samples"
+    console.print(heading, soft_wrap=True, highlight=False)
+    console.print(_components(made))
+    console.print(_slowest(made))
+    console.print("kept: activations for the backward   temp: temporary memory; of several layers, the most")
+
+
+def _components(made: Profile) -> Table:
+    """Totals of each component at the largest batch."""
+    table = _table("component")
+    components: dict[str, list[LayerProfile]] = {}
+    for spec, layer in zip(made.graph.layers, made.layers, strict=True):
+        components.setdefault(spec.component, []).append(layer)
+    bytes_of = {parameter.name: parameter.num_bytes for parameter in made.graph.parameters}
+    for component, layers in components.items():
+        own = {name for spec in made.graph.layers if spec.component == component for name in spec.parameters}
+        table.add_row(component, *_row(layers, sum(bytes_of[name] for name in own)))
+    table.add_section()
+    table.add_row("all", *_row(made.layers, sum(bytes_of.values())))
+    return table
+
+
+def _slowest(made: Profile) -> Table:
+    """The layers that take longest at the largest batch."""
+    table = _table("slowest layers")
+    bytes_of = {parameter.name: parameter.num_bytes for parameter in made.graph.parameters}
+    pairs = sorted(zip(made.layers, made.graph.layers, strict=True), key=lambda pair: -_total(pair[0]))
+    for layer, spec in pairs[:NUM_SLOWEST]:
+        table.add_row(layer.name, *_row([layer], sum(bytes_of[name] for name in spec.parameters)))
+    return table
+
+
+def _table(title: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(title, overflow="fold")  # long names go on in the next line, so that no figure is cut
+    for heading in ("forward", "input\ngrad", "weight\ngrad", "weights\nMiB", "kept\nMiB", "temp\nMiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _total(layer: LayerProfile) -> Seconds:
+    return layer.forward[-1] + layer.input_grad[-1] + layer.weight_grad[-1]
+
+
+def _row(layers: Iterable[LayerProfile], parameters: int) -> list[str]:
+    """Figures of these layers together; their workspace is that of the largest."""
+    layers = list(layers)
+    times = (sum(getattr(layer, field)[-1] for layer in layers) for field in ("forward", "input_grad", "weight_grad"))
+    sizes = (parameters, sum(layer.activation[-1] for layer in layers), max(layer.workspace[-1] for layer in layers))
+    return [*(f"{time * 1000:.2f}" for time in times), *(f"{size / 2**20:.1f}" for size in sizes)]

@@ -1,0 +1,304 @@
+"""`diffusionpipe rehearse`: a plan run by real processes with virtual stages, beside its prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diffusionpipe.cli.verbs.plan_options import UsedRanks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from diffusionpipe.cli.text.rehearsal_report import Outcome
+    from diffusionpipe.costs import Costs, Profile
+    from diffusionpipe.ir import Mesh, Plan
+    from diffusionpipe.runtime.machine.machine_use import Counters
+    from diffusionpipe.units import Seconds
+    from diffusionpipe.workflows.rehearsal import Rehearsed
+    from diffusionpipe.workflows.rehearsal_size import Size
+
+RUN = "plan"
+BUSY = 0.25
+"""Other programs' part of all cores from which on measured times are not to be trusted,"""
+CROWDED = 0.5
+"""and that of the ranks themselves."""
+LINES_EVERY = 5.0
+"""Seconds between lines where no bar can be drawn."""
+
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)]
+ProfileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The profile from which the plan was made.")]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The cluster for which the plan was made: device speeds and links."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The model of the plan, in place of --profile, as it was given to `plan`."),
+]
+ResolutionOption = Annotated[
+    str | None, typer.Option(metavar="SIDE", help="With --model: size of a picture or clip, as for `plan`.")
+]
+ScaleOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Factor for all waits; default: the shortest stage waits 10 ms, but the whole rehearsal takes at "
+        "most 20 s."
+    ),
+]
+BytesScaleOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Factor for the sizes of all tensors between stages; default: copying takes at most 5 % of a core, and "
+        "tensors take at most half of the free memory."
+    ),
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes to start: whole data-parallel groups of the plan; default: all ranks."),
+]
+IterationsOption = Annotated[int, typer.Option(min=1, max=1_000_000, help="Measured iterations.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+PngOption = Annotated[Path | None, typer.Option(help="Draw the prediction above a measured iteration.")]
+
+
+def rehearse(
+    plan: PlanArgument,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    scale: ScaleOption = None,
+    bytes_scale: BytesScaleOption = None,
+    ranks: RanksOption = None,
+    iterations: IterationsOption = 10,
+    json: JsonOption = False,
+    png: PngOption = None,
+    model: ModelOption = None,
+    resolution: ResolutionOption = None,
+    use: UsedRanks = None,
+) -> None:
+    """Run a plan on this machine with waits in place of compute, and compare measured and predicted times."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from diffusionpipe.cli.text.rehearsal_report import figures_of, print_report
+    from diffusionpipe.cli.verbs.outputs import check_outputs
+    from diffusionpipe.ir.files import read_plan
+    from diffusionpipe.runtime.machine.free_memory import free_memory
+    from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
+    from diffusionpipe.workflows.rehearsal import fitting_scale, rehearsal_mesh
+    from diffusionpipe.workflows.rehearsal_size import size_of
+
+    began = read_counters(own_cores())
+    _check_scales({"--scale": scale, "--bytes-scale": bytes_scale})
+    check_outputs(pictures=(png,))
+    loaded, made = read_plan(plan), _profile(profile, model, resolution, cluster)
+    _require_sound(loaded, made, plan, str(profile or model))
+    mesh = rehearsal_mesh(loaded.mesh, ranks)
+    costs = _costs(loaded, made, cluster, use)
+    scale = scale or fitting_scale(loaded.train, costs, iterations)
+    size = size_of(
+        loaded.train,
+        costs,
+        made.graph,
+        mesh,
+        iterations=iterations,
+        scale=scale,
+        bytes_scale=bytes_scale,
+        free=free_memory(),
+    )
+    errors = Console(stderr=True, highlight=False)
+    _say(errors, str(size))
+    _warn_if_busy(errors, began)
+    found = _rehearsed(errors, loaded, costs, made, size, mesh=mesh, scale=scale, is_given=bytes_scale is not None)
+    figures = figures_of(found, loaded, made, costs)
+    if json:
+        typer.echo(dumps(figures, indent=2))
+    else:
+        print_report(Console(highlight=False), figures)
+    if warning := disturbance(figures["processor"]):
+        _say(errors, f"[yellow]warning:[/] {warning}")
+    if png:
+        _draw(found.result, loaded, png, plan.stem)
+
+
+def _check_scales(scales: Mapping[str, float | None]) -> None:
+    from diffusionpipe.errors import ConfigError
+
+    for name, value in scales.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
+
+
+def _profile(file: Path | None, model: str | None, resolution: str | None, cluster: str | None) -> Profile:
+    """The profile in the file, or that of the model on the cluster's device."""
+    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.workflows.stated_model import named_model, profile_of
+
+    stated = named_model(model, file, resolution=resolution)
+    if file is not None:
+        return read_profile(file)
+    if stated is None or cluster is None:
+        raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
+    return profile_of(stated, load_cluster(cluster))
+
+
+def _rehearsed(
+    errors: Console, plan: Plan, costs: Costs, profile: Profile, size: Size, *, mesh: Mesh, scale: float, is_given: bool
+) -> Outcome:
+    """Start the ranks, measure their link, and let them rehearse."""
+    from diffusionpipe.cli.text.rehearsal_report import Outcome
+    from diffusionpipe.runtime.job.local_ranks import local_ranks
+    from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
+    from diffusionpipe.workflows.rehearsal import fitting_bytes_scale, measured_link, rehearse_runs, virtual_run
+
+    counters = []
+    with local_ranks(mesh.num_ranks) as processes:
+        with errors.status("starting the ranks"):
+            link = measured_link(processes)
+        bytes_scale = size.bytes_scale
+        if not is_given:
+            fitting = fitting_bytes_scale(plan.train, costs, link, size.iteration, data_parallel=mesh.data_parallel)
+            bytes_scale = min(bytes_scale, fitting)
+        run = virtual_run(plan.train, costs, profile.graph, mesh, scale=scale, bytes_scale=bytes_scale, link=link)
+        with RehearsalProgress(errors, size) as report:
+
+            def note(done: int) -> None:
+                counters.append(read_counters(own_cores()))
+                report(done)
+
+            found = rehearse_runs(processes, {RUN: run}, [RUN] * size.iterations, note)[RUN]
+    others = used_by_others(counters[0], counters[-1])
+    return Outcome(result=found, size=size, link=link, scale=scale, bytes_scale=bytes_scale, others=others)
+
+
+class RehearsalProgress:
+    """How many iterations are done: a bar on a terminal, elsewhere a line now and then. Used as a context."""
+
+    def __init__(self, console: Console, size: Size, *, clock: Callable[[], Seconds] = perf_counter) -> None:
+        self._console, self._size, self._clock = console, size, clock
+        self._bar: Progress | None = None
+        self._said = clock()
+
+    def __enter__(self) -> Callable[[int], None]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        if self._console.is_terminal:
+            columns = TextColumn("rehearsing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("rehearsing", total=self._size.iterations + 1)
+            self._bar.start()
+        return self._update
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _update(self, done: int) -> None:
+        """Show that `done` iterations have been measured; one warm-up iteration ran before them."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done + 1)
+            return
+        now, left = self._clock(), self._size.iterations - done
+        if done and (now - self._said >= LINES_EVERY or (not left and self._size.seconds >= LINES_EVERY)):
+            seconds = f"about {left * self._size.iteration:.0f} s left" if left else "done"
+            self._console.print(f"rehearsed {done} of {self._size.iterations} iterations, {seconds}", soft_wrap=True)
+            self._said = now
+
+
+def _warn_if_busy(errors: Console, began: Counters | None) -> None:
+    """A warning if other programs have used the machine since this command began."""
+    from diffusionpipe.runtime.machine.cores import num_cores
+    from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
+
+    others, cores = used_by_others(began, read_counters(own_cores())), num_cores()
+    if others is not None and others > BUSY * cores:
+        _say(
+            errors,
+            f"[yellow]warning:[/] other programs use {others:.1f} of this machine's {cores} cores now; ranks that "
+            "share their cores wake up late, and measured times get longer",
+        )
+
+
+def used_by_others(begin: Counters | None, end: Counters | None) -> float | None:
+    """Cores that other programs kept busy between two readings of this command, whose ranks are its own."""
+    from diffusionpipe.runtime.machine.machine_use import StepCounters, cores_of_others, own_cores
+
+    if begin is None or end is None or end.clock <= begin.clock:
+        return None
+    return cores_of_others(len(own_cores()), [StepCounters(begin, end)])
+
+
+def _say(console: Console, text: str) -> None:
+    """One message; a terminal's lines are broken between words."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def disturbance(processor: dict[str, Any]) -> str | None:
+    """What made the measured times too long; None if nothing did."""
+    others, ranks, cores = processor["other_cores"], processor["rank_cores"], processor["cores"]
+    if others is not None and others > BUSY * cores:
+        return (
+            f"other programs used {others:.1f} of this machine's {cores} cores meanwhile, so the measured times are "
+            "too long; rehearse again when it is idle"
+        )
+    if ranks > CROWDED * cores:
+        return (
+            f"the ranks used {ranks:.1f} of this machine's {cores} cores, so they delayed each other; use a larger "
+            "--scale, a smaller --bytes-scale, or fewer --ranks"
+        )
+    return None
+
+
+def _require_sound(plan: Plan, profile: Profile, plan_file: Path, source: str) -> None:
+    """Refuse a plan that is illegal or of another model."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.timing.legal import check_plan
+
+    check_plan(plan, source=plan_file)
+    known = {layer.name for layer in profile.graph.layers}
+    unknown = [name for block in plan.blocks for name in block if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{source} was made for another model than {plan_file}: it lacks {len(unknown)} of the plan's "
+            f"layers, e.g. {unknown[0]}; give the profile from which the plan was made"
+        )
+
+
+def _costs(plan: Plan, profile: Profile, cluster: str | None, use: str | None) -> Costs:
+    """What the plan's actions cost, unscaled."""
+    from dataclasses import replace
+
+    from diffusionpipe.cli.verbs.plan_asking import ranks_named
+    from diffusionpipe.costs.clusters import check_ranks, load_cluster
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.from_profile import setting_of
+    from diffusionpipe.planner.pricing.stage_costs import costs_of
+    from diffusionpipe.workflows.used_devices import used_of
+
+    if use is not None and cluster is None:
+        raise ConfigError("--use names ranks of --cluster; give both, or leave out --use")
+    setting = setting_of(profile, plan.mesh, plan.batch)
+    setting = replace(setting, workload=replace(setting.workload, checkpointed=plan.checkpointed))
+    if cluster is not None:
+        setting = replace(setting, cluster=used_of(load_cluster(cluster), ranks_named(use), source="--use"))
+        check_ranks(setting.cluster, plan.mesh.num_ranks, source="the plan")
+    return costs_of(plan.train, plan.blocks, plan.mesh, setting)
+
+
+def _draw(found: Rehearsed, plan: Plan, png: Path, title: str) -> None:
+    from diffusionpipe import viz
+    from diffusionpipe.workflows.rehearsal import group_of
+
+    mesh: Mesh = found.mesh
+    timelines = [("predicted", found.predicted), ("measured", group_of(found.typical, mesh))]
+    viz.gantt(timelines, png, title=f"{title}, rehearsed", schedule=plan.train, axis=viz.MILLISECONDS)
+    typer.echo(f"wrote {png}", err=True)

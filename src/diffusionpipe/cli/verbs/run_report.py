@@ -1,0 +1,382 @@
+"""What a run says of itself: at its start what it is, at its end where the time of a step went.
+
+On a terminal it is a block with a table, elsewhere lines of key=value, one subject each.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from diffusionpipe.runtime.machine.error_file import is_shortage
+from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.workflows.expectation import Expectation, expectation_of
+from diffusionpipe.workflows.run_facts import (
+    count_parameters,
+    named_microbatches,
+    parts_of,
+    ranks_of_worker,
+    shape_of,
+    trained_components,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    from diffusionpipe.planner.correction.correct import StepTimes
+    from diffusionpipe.trainer.data.survey import Line
+    from diffusionpipe.trainer.recipe import Recipe
+    from diffusionpipe.trainer.setup.start import Start
+    from diffusionpipe.workflows.run_check import RunCheck
+
+logger = logging.getLogger(__name__)
+
+MAX_LISTED = 8
+"""Of more workers than this only the least and the most memory are shown."""
+PARTS_OF_STEP = ("iteration", "update", "data")
+
+Pairs = Mapping[str, object]
+
+
+class RunReport:
+    """The report of one run, which rank 0 shows. Mutable: remembers at the end what was said at the start."""
+
+    def __init__(self, console: "Console", rank: int = 0, check: "RunCheck | None" = None) -> None:
+        """`check`: who corrects the prediction meanwhile; None for nobody."""
+        self._console, self._rank, self._check = console, rank, check
+        self._start: Start | None = None
+        self._expected: Expectation | None = None
+        self.recipe: Recipe | None = None
+        """The recipe that the run trains by; None until it is settled."""
+
+    def settle(self, recipe: "Recipe") -> None:
+        """Hear with which recipe a run goes on that may have been told other values at an earlier start."""
+        self.recipe = recipe
+
+    def data(self, lines: "Sequence[Line]") -> None:
+        """Show what the data are."""
+        if self._console.is_terminal:
+            self._console.print(data_block(lines))
+        else:
+            for line in lines:
+                logger.log(logging.WARNING if line.is_warning else logging.INFO, "%s: %s", line.name, line.text)
+
+    def start(self, start: "Start") -> None:
+        """Show what the run is."""
+        self._start = start
+        if self._check is not None:
+            self._check.begin(start)
+        if self._rank:
+            return
+        self._expected = expectation_of(start)
+        if self._console.is_terminal:
+            self._console.print(start_block(start, self._expected))
+        else:
+            for line in start_lines(start, self._expected):
+                logger.info("%s", line)
+
+    def explain(self, error: BaseException) -> None:
+        """If the error means that there is no more memory, add how much of it the plan predicts for this rank."""
+        if self._start is None or not is_shortage(error):
+            return
+        expected, mesh = expectation_of(self._start), self._start.plan.mesh
+        size = expected.memory[mesh.place(self._rank)[1]] / 2**30
+        rest = "" if expected.has_activations else " without activations and messages, which were not measured"
+        error.add_note(f"The plan predicts a peak of {size:.2f} GiB for this rank{rest}.")
+
+    def end(self) -> None:
+        """Show where the time of this process's median step went, beside what was expected."""
+        from diffusionpipe.trainer.reporting.metrics import read_metrics
+
+        if self._start is None or self._expected is None:
+            return
+        rows = read_metrics(self._start.recipe.run.folder)
+        measured = median_step(rows, after=self._start.step)
+        if not measured:
+            return
+        peak = next((row["memory_peak_gib"] for row in reversed(rows) if "memory_peak_gib" in row), None)
+        found = self._check.correction if self._check is not None else None
+        corrected = found.corrected if found is not None else None
+        if self._console.is_terminal:
+            self._console.print(end_table(measured, self._expected, peak, corrected))
+        else:
+            logger.info("%s", end_line(measured, self._expected, peak, corrected))
+
+
+def data_block(lines: "Sequence[Line]") -> "Panel":
+    """What the data are, for a terminal."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+    before = ""
+    for line in lines:
+        rows.add_row("" if line.name == before else line.name, Text(line.text, style="yellow" * line.is_warning))
+        before = line.name
+    return Panel(rows, title="data", title_align="left", highlight=False)
+
+
+def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
+    """What the run is, line by line."""
+    recipe, plan = start.recipe, start.plan
+    shape, parts = shape_of(plan), parts_of(plan, start.model)
+    counts = _parameters(start)
+    yield _line(run=recipe.run.folder, model=recipe.model.path, precision=recipe.training.precision.value)
+    trained = ",".join(trained_components(start.model))
+    numbers = {"trained_parameters": counts["trained"], "frozen_parameters": counts["frozen"]}
+    adapters = {"lora_rank": recipe.lora.rank} if recipe.lora.rank is not None else {}
+    yield _line(trained=trained, **adapters, **numbers)
+    yield _line(ranks=plan.mesh.num_ranks, nodes=len(set(start.hosts)), device=_devices(start))
+    data: dict[str, object] = {"data": recipe.data.train, "samples": start.samples}
+    if start.conditions:
+        data["conditioning_pictures"] = start.conditions
+    if start.held_out is not None:
+        data["validation_samples"] = start.held_out
+    yield _line(**data)
+    sizes: dict[str, object] = {"schedule": shape.name, "stages": len(parts)}
+    if shape.replicas:
+        sizes["replicas"] = ",".join(map(str, shape.replicas))
+    sizes |= {"copies": plan.mesh.data_parallel, "microbatches": "+".join(map(str, shape.microbatches))}
+    if plan.train.lead:
+        sizes["versions"] = recipe.pipeline.versions.value
+    sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
+    yield _line(**sizes, sharded=plan.mesh.shard > 1, offload_frozen=plan.offload_frozen)
+    for number, part in enumerate(parts):
+        yield _line(
+            stage=number,
+            on_ranks=_listed(part.ranks),
+            stage_layers=len(part.layers),
+            first=part.layers[0],
+            last=part.layers[-1],
+            stage_parameters=_count(part.parameters),
+        )
+    yield from _memory_lines(start, expected)
+    if expected.decoding:
+        yield _line(decoding=expected.decoding)
+    if expected.step is None:
+        yield "predicted_step_s=unknown reason=layers_not_measured"
+    else:
+        yield _line(**_predicted(expected), predicted_samples_per_s=f"{plan.batch / expected.step:.4g}")
+    begin = "none" if start.checkpoint is None else str(start.checkpoint)
+    yield _line(steps=recipe.training.steps, from_step=start.step, resumed=begin)
+
+
+def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
+    rest = {} if expected.has_activations else {"activations": "unknown"}
+    for worker, size in enumerate(expected.memory):
+        ranks = _listed(ranks_of_worker(start.plan, worker))
+        yield _line(on_ranks=ranks, memory_mib=f"{size / 2**20:.1f}", **rest)
+
+
+def start_block(start: "Start", expected: Expectation) -> "Panel":
+    """What the run is, for a terminal."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    recipe, plan, counts = start.recipe, start.plan, _parameters(start)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+    held_out = f", {start.held_out} for validation" if start.held_out is not None else ""
+    steered = ", each with a conditioning picture" if start.conditions else ""
+    hosts, trained = len(set(start.hosts)), ", ".join(trained_components(start.model))
+    adapters = f" (adapters of rank {recipe.lora.rank})" if recipe.lora.rank is not None else ""
+    facts = {
+        "model": f"{recipe.model.path}, trained {counts['trained']} parameters of {trained}{adapters}, "
+        f"frozen {counts['frozen']}",
+        "data": f"{_number(start.samples, 'sample')} in {recipe.data.train}{steered}{held_out}",
+        "ranks": f"{_number(plan.mesh.num_ranks, 'rank')} on {_number(hosts, 'node')}: {_devices(start)}",
+        "precision": recipe.training.precision.value,
+        "layout": _layout(start),
+        "memory": _memory(start, expected),
+        **({"samples": expected.decoding} if expected.decoding else {}),
+        "step": _step(start, expected),
+        "training": _training(start),
+    }
+    for name, text in facts.items():
+        rows.add_row(name, Text(text))
+    content = Group(rows, Text(), _stage_table(start))
+    return Panel(content, title=Text(str(recipe.run.folder)), title_align="left", highlight=False)
+
+
+def _stage_table(start: "Start") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("stage", "ranks", "trained", "layers"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("first to last")
+    for number, part in enumerate(parts_of(start.plan, start.model)):
+        ends = Text(f"{part.layers[0]} to {part.layers[-1]}")
+        table.add_row(str(number), _listed(part.ranks), _count(part.parameters), str(len(part.layers)), ends)
+    return table
+
+
+def _layout(start: "Start") -> str:
+    plan, shape = start.plan, shape_of(start.plan)
+    words = [shape.name]
+    if plan.mesh.pipeline > 1:
+        words.append(_number(len(parts_of(plan, start.model)), "stage"))
+    if shape.replicas:
+        words.append(f"replicas {', '.join(map(str, shape.replicas))}")
+    if plan.mesh.data_parallel > 1:
+        words.append(f"{plan.mesh.data_parallel} copies")
+    words.append(f"{named_microbatches(shape.microbatches)} of {shape.microbatch_size}")
+    words.append(f"batch {plan.batch}")
+    words.append("filled" if plan.is_filled else "not filled")
+    if plan.train.lead:
+        words.append(f"no flush, weights {start.recipe.pipeline.versions.value}")
+    if plan.offload_frozen:
+        words.append("frozen weights in host memory")
+    return ", ".join(words)
+
+
+def _memory(start: "Start", expected: Expectation) -> str:
+    sizes = [(ranks_of_worker(start.plan, worker), size) for worker, size in enumerate(expected.memory)]
+    if len(sizes) > MAX_LISTED:
+        most = max(sizes, key=lambda pair: pair[1])
+        least = min(size for _, size in sizes)
+        text = f"{_bytes(least)} to {_bytes(most[1])}, the most on rank {_listed(most[0])}"
+    else:
+        text = ", ".join(f"rank {_listed(ranks)}: {_bytes(size)}" for ranks, size in sizes)
+    kind = "expected at the peak" if expected.has_activations else "weights, gradients, optimizer; activations unknown"
+    return f"{text} ({kind})"
+
+
+def _step(start: "Start", expected: Expectation) -> str:
+    if expected.step is None or expected.iteration is None:
+        return "time unknown: the layers were not measured"
+    update = f", update {_milliseconds(expected.update)}" if expected.update is not None else ""
+    if (loading := expected.loading) is not None:
+        update += f", data workers about {_milliseconds(loading.usual)}"
+        update += f" ({loading.least * 1000:.1f} to {loading.most * 1000:.1f})"
+    rate = f"{start.plan.batch / expected.step:.4g} samples/s"
+    return f"{_milliseconds(expected.step)} expected (iteration {_milliseconds(expected.iteration)}{update}), {rate}"
+
+
+def _training(start: "Start") -> str:
+    steps = start.recipe.training.steps
+    if start.checkpoint is None:
+        return _number(steps, "step")
+    return f"steps {start.step + 1} to {steps}, from {start.checkpoint}"
+
+
+def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> dict[str, Seconds]:
+    """Medians of a step and its parts over the steps after `after`, without the first of them; {} without any."""
+    steps = [row for row in rows if row.get("iteration_s") is not None and (row["step"] or 0) > after]
+    steps = steps[1:] or steps
+    names = ("step", *PARTS_OF_STEP) if steps else ()
+    return {name: median(row[f"{name}_s"] or 0.0 for row in steps) for name in names}
+
+
+def end_line(
+    measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
+) -> str:
+    """Where the time of the median step went, in a line; and rank 0's peak of memory in GiB, if it is known."""
+    pairs: dict[str, object] = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
+    pairs |= _predicted(expected)
+    if corrected is not None:
+        pairs["corrected_step_s"] = f"{corrected.step:.4f}"
+    if peak is not None:
+        pairs["memory_peak_gib"] = f"{peak:.2f}"
+        if expected.has_activations:
+            pairs["predicted_peak_gib"] = f"{expected.memory[0] / 2**30:.2f}"
+    return _line(**pairs)
+
+
+def end_table(
+    measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
+) -> "Table":
+    """Where the time of the median step went, for a terminal; and rank 0's peak of memory in GiB, if it is known."""
+    from rich.table import Table
+
+    predicted = {"step": expected.step, "iteration": expected.iteration, "update": expected.update}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("median step", no_wrap=True)
+    table.add_column("measured", justify="right", no_wrap=True)
+    table.add_column("predicted", justify="right", no_wrap=True)
+    later: dict[str, Seconds] = {}
+    if corrected is not None:
+        table.add_column("corrected", justify="right", no_wrap=True)
+        later = {"step": corrected.step, "iteration": corrected.iteration, "update": corrected.update}
+    for name, seconds in measured.items():
+        foreseen = (predicted.get(name), *([later.get(name)] if later else []))
+        table.add_row(name, _milliseconds(seconds), *("-" if one is None else _milliseconds(one) for one in foreseen))
+    if peak is not None:
+        foreseen_peak = _bytes(expected.memory[0]) if expected.has_activations else "-"
+        table.add_row("memory of rank 0", _bytes(int(peak * 2**30)), foreseen_peak)
+    return table
+
+
+def _predicted(expected: Expectation) -> dict[str, object]:
+    loading = expected.loading
+    times = {
+        "step": expected.step,
+        "iteration": expected.iteration,
+        "update": expected.update,
+        "loading": loading.usual if loading is not None else None,
+        "least_loading": loading.least if loading is not None else None,
+        "most_loading": loading.most if loading is not None else None,
+    }
+    return {f"predicted_{name}_s": f"{seconds:.4f}" for name, seconds in times.items() if seconds is not None}
+
+
+def _parameters(start: "Start") -> dict[str, object]:
+    return {
+        "trained": _count(count_parameters(start.model, trained=True)),
+        "frozen": _count(count_parameters(start.model, trained=False)),
+    }
+
+
+def _devices(start: "Start") -> str:
+    """The devices in one line, e.g. "NVIDIA H200" or "6 x NVIDIA A100, 2 x NVIDIA L40S"."""
+    kinds = {name: start.devices.count(name) for name in dict.fromkeys(start.devices)}
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return ", ".join(f"{count} x {name}" for name, count in kinds.items())
+
+
+def _line(**pairs: object) -> str:
+    return " ".join(f"{name}={_value(value)}" for name, value in pairs.items())
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Ranks as ranges where they follow each other: 0-3,8."""
+    texts: list[str] = []
+    start = 0
+    for index, rank in enumerate(ranks):
+        if index + 1 == len(ranks) or ranks[index + 1] != rank + 1:
+            texts.append(f"{ranks[start]}" if start == index else f"{ranks[start]}-{rank}")
+            start = index + 1
+    return ",".join(texts)
+
+
+def _count(number: int) -> str:
+    from diffusionpipe.trainer.reporting.counts import short_count
+
+    return short_count(number)
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _bytes(size: Bytes) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _milliseconds(seconds: Seconds) -> str:
+    return f"{seconds * 1000:.1f} ms"

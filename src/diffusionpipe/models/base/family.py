@@ -1,0 +1,226 @@
+"""What adapters share: their entry in the registry, chains of layers, checks of configurations."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.base.pipeline_call import PipelineCall
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+
+HINT = "; if it reads its own estimate (self-conditioning), set objective.self_conditioning"
+"""What to do about a denoiser with twice the inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """How a caption becomes the tokens that a text encoder reads."""
+
+    length: int
+    """Tokens, padded and cut."""
+    template: str = "{}"
+    """What stands around the caption."""
+    chat: Callable[[str], Mapping[str, Any]] | None = None
+    """`chat(caption)` -> arguments for the tokenizer's own template of a chat, which then stands for `template`."""
+    adds_marks: bool = True
+    """Whether the tokenizer adds tokens of its own for start and end, which templates of chats may hold already."""
+    side: str | None = "right"
+    """Where padding stands; None: as the tokenizer's folder says."""
+    clean: Callable[[str], str] = str
+    """What is done to the caption before; a function of a module, because data workers get it."""
+    dropped: int = 0
+    """Tokens of the template whose states are not read."""
+    instruction: str = ""
+    """What stands before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are
+    read; a gap of padding before these makes `length` tokens of any tokenizer's."""
+    suffix: str = ""
+    """What stands behind the caption and its padding."""
+
+
+def lowered(caption: str) -> str:
+    """The caption in small letters, without blanks around it."""
+    return caption.lower().strip()
+
+
+def question(caption: str, *, is_thinking: bool) -> dict[str, Any]:
+    """The caption as the first message of a chat, up to the answer, before which the model may think."""
+    messages = [{"role": "user", "content": caption}]
+    return {"conversation": messages, "add_generation_prompt": True, "enable_thinking": is_thinking}
+
+
+class Negative(str):
+    """A text that guidance leads away from, or that stands for no caption."""
+
+    __slots__ = ()
+
+
+class Absent(Negative):
+    """No text at all: the caption was dropped, or no negative prompt was given."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowResolution:
+    """The small pictures that a model of super-resolution reads."""
+
+    resolution: int
+    augmentation: float
+    """In training they are noised at levels below this share of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """The size of a sample that is no square picture, in pixels."""
+
+    width: int
+    height: int
+    frames: int = 1
+
+    @classmethod
+    def square(cls, side: int) -> "Clip":
+        """That of a square picture."""
+        return cls(width=side, height=side)
+
+    @property
+    def pixels(self) -> tuple[int, ...]:
+        """Shape of a sample, (3, H, W), of more than one frame (3, F, H, W)."""
+        return (3, *(() if self.frames == 1 else (self.frames,)), self.height, self.width)
+
+    def __str__(self) -> str:
+        """For people."""
+        size = f"{self.width} x {self.height} pixels"
+        return size if self.frames == 1 else f"{self.frames} frames of {size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One kind of diffusers pipeline."""
+
+    components: Mapping[str, str]
+    """The classes by the names that model_index.json gives them, e.g. "unet": "UNet2DConditionModel"."""
+    trainable: tuple[str, ...]
+    """Components that can be trained; the first is the denoiser, trained unless the recipe says otherwise."""
+    graph: Callable[..., LayerGraph]
+    """`graph(components, objective=Objective, resolution=pixels, train=components, dtype="float32")`."""
+    guidance: float
+    """Scale of classifier-free guidance that diffusers' pipeline draws with unless told otherwise; 1 is without."""
+    embedded_guidance: float | None = None
+    """What diffusers' pipeline tells a distilled model, one with guidance embeddings, unless told otherwise; None for a
+    pipeline without such models."""
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
+    """For raw inputs that are more than the caption's tokens."""
+    absent: tuple[str, ...] = ()
+    """Entries of model_index.json for which there is no adapter; they must be empty."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Entries of model_index.json that must have these values, where they are there."""
+    zeroed: str | None = None
+    """The entry of model_index.json that says whether the denoiser reads zeros in place of an `Absent` text; it does if
+    there is no entry. None: it reads what the encoders make of the empty text."""
+    call: PipelineCall | None = None
+    """How diffusers' own pipeline draws from it, with our layers for its transformer; None: our own loop draws."""
+    has_adapters: bool = True
+    """Whether diffusers' pipeline loads adapters, so that they can be trained and exported."""
+    convolution: str | None = None
+    """The first convolution of the denoiser, by its name below it, which self-conditioning widens; None: a denoiser
+    without it cannot read its own estimate."""
+    has_variances: bool = False
+    """Whether the denoiser also states variances, which `learned_variance` trains."""
+    augmentation: str | None = None
+    """The scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
+    has_clips: bool = False
+    """Whether `graph` also takes `clip`, a `Clip`."""
+    frame_rate: float | None = None
+    """Frames of a second that diffusers' pipeline tells the model, unless told otherwise; the graph reads "frame_rate".
+    None: the model is told none."""
+    sample_size: int | None = None
+    """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
+    says."""
+
+    @property
+    def needs_negative(self) -> bool:
+        """Whether diffusers' pipeline guides only where it is given a negative prompt, which may be the empty text.
+
+        Those pipelines call the scale true_cfg_scale; FLUX.1's is the one of them that our own loop draws for.
+        """
+        return self.embedded_guidance is not None if self.call is None else self.call.scale == "true_cfg_scale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One layer of a chain: it reads what the layer before it wrote, and `reads`."""
+
+    name: str
+    """Below the component; also names the tensor that the layer writes."""
+    run: Callable[..., Tensor]
+    """`run(component, hidden, *reads)`."""
+    modules: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+
+
+def chain(component: str, read: str, steps: Iterable[Step], write: str) -> tuple[Layer, ...]:
+    """The steps as layers of `component`: the first reads `read`, the last writes `write`, the others their name."""
+    steps = tuple(steps)
+    names = [f"{component}.{step.name}" for step in steps]
+    return tuple(
+        Layer(
+            name=name,
+            component=component,
+            reads=(hidden, *step.reads),
+            writes=(written,),
+            modules=step.modules,
+            run=_Single(step.run),
+        )
+        for step, name, hidden, written in zip(steps, names, [read, *names], [*names[:-1], write], strict=False)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """A layer's `run` from a function that returns one tensor."""
+
+    function: Callable[..., Tensor]
+
+    def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return (self.function(component, *tensors),)
+
+
+def unsupported(component: str, config: Mapping[str, object], allowed: Mapping[str, tuple[object, ...]]) -> list[str]:
+    """A problem for each field of the configuration whose value the adapter would not run exactly.
+
+    A field that is absent has its default, and the defaults are all supported.
+    """
+    return [
+        f"{component}: {field} = {config[field]!r} is not supported; supported: {', '.join(map(repr, values))}"
+        for field, values in allowed.items()
+        if field in config and config[field] not in values
+    ]
+
+
+def set_trainable(components: Mapping[str, nn.Module], train: Collection[str], trainable: Collection[str]) -> None:
+    """Puts the components to train into training mode and all others into evaluation mode without gradients.
+
+    Raises ModelError for a component that cannot be trained.
+    """
+    unknown = [name for name in train if name not in trainable]
+    if unknown or not train:
+        what = f"{', '.join(unknown)} cannot be trained" if unknown else "nothing is trained"
+        raise ModelError(f"{what}; choose from {', '.join(trainable)}")
+    for name, component in components.items():
+        component.train(name in train)
+        component.requires_grad_(name in train)
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype of the module's weights, which is the one that it reads outside autocast.
+
+    Under autocast, which narrows by itself what needs it, at least float32: frozen weights may be stored narrower than
+    the times and positions that are computed in this dtype.
+    """
+    weight = next(module.parameters())
+    if weight.device.type != "meta" and torch.is_autocast_enabled(weight.device.type):
+        return torch.promote_types(weight.dtype, torch.float32)
+    return weight.dtype

@@ -1,0 +1,1 @@
+"""Several models trained as one: cascades, and encoders that they have in common."""

@@ -1,0 +1,131 @@
+"""Text encoders that several models of a run have alike: one of them encodes the captions for all.
+
+    base    caption ──> base/text_encoder ──┬──> base/unet
+    super                                   └──> super/unet         in place of super/text_encoder
+
+Two are alike if both are frozen, have the same layers, configuration, tokenizer and weights, byte by byte. So the
+states are the same bits, and only one copy is held and run. Encoders of pictures are never common: each model draws
+noise of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from filecmp import cmp
+from pathlib import Path
+
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.opening.folder import family_of
+from diffusionpipe.models.parameters.stored import stored_weights
+
+TOKENS = "input_ids"
+"""How the raw inputs begin that hold a caption in tokens."""
+MASK = "input_mask"
+_SHA256 = 64
+"""Hexadecimal digits."""
+_NOT_COMPARED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+"""Keys of a configuration that say nothing of what a module computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model of a run, before it has the others beside it."""
+
+    folder: Path
+    graph: LayerGraph
+    variant: str | None = None
+    """Of the weights that are read; see `stored_weights`."""
+
+
+def common_encoders(models: Mapping[str, Opened]) -> dict[str, dict[str, str]]:
+    """For each model its components that an earlier model has alike: component -> that model."""
+    found: dict[str, dict[str, str]] = {}
+    for name, model in models.items():
+        earlier = {other: models[other] for other in found}
+        found[name] = {}
+        for component in dict.fromkeys(layer.component for layer in model.graph.layers):
+            owners = (
+                o for o, one in earlier.items() if component not in found[o] and _are_alike(model, one, component)
+            )
+            if owner := next(owners, None):
+                found[name][component] = owner
+    return found
+
+
+def common_tensors(graph: LayerGraph, component: str) -> frozenset[str]:
+    """What an encoder reads and writes: tokens and states."""
+    layers = _layers(graph, component)
+    return frozenset(name for layer in layers for name in (*layer.reads, *layer.writes))
+
+
+def _are_alike(one: Opened, other: Opened, component: str) -> bool:
+    return (
+        all(_reads_captions_alone(model.graph, component) for model in (one, other))
+        and _described(one.graph, component) == _described(other.graph, component)
+        and all(_have_same_files(first, second) for first, second in _folders(one, other, component))
+        and _configuration(one.folder / component) == _configuration(other.folder / component)
+        and _have_same_weights(one, other, component)
+    )
+
+
+def _layers(graph: LayerGraph, component: str) -> list[Layer]:
+    return [layer for layer in graph.layers if layer.component == component]
+
+
+def _reads_captions_alone(graph: LayerGraph, component: str) -> bool:
+    """Whether it is a frozen encoder of captions."""
+    module, layers = graph.components.get(component), _layers(graph, component)
+    parameters = [] if module is None else list(module.parameters())
+    written = {name for layer in layers for name in layer.writes}
+    raw = {name for layer in layers for name in layer.reads} - written
+    is_text = bool(raw) and all(name.startswith(TOKENS) or name == MASK for name in raw)
+    return is_text and bool(parameters) and not any(p.requires_grad for p in parameters)
+
+
+def _described(graph: LayerGraph, component: str) -> object:
+    layers = _layers(graph, component)
+    inputs = {spec.name: (spec.shape, spec.dtype) for spec in graph.inputs}
+    shapes = {name: (p.shape, p.dtype) for name, p in graph.components[component].named_parameters()}
+    names = sorted(common_tensors(graph, component))
+    return (
+        [(layer.name, layer.reads, layer.writes, layer.modules) for layer in layers],
+        [(name, inputs.get(name)) for name in names],
+        shapes,
+    )
+
+
+def _folders(one: Opened, other: Opened, component: str) -> Iterator[tuple[Path, Path]]:
+    """The folders of both tokenizers of what the encoder reads."""
+    for name in common_tensors(one.graph, component):
+        if name.startswith(TOKENS):
+            tokenizer = name.replace(TOKENS, "tokenizer")
+            yield one.folder / tokenizer, other.folder / tokenizer
+
+
+def _have_same_files(one: Path, other: Path) -> bool:
+    names = [sorted(path.name for path in folder.glob("*") if path.is_file()) for folder in (one, other)]
+    same_prompts = family_of(one.parent).prompts == family_of(other.parent).prompts
+    return names[0] == names[1] and same_prompts and all(cmp(one / n, other / n, shallow=False) for n in names[0])
+
+
+def _have_same_weights(one: Opened, other: Opened, component: str) -> bool:
+    found = [stored_weights(model.folder / component, model.variant) for model in (one, other)]
+    files = [stored.files for stored in found if stored]
+    same_number = len(files) == 2 and len(files[0]) == len(files[1])
+    return same_number and all(_is_same(a, b) for a, b in zip(*files, strict=True))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two files hold the same bytes; links to one file are not read, nor files that the hub names by a hash."""
+    return one.samefile(other) or _are_same_blob(one.resolve(), other.resolve()) or cmp(one, other, shallow=False)
+
+
+def _are_same_blob(one: Path, other: Path) -> bool:
+    """Whether both lie in caches of the Hugging Face Hub, where a large file's name is the SHA-256 of its contents."""
+    return one.name == other.name and len(one.name) == _SHA256 and one.parent.name == other.parent.name == "blobs"
+
+
+def _configuration(folder: Path) -> object:
+    config = read_json(folder / "config.json")
+    assert isinstance(config, dict)  # the model has been opened with it
+    return {key: value for key, value in config.items() if key not in _NOT_COMPARED}

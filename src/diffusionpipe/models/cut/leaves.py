@@ -1,0 +1,165 @@
+"""The submodules of a model that are called as they are, and how their calls are seen and replaced."""
+
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.models.graphs.graph import attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A call of a submodule that was not made."""
+
+    forward: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
+    """The submodules that are called as they are: blocks of lists, and other children with parameters.
+
+    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into. So
+    is a block of a U-Net, which lists residual blocks.
+
+    >>> leaves_of(nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.SiLU()])}))
+    ('embed', 'blocks.0')
+    """
+    return tuple(_leaves(root, "", _size_of_lists(root), all_children))
+
+
+def _size_of_lists(module: nn.Module) -> int:
+    """Numbers in the parameters of its lists, but for lists in lists."""
+    if isinstance(module, nn.ModuleList):
+        return sum(p.numel() for p in module.parameters())
+    return sum(_size_of_lists(child) for child in module.children())
+
+
+def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iterator[str]:
+    for name, child in module.named_children():
+        below = f"{path}{name}"
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if is_list or hasattr(child, "resnets") or 2 * _size_of_lists(child) > size:
+            yield from _leaves(child, f"{below}.", size, all_children)
+        elif all_children or any(True for _ in child.parameters()):
+            yield below
+
+
+def kind_of(module: nn.Module) -> Hashable:
+    """What decides the shapes that a module returns: two with equal kinds differ in their numbers alone.
+
+    Classes, shapes and dtypes of parameters and buffers, and what the modules keep beside: numbers and words by value,
+    objects of diffusers and transformers by what they keep, all else by identity.
+
+    >>> kind_of(nn.Linear(2, 2)) == kind_of(nn.Linear(2, 2)) != kind_of(nn.Linear(2, 3))
+    True
+    """
+    return tuple((name, _kind_of_object(each)) for name, each in module.named_modules())
+
+
+def _kind_of_object(holder: object, *, looks_into: bool = True) -> Hashable:
+    """`looks_into` the objects that it keeps."""
+    kept = {name: value for name, value in vars(holder).items() if name != "_modules"}
+    return type(holder), tuple(
+        (name, _kind_of_object(value, looks_into=False) if looks_into and _is_holder(value) else _kind_of_value(value))
+        for name, value in sorted(kept.items())
+    )
+
+
+def _kind_of_value(value: object) -> Hashable:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, bool | int | float | str | torch.dtype | None):
+        return type(value), value
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_kind_of_value, value))
+    if isinstance(value, set):
+        return type(value), frozenset(map(_kind_of_value, value))
+    if isinstance(value, dict):
+        return type(value), tuple((key, _kind_of_value(each)) for key, each in value.items())
+    return id(value)
+
+
+@contextmanager
+def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[Seen], Any]) -> Iterator[None]:
+    """Calls of the leaves go to `run`."""
+    patched: list[nn.Module] = []
+    try:
+        for name in leaves:
+            leaf: Any = attribute(root, name)
+            original = leaf.forward
+
+            def replaced(*args: Any, _f: Any = original, _n: str = name, **named: Any) -> Any:
+                return run(Seen(_f, _n, args, named))
+
+            leaf.forward = replaced
+            patched.append(leaf)
+        yield
+    finally:
+        for leaf in patched:
+            del leaf.forward
+
+
+@contextmanager
+def fake_tensors(root: nn.Module, mode: Any = None) -> Iterator[None]:
+    """Puts fake tensors in place of all parameters; of buffers only those on the meta device."""
+    tables: list[dict[str, Any]] = [t for m in root.modules() for t in (m._parameters, m._buffers)]
+    originals = [dict(table) for table in tables]
+    made: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        if mode is not None:
+            stack.enter_context(mode)
+        for table in tables:
+            for name, tensor in table.items():
+                if isinstance(tensor, nn.Parameter):
+                    fake = made.setdefault(
+                        id(tensor),
+                        nn.Parameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), requires_grad=False),
+                    )
+                    table[name] = fake
+                elif tensor is not None:
+                    table[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    try:
+        yield
+    finally:
+        for table, original in zip(tables, originals, strict=True):
+            table.update(original)
+
+
+def _is_holder(value: object) -> bool:
+    """Whether a module's attribute is an object of a model's code that may keep tensors."""
+    owner = type(value).__module__.partition(".")[0]
+    return owner in ("diffusers", "transformers") and hasattr(value, "__dict__") and not isinstance(value, nn.Module)
+
+
+@contextmanager
+def unchanged(root: nn.Module) -> Iterator[None]:
+    """What the modules keep of a forward, such as rotary tables, is forgotten: it would be fake tensors.
+
+    So are hooks: transformers installs some at a model's first forward, and would do it again.
+    """
+    modules = tuple(root.modules())
+    held = [value for module in modules for value in vars(module).values() if _is_holder(value)]
+    hooks = [value for module in modules for name, value in vars(module).items() if name.endswith("_hooks")]
+    places = [*(vars(holder) for holder in (*modules, *held)), *(value for value in hooks if isinstance(value, dict))]
+    saved = [dict(place) for place in places]
+    was_exporting = torch.compiler._is_exporting_flag
+    torch.compiler._is_exporting_flag = True  # diffusers' caches ask it
+    try:
+        yield
+    finally:
+        torch.compiler._is_exporting_flag = was_exporting
+        for place, attributes in zip(places, saved, strict=True):
+            place.clear()
+            place.update(attributes)
+        for kind in {type(module) for module in modules}:
+            for place in (kind, sys.modules[kind.__module__]):
+                for value in list(vars(place).values()):
+                    if callable(getattr(value, "cache_clear", None)):
+                        value.cache_clear()

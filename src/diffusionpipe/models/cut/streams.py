@@ -1,0 +1,65 @@
+"""Names and order of layers of a transformer whose blocks pass on two streams of tokens: a picture's and its text's.
+
+    time_text_embed    temb ───────────────── read by every block
+    context_embedder   transformer.text    ─┐
+    x_embedder         transformer.picture ─┴─ blocks.0 ─┬─ transformer.blocks.0      ─┬─ blocks.1 ── ...
+                                                         └─ transformer.blocks.0.text ─┘
+
+Plan files and profiles hold names and order, so families that had these before `cut` made their layers keep them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from diffusionpipe.models.cut.glue import Run
+from diffusionpipe.models.graphs.graph import Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """The children of the transformer that are named here."""
+
+    first: tuple[str, str, str]
+    """Those whose layers come first: they embed the time, the text and the picture."""
+    joined: tuple[str, ...]
+    """Those that are called by the layer that reads their result."""
+
+
+def named_streams(
+    layers: Sequence[Layer], streams: Streams, inputs: Collection[str], *, component: str = "transformer"
+) -> tuple[Layer, ...]:
+    """The layers of `cut`, with the same computations.
+
+    The first three write "temb", "<component>.text" and "<component>.picture", and read in the order of `inputs`. Of
+    what a block returns, the picture's tokens come last, and have the block's name; the text's, which the last block
+    does not write, are "<block>.text".
+    """
+    tensors = ("temb", f"{component}.text", f"{component}.picture")
+    first = {f"{component}.{child}": tensor for child, tensor in zip(streams.first, tensors, strict=True)}
+    names: dict[str, str] = {}
+    for layer in layers:
+        # `cut` numbers what a block returns: "<block>", "<block>.1".
+        returned = sorted((name for name in layer.writes if name.startswith(layer.name)), reverse=True)
+        names.update(zip(returned, (first.get(layer.name, layer.name), f"{layer.name}.text"), strict=False))
+    by_name = {layer.name: layer for layer in layers}
+    return (
+        *(_renamed(by_name[name], names, list(inputs)) for name in first),
+        *(_renamed(layer, names, []) for layer in layers if layer.name not in first),
+    )
+
+
+def _renamed(layer: Layer, names: Mapping[str, str], order: Sequence[str]) -> Layer:
+    """The layer with other names of tensors, its reads in `order`, its writes by name."""
+    run = layer.run
+    assert isinstance(run, Run)
+    reads = [(names.get(name, name), node) for name, node in zip(layer.reads, run.reads, strict=True)]
+    writes = [(names.get(name, name), node) for name, node in zip(layer.writes, run.writes, strict=True)]
+    if order:
+        reads.sort(key=lambda read: order.index(read[0]))
+    writes.sort(key=lambda write: write[0])
+    return replace(
+        layer,
+        reads=tuple(name for name, _ in reads),
+        writes=tuple(name for name, _ in writes),
+        run=replace(run, reads=tuple(node for _, node in reads), writes=tuple(node for _, node in writes)),
+    )

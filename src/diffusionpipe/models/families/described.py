@@ -1,0 +1,322 @@
+"""Families of transformers as data: what is read from captions, and how the transformer is called.
+
+Everything else comes from the classes themselves: `cutting.cut` makes layers of text encoders and transformer.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.base.family import Clip, Family, Prompt, set_trainable
+from diffusionpipe.models.base.pipeline_call import PipelineCall
+from diffusionpipe.models.cut.cutting import cut
+from diffusionpipe.models.cut.streams import Streams, named_streams
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
+from diffusionpipe.models.parts.clip import pooled_layers, text_problems
+from diffusionpipe.models.parts.latents import encoding_of
+from diffusionpipe.models.parts.t5 import t5_layers, t5_problems
+
+_CLIP = Prompt(length=77)
+_EXACT = ("timesteps", "frame_rate")
+"""Read as they are, whatever the type of the weights."""
+Call = Callable[..., Tensor]
+Components = Mapping[str, Any]
+Shape = Sequence[int]
+"""Of a sample's latents."""
+Need = Callable[[Components, int], tuple[object, str]]
+"""`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
+
+
+def latents(factor: int = 1, why: str = "the channels of the VAE's latents") -> Need:
+    """A multiple of the channels of latents."""
+    return lambda components, channels: (channels * factor, why)
+
+
+def patches(side: int) -> Need:
+    """The channels of a patch of latents."""
+    return latents(side**2, "a patch of the VAE's latents")
+
+
+def text_width(components: Components, channels: int) -> tuple[object, str]:
+    """The width of the states of "text_encoder"."""
+    return components["text_encoder"].config.get_text_config().hidden_size, "the width of the text encoder"
+
+
+def t5_width(component: str) -> Need:
+    """The width of the states of a T5."""
+    return lambda components, channels: (components[component].config.d_model, "the width of T5")
+
+
+def pooled_width(component: str) -> Need:
+    """The width of the pooled embedding of a CLIP."""
+    return lambda components, channels: (components[component].config.hidden_size, "the width of CLIP")
+
+
+def exactly(value: object, why: str = "the patches of the published models") -> Need:
+    """A fixed value."""
+    return lambda components, channels: (value, why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A frozen text encoder."""
+
+    kind: str
+    """Its class."""
+    prompt: Prompt | None
+    """What its tokenizer reads, and how long; None: plain captions, as long as the encoder can read."""
+    component: str = "text_encoder"
+    states: Call | None = None
+    """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
+    stacked: int = 1
+    """States of how many layers stand side by side in what `states` gives."""
+    sees_padding: bool = False
+    """Whether tokens of a T5 read those of padding."""
+    is_pooled: bool = False
+    """Whether the pooled embedding of a CLIP is read, which sees padding."""
+    ids: str = "input_ids"
+    mask: str = "input_mask"
+    writes: str = "text_states"
+    then: Layer | None = None
+    """A layer after those of this encoder, which joins what the encoders so far give."""
+
+
+def pooled_clip(component: str, prompt: Prompt | None = _CLIP, **more: Any) -> Text:
+    """The pooled embedding of a CLIPTextModel, "pooled_text"; `more` fields."""
+    ids = component.replace("text_encoder", "input_ids")
+    told = {"kind": "CLIPTextModel", "writes": "pooled_text", **more}
+    return Text(prompt=prompt, component=component, ids=ids, is_pooled=True, **told)
+
+
+def t5(component: str, length: int, **more: Any) -> Text:
+    """The states of a T5 that reads padding like other tokens, "text_states"; `more` fields."""
+    ids = component.replace("text_encoder", "input_ids")
+    prompt = Prompt(length=length, side=None)
+    return Text(kind="T5EncoderModel", prompt=prompt, component=component, ids=ids, sees_padding=True, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A family."""
+
+    vae: str
+    """Class of the VAE."""
+    transformer: str
+    """Class of the transformer."""
+    texts: tuple[Text, ...]
+    predict: Call
+    """`predict(transformer, noisy=, timesteps=, **reads)` -> prediction, of the shape of the noisy latents."""
+    reads: tuple[str, ...]
+    """What the transformer reads beside noisy latents and times: states and masks of texts."""
+    patch: int | None
+    """None: that of the transformer's configuration."""
+    guidance: float
+    """Scale of classifier-free guidance of diffusers' pipeline."""
+    embedded_guidance: float | None = None
+    """As in `Family`; a transformer with guidance embeddings then also reads "guidance"."""
+    frame_rate: float | None = None
+    """As in `Family`."""
+    needs: Mapping[str, Need]
+    """Field of the transformer's configuration -> what it needs."""
+    call: PipelineCall | None = None
+    """How diffusers' pipeline draws with it; None: our own loop draws."""
+    problems: Callable[[Components, Shape], list[str]] = lambda components, latents: []
+    """What else of the components, and of the shape of latents, does not fit."""
+    sample_size: int | None = None
+    """As in `Family`."""
+    absent: tuple[str, ...] = ()
+    """Entries of model_index.json that must be empty."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """As in `Family`."""
+    has_adapters: bool = True
+    """As in `Family`."""
+    streams: Streams | None = None
+    """Names of layers and tensors that differ from those of `cut`."""
+    has_even_sigmas: bool = False
+    """As in `LayerGraph`."""
+
+
+def family(described: Described) -> Family:
+    """The family's entry in the registry."""
+    return Family(
+        components={
+            **{text.component: text.kind for text in described.texts},
+            "vae": described.vae,
+            "transformer": described.transformer,
+        },
+        trainable=("transformer",),
+        graph=partial(described_graph, described),
+        guidance=described.guidance,
+        embedded_guidance=described.embedded_guidance,
+        prompts={text.ids: text.prompt for text in described.texts if text.prompt is not None},
+        absent=described.absent,
+        settings=described.settings,
+        call=described.call,
+        sample_size=described.sample_size,
+        has_adapters=described.has_adapters,
+        has_clips=described.call is not None and "num_frames" in described.call.options,
+        frame_rate=described.frame_rate,
+    )
+
+
+def _unfit(needs: Mapping[str, Need], components: Components, channels: int) -> list[str]:
+    """A problem for each field of the transformer's configuration that has not the value that it needs."""
+    config = components["transformer"].config
+    wanted = {field: need(components, channels) for field, need in needs.items()}
+    return [
+        f"transformer: {field} {_plain(config[field])} is not {_plain(value)}, {why}"
+        for field, (value, why) in wanted.items()
+        if _plain(config[field]) != _plain(value)
+    ]
+
+
+def _plain(value: object) -> object:
+    """Lists of JSON as the tuples of constructors."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def masked(states: Tensor, mask: Tensor) -> Tensor:
+    """The states (B, T, D), zero where the mask is."""
+    return states * mask.unsqueeze(-1).to(states.dtype)
+
+
+def last_states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """The last hidden states (B, T, D) of an encoder, zero where the mask is."""
+    return masked(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+
+
+def described_graph(
+    described: Described,
+    components: Mapping[str, Any],
+    *,
+    objective: Objective,
+    resolution: int,
+    train: Collection[str] = ("transformer",),
+    dtype: str = "float32",
+    clip: Clip | None = None,
+) -> LayerGraph:
+    """The graph over text encoders, "vae" and "transformer" for square pictures, which are clips of one frame.
+
+    `clip`: for clips of this size instead.
+
+    Raises ModelError for everything in the configurations that the layers would not run exactly.
+    """
+    vae, transformer = components["vae"], components["transformer"]
+    encoding = encoding_of(vae, resolution, dtype, clip)
+    if problems := _problems(described, components, encoding.latents):
+        raise ModelError("\n".join(problems))
+    patch = _patch(described, transformer)
+    used = {name: components[name] for name in (*(t.component for t in described.texts), "vae", "transformer")}
+    set_trainable(used, train, ("transformer",))
+    given: dict[str, Tensor] = {
+        "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
+        "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
+    }
+    layers: list[Layer] = []
+    specs: list[TensorSpec] = []
+    for text in described.texts:
+        layers += _text_layers(text, components[text.component], given, specs, described.reads)
+    told: list[str] = []
+    if described.embedded_guidance is not None and transformer.config.guidance_embeds:
+        told.append("guidance")
+    if described.frame_rate is not None:
+        told.append("frame_rate")
+    for name in told:
+        given[name] = torch.empty(1, dtype=torch.float32, device="meta")
+        specs.append(TensorSpec(name=name, shape=()))
+    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads, *told)}
+    return LayerGraph(
+        layers=(
+            *layers,
+            *encoding.layers,
+            noise_layer(patch),
+            *_cut(described, transformer, read),
+            loss_layer(),
+        ),
+        components={**used, "objective": objective},
+        inputs=(*encoding.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
+        patch=patch,
+        has_even_sigmas=described.has_even_sigmas,
+    )
+
+
+def _cut(described: Described, transformer: Any, read: Mapping[str, Tensor]) -> tuple[Layer, ...]:
+    """The transformer's layers, which read these tensors."""
+    wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
+    narrowed, streams = partial(_narrowed, described.predict, wide), described.streams
+    if streams is None:
+        return cut(transformer, narrowed, read)
+    return named_streams(cut(transformer, narrowed, read, joined=streams.joined), streams, read)
+
+
+def _problems(described: Described, components: Components, latents: Sequence[int]) -> list[str]:
+    """What of the components and of the latents' shape, (C, ..., H, W), does not fit."""
+    problems = _unfit(described.needs, components, latents[0]) + described.problems(components, latents)
+    for text in described.texts:
+        if text.is_pooled:
+            problems += text_problems(components[text.component], component=text.component)
+        elif text.states is None:
+            problems += t5_problems(components[text.component], component=text.component)
+    patch = _patch(described, components["transformer"])
+    return problems + [
+        f"transformer: latents of size {side} cannot be cut into patches of {patch}"
+        for side in sorted(set(latents[-2:]))
+        if side % patch
+    ]
+
+
+def _patch(described: Described, transformer: Any) -> int:
+    """Side of the square of latents that is a token."""
+    return transformer.config.patch_size if described.patch is None else described.patch
+
+
+def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:
+    """Latents and states in the dtype of the weights; times and rates stay as they are."""
+    wanted = {
+        name: tensor.to(dtype) if tensor.is_floating_point() and name not in _EXACT else tensor
+        for name, tensor in tensors.items()
+    }
+    return predict(transformer, **wanted)
+
+
+def _text_layers(
+    text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec], read: Collection[str]
+) -> tuple[Layer, ...]:
+    """The encoder's layers; what they and the tokenizer give is added to `given`, raw inputs to `specs`."""
+    length = text.prompt.length if text.prompt is not None else encoder.config.max_position_embeddings
+    dropped = text.prompt.dropped if text.prompt is not None else 0
+    has_mask = not text.is_pooled and (text.mask in read or not text.sees_padding)
+    for name in (text.ids, text.mask) if has_mask else (text.ids,):
+        given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
+        specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
+    hidden, dtype = encoder.config.get_text_config().hidden_size, next(encoder.parameters()).dtype
+    shape: tuple[int, ...] = (1, length - dropped, hidden * text.stacked)
+    if text.is_pooled:
+        states = f"{text.component}.states"
+        given[states] = torch.empty((1, length, hidden), dtype=dtype, device="meta")
+        shape = (1, encoder.config.projection_dim if hasattr(encoder, "text_projection") else hidden)
+        layers = pooled_layers(encoder, component=text.component, ids=text.ids, states=states, pooled=text.writes)
+    elif text.states is None:
+        mask = None if text.sees_padding else text.mask
+        layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=mask)
+    else:
+        read = {name: given[name] for name in (text.ids, text.mask)}
+        layers = cut(encoder, partial(_states, text), read, component=text.component, output=text.writes)
+    given[text.writes] = torch.empty(shape, dtype=dtype, device="meta")
+    if text.then is None:
+        return layers
+    joined = text.then.run(encoder, *(given[name] for name in text.then.reads))
+    given.update(zip(text.then.writes, joined, strict=True))
+    return (*layers, text.then)
+
+
+def _states(text: Text, encoder: Any, **tensors: Tensor) -> Tensor:
+    assert text.states is not None
+    return text.states(encoder, tensors[text.ids], tensors[text.mask])

@@ -1,0 +1,66 @@
+"""Stable Diffusion 1 and 2: CLIPTextModel, AutoencoderKL and UNet2DConditionModel as layers."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.base.family import Family, set_trainable
+from diffusionpipe.models.families.unet import UNet, time_layer, unet_layers, unet_problems
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
+from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
+from diffusionpipe.models.parts.clip import text_inputs, text_layers, text_problems
+
+_TRAINABLE = ("unet", "text_encoder")
+
+
+def stable_diffusion_graph(
+    components: Mapping[str, Any],
+    *,
+    objective: Objective,
+    resolution: int,
+    train: Collection[str] = ("unet",),
+    dtype: str = "float32",
+) -> LayerGraph:
+    """The graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
+
+    Sets training mode and requires_grad of the components. `dtype` is that of the floating raw inputs, of the latents
+    and of the loss: "float32", or "float64" for tests.
+
+    Raises ModelError for everything in the configurations that the layers would not run exactly.
+    """
+    text_encoder, vae, unet = components["text_encoder"], components["vae"], components["unet"]
+    problems = [
+        *text_problems(text_encoder, is_trained="text_encoder" in train),
+        *vae_problems(vae),
+        *unet_problems(unet, vae, text_width=text_encoder.config.hidden_size),
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
+    set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
+    latents = latent_shape(vae, resolution)
+    return LayerGraph(
+        layers=(
+            *text_layers(text_encoder),
+            *encoder_layers(vae),
+            noise_layer(),
+            time_layer(UNet(model=unet)),
+            *unet_layers(UNet(model=unet), latents[-1]),
+            loss_layer(),
+        ),
+        components={"text_encoder": text_encoder, "vae": vae, "unet": unet, "objective": objective},
+        inputs=(
+            *encoder_inputs(vae, resolution, dtype),
+            *text_inputs(text_encoder),
+            *objective_inputs(latents, dtype),
+        ),
+    )
+
+
+FAMILY = Family(
+    convolution="conv_in",
+    components={"text_encoder": "CLIPTextModel", "vae": "AutoencoderKL", "unet": "UNet2DConditionModel"},
+    trainable=_TRAINABLE,
+    graph=stable_diffusion_graph,
+    guidance=7.5,
+)

@@ -1,0 +1,298 @@
+"""The U-Net of Stable Diffusion 1, 2 and XL, UNet2DConditionModel, as layers.
+
+        conv_in ─ down.0.resnets.0 ─ ... ─ mid ─ ... ─ up.n.resnets.k ─ conv_out
+           └────────────│─────── skips ────────────────────┘ │
+                        └────────────────────────────────────┘
+
+Every residual block of the way up reads its skip tensor straight from the layer that wrote it, and every residual block
+reads the embedded time straight from the layer that embeds it. An attention of one transformer block is one layer with
+the residual block before it; of a deeper attention (SDXL) every transformer block is a layer of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.models.base.family import HINT, Step, chain, dtype_of, unsupported
+from diffusionpipe.models.graphs.graph import Layer, attribute
+
+_DOWN = ("CrossAttnDownBlock2D", "DownBlock2D")
+_MID = ("UNetMidBlock2DCrossAttn",)
+_UP = ("CrossAttnUpBlock2D", "UpBlock2D")
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    "addition_embed_type": (None,),
+    "attention_type": ("default",),
+    "center_input_sample": (False,),
+    "class_embed_type": (None,),
+    "class_embeddings_concat": (False,),
+    "dropout": (0, 0.0),
+    "dual_cross_attention": (False,),
+    "encoder_hid_dim": (None,),
+    "encoder_hid_dim_type": (None,),
+    "mid_block_type": _MID,
+    "num_class_embeds": (None,),
+    "time_cond_proj_dim": (None,),
+    "time_embedding_act_fn": (None,),
+    "time_embedding_type": ("positional",),
+}
+
+
+def unet_problems(
+    unet: Any, vae: Any, *, text_width: int, component: str = "unet", addition: str | None = None
+) -> list[str]:
+    """What of the U-Net, or of another model with its way down, the layers would not run exactly.
+
+    `text_width` is the width of the text states, `addition` what is embedded beside the time.
+    """
+    config = unet.config
+    problems = unsupported(component, config, {**_ALLOWED, "addition_embed_type": (addition,)})
+    for field, kinds in (("down_block_types", _DOWN), ("up_block_types", _UP)):
+        problems += [
+            f"{component}: block type {kind} in {field} is not supported; supported: {', '.join(kinds)}"
+            for kind in config.get(field, ())
+            if kind not in kinds
+        ]
+    latents = vae.config.latent_channels
+    channels = tuple(config[field] for field in ("in_channels", "out_channels") if field in config)
+    if set(channels) != {latents}:
+        hint = HINT if channels == (2 * latents, latents) else ""
+        problems.append(f"{component}: in_channels and out_channels {channels} must both be the VAE's {latents}{hint}")
+    width = config.cross_attention_dim
+    if isinstance(width, int) and width != text_width:
+        problems.append(f"{component}: cross_attention_dim {width} is not the text encoder's {text_width}")
+    return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UNet:
+    """A U-Net, or a model with the same way down, and the names around it."""
+
+    model: Any
+    component: str = "unet"
+    time: str = "temb"
+    """The tensor of the embedded time."""
+
+
+def time_layer(unet: UNet) -> Layer:
+    """The layer that embeds the time alone."""
+    return Layer(
+        name=f"{unet.component}.time_embedding",
+        component=unet.component,
+        reads=("timesteps",),
+        writes=(unet.time,),
+        modules=("time_proj", "time_embedding"),
+        run=_embed_time,
+    )
+
+
+def unet_layers(unet: UNet, size: int) -> tuple[Layer, ...]:
+    """Layers from "noisy", of `size` pixels a side, to "prediction"; they read the embedded time and "text_states"."""
+    down = down_steps(unet)
+    steps = [step for group in down for step in group]
+    steps += [*mid_steps(unet), *up_steps(unet, skip_tensors(unet, down), size)]
+    return chain(unet.component, "noisy", steps, "prediction")
+
+
+def down_steps(unet: UNet) -> tuple[tuple[Step, ...], ...]:
+    """From the noisy latents to the middle, in groups: the last step of each writes a skip tensor."""
+    return tuple(_down(unet))
+
+
+def skip_tensors(unet: UNet, down: tuple[tuple[Step, ...], ...]) -> tuple[str, ...]:
+    """The tensors that go from the way down to the way up, in the order in which they are written."""
+    return tuple(f"{unet.component}.{group[-1].name}" for group in down)
+
+
+def mid_steps(unet: UNet) -> Iterator[Step]:
+    """The middle block: an attention stands before its residual block."""
+    path = "mid_block"
+    yield from _block(unet, f"{path}.resnets.0", None)
+    for j in range(len(unet.model.mid_block.attentions)):
+        before, resnet, attention = f"{path}.resnets.{j}", f"{path}.resnets.{j + 1}", f"{path}.attentions.{j}"
+        if _depth(unet, attention) > 1:
+            yield from _transformer(unet, before, attention)
+            yield from _block(unet, resnet, None)
+            continue
+        yield Step(
+            name=resnet,
+            run=partial(_run_mid, resnet, attention),
+            modules=(attention, resnet),
+            reads=(unet.time, "text_states"),
+        )
+
+
+def up_steps(unet: UNet, skips: tuple[str, ...], size: int) -> Iterator[Step]:
+    """From the middle to the prediction; the steps whose name ends in "resnets.<k>" read a skip tensor first."""
+    model, left, sizes = unet.model, list(skips), _sizes(unet.model, size)
+    is_even = size % 2**model.num_upsamplers == 0
+    for i, block in enumerate(model.up_blocks):
+        path = f"up_blocks.{i}"
+        for j in range(len(block.resnets)):
+            yield from _block(unet, f"{path}.resnets.{j}", _attention(block, path, j), left.pop())
+            sizes.pop()
+        for j in range(len(block.upsamplers or ())):
+            name = f"{path}.upsamplers.{j}"
+            yield Step(name=name, run=partial(_upsample, name, None if is_even else sizes[-1]), modules=(name,))
+    norm = ("conv_norm_out", "conv_act") if model.conv_norm_out is not None else ()
+    yield Step(name="conv_out", run=_conv_out, modules=(*norm, "conv_out"))
+
+
+def _down(unet: UNet) -> Iterator[tuple[Step, ...]]:
+    yield (Step(name="conv_in", run=conv_in, modules=("conv_in",)),)
+    for i, block in enumerate(unet.model.down_blocks):
+        path = f"down_blocks.{i}"
+        for j in range(len(block.resnets)):
+            yield tuple(_block(unet, f"{path}.resnets.{j}", _attention(block, path, j)))
+        for j in range(len(block.downsamplers or ())):
+            name = f"{path}.downsamplers.{j}"
+            yield (Step(name=name, run=partial(_downsample, name), modules=(name,)),)
+
+
+def _attention(block: Any, path: str, index: int) -> str | None:
+    return f"{path}.attentions.{index}" if getattr(block, "has_cross_attention", False) else None
+
+
+def _depth(unet: UNet, attention: str) -> int:
+    transformer: Any = attribute(unet.model, attention)
+    return len(transformer.transformer_blocks)
+
+
+def _block(unet: UNet, resnet: str, attention: str | None, *skip: str) -> Iterator[Step]:
+    """A residual block with the attention after it; on the way up it reads a skip tensor."""
+    is_deep = attention is not None and _depth(unet, attention) > 1
+    here = None if is_deep else attention
+    yield Step(
+        name=resnet,
+        run=partial(_run_up if skip else _run_block, resnet, here),
+        modules=(resnet,) if here is None else (resnet, here),
+        reads=(*skip, unet.time) if here is None else (*skip, unet.time, "text_states"),
+    )
+    if is_deep:
+        assert attention is not None
+        yield from _transformer(unet, resnet, attention)
+
+
+def _transformer(unet: UNet, before: str, attention: str) -> Iterator[Step]:
+    """An attention, one transformer block a step; the last adds what the step named `before` wrote."""
+    depth = _depth(unet, attention)
+    first, *between, last = (f"{attention}.transformer_blocks.{k}" for k in range(depth))
+    modules = (f"{attention}.norm", f"{attention}.proj_in", first)
+    yield Step(name=first, run=partial(_run_first, attention, first), modules=modules, reads=("text_states",))
+    for block in between:
+        yield Step(name=block, run=partial(_run_between, block), modules=(block,), reads=("text_states",))
+    yield Step(
+        name=last,
+        run=partial(_run_last, attention, last),
+        modules=(last, f"{attention}.proj_out"),
+        reads=("text_states", f"{unet.component}.{before}"),
+    )
+
+
+def _sizes(unet: Any, size: int) -> list[int]:
+    """Heights of the skip tensors: where one is odd, diffusers makes the upsampler hit it instead of doubling."""
+    sizes = [size]
+    for block in unet.down_blocks:
+        sizes += [sizes[-1]] * len(block.resnets)
+        for downsampler in block.downsamplers or ():
+            padding = 2 * downsampler.padding or 1  # diffusers pads one side only where the padding is 0
+            sizes.append((sizes[-1] + padding - 3) // 2 + 1)
+    return sizes
+
+
+def _embed_time(unet: Any, timesteps: Tensor) -> tuple[Tensor, ...]:
+    return (unet.time_embedding(unet.time_proj(timesteps).to(dtype_of(unet.time_embedding))),)  # (B, D)
+
+
+def conv_in(unet: Any, noisy: Tensor) -> Tensor:
+    """The first convolution."""
+    hidden: Tensor = unet.conv_in(noisy.to(dtype_of(unet.conv_in)))
+    return hidden
+
+
+def _call(name: str, unet: nn.Module, *arguments: object, **keywords: object) -> Any:
+    module: Any = attribute(unet, name)
+    return module(*arguments, **keywords)
+
+
+def _run_block(
+    resnet: str, attention: str | None, unet: nn.Module, hidden: Tensor, temb: Tensor, text: Tensor | None = None
+) -> Tensor:
+    hidden = _call(resnet, unet, hidden, temb)
+    return hidden if attention is None else _attend(attention, unet, hidden, text)
+
+
+def _run_up(
+    resnet: str,
+    attention: str | None,
+    unet: nn.Module,
+    hidden: Tensor,
+    skip: Tensor,
+    temb: Tensor,
+    text: Tensor | None = None,
+) -> Tensor:
+    return _run_block(resnet, attention, unet, torch.cat([hidden, skip], dim=1), temb, text)
+
+
+def _run_mid(resnet: str, attention: str, unet: nn.Module, hidden: Tensor, temb: Tensor, text: Tensor) -> Tensor:
+    return _run_block(resnet, None, unet, _attend(attention, unet, hidden, text), temb)
+
+
+def _attend(name: str, unet: nn.Module, hidden: Tensor, text: Tensor | None) -> Tensor:
+    result: Tensor = _call(name, unet, hidden, encoder_hidden_states=text, return_dict=False)[0]
+    return result
+
+
+def _run_first(attention: str, block: str, unet: nn.Module, hidden: Tensor, text: Tensor) -> Tensor:
+    transformer: Any = attribute(unet, attention)
+    hidden = transformer.norm(hidden)  # (B, C, H, W)
+    if transformer.use_linear_projection:
+        hidden = transformer.proj_in(_to_tokens(hidden))
+    else:
+        hidden = _to_tokens(transformer.proj_in(hidden))
+    return _run_between(block, unet, hidden, text)
+
+
+def _run_between(block: str, unet: nn.Module, hidden: Tensor, text: Tensor) -> Tensor:
+    result: Tensor = _call(block, unet, hidden, encoder_hidden_states=text)
+    return result  # (B, T, D)
+
+
+def _run_last(attention: str, block: str, unet: nn.Module, hidden: Tensor, text: Tensor, residual: Tensor) -> Tensor:
+    transformer: Any = attribute(unet, attention)
+    hidden = _run_between(block, unet, hidden, text)
+    if transformer.use_linear_projection:
+        hidden = _to_pixels(transformer.proj_out(hidden), residual)
+    else:
+        hidden = transformer.proj_out(_to_pixels(hidden, residual))
+    return hidden + residual
+
+
+def _to_tokens(hidden: Tensor) -> Tensor:
+    B, C, H, W = hidden.shape
+    return hidden.permute(0, 2, 3, 1).reshape(B, H * W, C)
+
+
+def _to_pixels(hidden: Tensor, like: Tensor) -> Tensor:
+    B, _, H, W = like.shape
+    return hidden.reshape(B, H, W, hidden.shape[-1]).permute(0, 3, 1, 2).contiguous()
+
+
+def _downsample(name: str, unet: nn.Module, hidden: Tensor) -> Tensor:
+    result: Tensor = _call(name, unet, hidden)
+    return result
+
+
+def _upsample(name: str, size: int | None, unet: nn.Module, hidden: Tensor) -> Tensor:
+    result: Tensor = _call(name, unet, hidden, None if size is None else (size, size))
+    return result
+
+
+def _conv_out(unet: Any, hidden: Tensor) -> Tensor:
+    if unet.conv_norm_out is not None:
+        hidden = unet.conv_act(unet.conv_norm_out(hidden))
+    result: Tensor = unet.conv_out(hidden)
+    return result

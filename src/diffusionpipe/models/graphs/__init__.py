@@ -1,0 +1,1 @@
+"""A model as a graph of layers: its description without weights, and one run of it."""

@@ -1,0 +1,1 @@
+"""Training objectives: noise, times, targets and weights of the loss."""

@@ -1,0 +1,164 @@
+"""The shift of a flow's times towards noise, as diffusers' FlowMatch schedulers state it.
+
+A larger picture needs more noise to hide as much, so models are trained and sampled at shifted times: t becomes
+f * t / (1 + (f - 1) * t) (Esser et al., 2024, section 5.3.2, https://arxiv.org/abs/2403.03206). SD3's scheduler states
+the factor f. FLUX.1's makes it of mu, a straight line in the number of tokens of a picture: f = exp(mu).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.objectives.noise_levels import FLOWS, refuse_unknown
+
+_TIME_SHIFT_TYPES = ("exponential", "linear")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicShift:
+    """A factor that depends on the number of tokens."""
+
+    base_tokens: int
+    base_mu: float
+    """mu of `base_tokens`."""
+    max_tokens: int
+    max_mu: float
+    """mu of `max_tokens`; smaller and larger pictures lie on the same line."""
+    is_exponential: bool
+    """Whether the factor is exp(mu); otherwise it is mu."""
+
+    def mu(self, num_tokens: int) -> float:
+        """What diffusers' pipelines tell `set_timesteps`, by the same arithmetic."""
+        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
+        return num_tokens * slope + (self.base_mu - slope * self.base_tokens)
+
+    def factor(self, num_tokens: int) -> float:
+        """F of the module's formula."""
+        mu = self.mu(num_tokens)
+        return math.exp(mu) if self.is_exponential else mu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowShift:
+    """How times are shifted."""
+
+    static: float = 1.0
+    """The factor where `dynamic` is None; 1 shifts nothing."""
+    dynamic: DynamicShift | None = None
+    terminal: float = 0.0
+    """The time that 0 becomes; all times are stretched linearly from [0, 1] to [terminal, 1] after the shift."""
+
+    def factor(self, num_tokens: int | None) -> float:
+        """F of the module's formula.
+
+        Raises:
+            ModelError: it depends on the number of tokens, but the model has none.
+        """
+        if self.dynamic is None:
+            return self.static
+        if num_tokens is None:
+            raise ModelError(
+                "the scheduler shifts times by the number of tokens (use_dynamic_shifting), but this denoiser has no "
+                "tokens; set objective.shift to a number"
+            )
+        return self.dynamic.factor(num_tokens)
+
+    def apply(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
+        """The shifted times; 0 is data and 1 noise."""
+        factor = self.factor(num_tokens)
+        if factor != 1:
+            time = factor * time / (1 + (factor - 1) * time)
+        return 1 - (1 - time) * (1 - self.terminal) if self.terminal else time
+
+    def undo(self, time: float, num_tokens: int | None = None) -> float:
+        """The time that `apply` makes this one of; 0 for times that it does not reach."""
+        time = 1 - (1 - time) / (1 - self.terminal) if self.terminal else time
+        factor = self.factor(num_tokens)
+        return max(0.0, time / (factor - (factor - 1) * time))
+
+
+def is_flow_scheduler(config: Mapping[str, object]) -> bool:
+    """Whether a scheduler of this configuration draws flows, by its class or by its `prediction_type`."""
+    return config.get("_class_name") in FLOWS or config.get("prediction_type") == "flow_prediction"
+
+
+def shift_of(config: Mapping[str, object]) -> FlowShift:
+    """The shift in a diffusers scheduler's configuration; none for a scheduler that is not for flows.
+
+    Sampling stretches its times so that the last one before 0 is `shift_terminal`. Here 0 itself is stretched to it,
+    which is the same in the limit of many steps.
+
+    Raises:
+        ModelError: diffusers does not know the class, or the configuration shifts in a way that is not supported.
+    """
+    if "_class_name" in config:
+        refuse_unknown(str(config["_class_name"]))
+    if not is_flow_scheduler(config):
+        return FlowShift()
+    import diffusers
+
+    name = str(config["_class_name"])
+    scheduler_class = getattr(diffusers, name, None)
+    if scheduler_class is None:
+        raise ModelError(f"diffusers has no scheduler {name!r}; install a version of diffusers that has it")
+    try:
+        if name not in FLOWS:
+            return _shift_beside(scheduler_class.from_config(dict(config)).config, name)
+        # With the defaults of the class; LTX's has none and draws at the times of this one.
+        has_shift = "shift" in signature(scheduler_class.__init__).parameters
+        own = scheduler_class if has_shift else diffusers.FlowMatchEulerDiscreteScheduler
+        return _shift_in(own.from_config(dict(config)).config)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError, KeyError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}; restore the model's own"
+        ) from error
+
+
+def _shift_in(values: Mapping[str, Any]) -> FlowShift:
+    """The shift that a scheduler's values state.
+
+    Raises ModelError as in `shift_of`, and whatever a wrong value leads to.
+    """
+    if values.get("invert_sigmas"):
+        raise ModelError("the scheduler's invert_sigmas = true is not supported; objective.shift cannot replace it")
+    terminal = float(values.get("shift_terminal") or 0)
+    if not values.get("use_dynamic_shifting"):
+        return FlowShift(static=float(values["shift"]), terminal=terminal)
+    kind = values.get("time_shift_type", _TIME_SHIFT_TYPES[0])
+    numbers: list[Any] = [
+        values.get(key) for key in ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")
+    ]
+    if kind not in _TIME_SHIFT_TYPES or None in numbers:
+        raise ModelError(
+            f"the scheduler's time_shift_type {kind!r} with base_image_seq_len, base_shift, max_image_seq_len, "
+            f"max_shift = {numbers} is not supported; set objective.shift to a number"
+        )
+    base_tokens, base_mu, max_tokens, max_mu = numbers
+    return FlowShift(
+        dynamic=DynamicShift(
+            base_tokens=int(base_tokens),
+            base_mu=float(base_mu),
+            max_tokens=int(max_tokens),
+            max_mu=float(max_mu),
+            is_exponential=kind == "exponential",
+        ),
+        terminal=terminal,
+    )
+
+
+def _shift_beside(values: Mapping[str, Any], name: str) -> FlowShift:
+    """The shift that a scheduler's values state, of a class that samples other predictions too.
+
+    Raises ModelError as in `shift_of`.
+    """
+    if not values.get("use_flow_sigmas"):
+        raise ModelError(
+            f"the scheduler is a {name} for flow_prediction, but use_flow_sigmas is not true, so its noise levels are "
+            "not a flow's; set it in scheduler_config.json"
+        )
+    return FlowShift(static=float(values["flow_shift"]))

@@ -1,0 +1,1 @@
+"""Models found and opened: folders, the hub, shipped configurations, classes that have no family."""

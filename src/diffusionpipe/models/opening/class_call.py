@@ -1,0 +1,161 @@
+"""How a transformer class of diffusers is called: shapes of its arguments as functions of its configuration.
+
+Flux2Transformer2DModel(in_channels=128, joint_attention_dim=15360, ...), 1024 x 1024 pixels
+    hidden_states            (64 * 64, in_channels)                tokens of 16 x 16 pixels
+    encoder_hidden_states    (512, joint_attention_dim)            text
+    img_ids, txt_ids         the same for all samples
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.models.base.family import Clip
+
+Config = Mapping[str, Any]
+
+_TEXT_WIDTHS = (
+    "text_embed_dim", "text_dim", "joint_attention_dim", "caption_channels", "encoder_hidden_size", "context_in_dim",
+    "cap_feat_dim", "text_in_dim", "text_hidden_dim", "in_text_dim", "dit_text_dim", "llm_features_dim",
+    "cross_attention_input_dim", "cross_attention_dim", "condition_dim", "embedding_dim", "hidden_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A sample as the transformer sees it: cells of latents, each a latent or a token of several, and a text."""
+
+    clip: Clip
+    """Its size in pixels."""
+    frames: int
+    height: int
+    width: int
+    text: int
+    """Tokens."""
+
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return self.frames * self.height * self.width
+
+
+Shape = Callable[[Config, Grid], tuple[int, ...] | None]
+"""None: the model of this configuration has no such argument."""
+Tensors = Mapping[str, Tensor]
+Made = Callable[[Config, Grid, Tensors], object]
+"""`made(configuration, grid, arguments that there are for each sample)`."""
+
+
+def text_states(config: Config, grid: Grid) -> tuple[int, ...]:
+    """A vector for each token, as wide as the first of the fields that says so."""
+    return grid.text, next(config[name] for name in _TEXT_WIDTHS if config.get(name) is not None)
+
+
+def picture(config: Config, grid: Grid) -> tuple[int, ...]:
+    """(C, H, W)."""
+    return config["in_channels"], grid.height, grid.width
+
+
+def clip(config: Config, grid: Grid) -> tuple[int, ...]:
+    """(C, F, H, W)."""
+    return config["in_channels"], grid.frames, grid.height, grid.width
+
+
+def frames_first(config: Config, grid: Grid) -> tuple[int, ...]:
+    """(F, C, H, W)."""
+    return grid.frames, config["in_channels"], grid.height, grid.width
+
+
+def tokens(config: Config, grid: Grid) -> tuple[int, ...]:
+    """(N, C)."""
+    return grid.cells, config["in_channels"]
+
+
+def sound(config: Config, grid: Grid) -> tuple[int, ...]:
+    """(C, N)."""
+    return config["in_channels"], grid.frames
+
+
+def vector(name: str) -> Shape:
+    """As wide as a field says, if it does."""
+    return lambda config, grid: None if config.get(name) is None else (config[name],)
+
+
+def always(*shape: int) -> Shape:
+    """The same for every configuration."""
+    return lambda config, grid: shape
+
+
+def if_set(name: str, *shape: int) -> Shape:
+    """A shape for configurations in which the field is true."""
+    return lambda config, grid: shape if config.get(name) else None
+
+
+def places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
+    """Frame, row and column of each cell (N, axes); further axes are zero."""
+    sizes = [torch.arange(size) for size in (grid.frames, grid.height, grid.width)]
+    found = torch.stack(torch.meshgrid(*sizes, indexing="ij"), -1).flatten(0, 2).float()  # (N, 3)
+    return torch.nn.functional.pad(found, (0, len(config[axes]) - 3))
+
+
+def no_places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
+    """Those of a text (T, axes)."""
+    return torch.zeros(grid.text, len(config[axes]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCall:
+    """A class's arguments."""
+
+    latents: Shape
+    """Of what is denoised, and of the prediction."""
+    size: Clip
+    """Planned where no other is stated: what diffusers' pipeline draws."""
+    pixels: int = 8
+    """Side of the square of pixels that is one cell; 0: samples have no size in pixels, and `size.frames` cells."""
+    patch: int = 2
+    """Side of the square of cells that the class makes one token of."""
+    frames: Callable[[int], int] | None = None
+    """Frames of a clip -> frames of the grid; raises ModelError for a number that its VAE does not encode. None: it
+    draws pictures."""
+    text: int = 512
+    """Tokens: as many as diffusers' pipeline reads at most, or 512 where it reads a text in full."""
+    noisy: str = "hidden_states"
+    times: str = "timestep"
+    tensors: Mapping[str, Shape] = field(default_factory=lambda: {"encoder_hidden_states": text_states})
+    """Other arguments with numbers for each sample."""
+    whole: Mapping[str, Shape] = field(default_factory=dict)
+    """The same with whole numbers."""
+    masks: tuple[str, ...] = ()
+    """Those that are true where a token of the text counts."""
+    made: Mapping[str, Made] = field(default_factory=dict)
+    """Arguments that are the same for all samples, or follow from others."""
+    predict: Callable[..., Any] | None = None
+    """`predict(transformer, **arguments)` in place of the class's own forward."""
+
+    def shapes(self, config: Config, grid: Grid) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of what there is for each sample beside noisy latents and times."""
+        found = {
+            **{name: (shape(config, grid), torch.float32) for name, shape in self.tensors.items()},
+            **{name: (shape(config, grid), torch.int64) for name, shape in self.whole.items()},
+            **dict.fromkeys(self.masks, ((grid.text,), torch.bool)),
+        }
+        return {name: (shape, dtype) for name, (shape, dtype) in found.items() if shape is not None}
+
+    def forward(self, config: Config, grid: Grid, transformer: Any, **tensors: Tensor) -> Tensor:
+        """The prediction; `tensors` are noisy latents, times and all of `shapes`.
+
+        Those that the class's forward does not name are there for `made` alone.
+        """
+        made = {name: make(config, grid, tensors) for name, make in self.made.items()}
+        if self.predict is not None:
+            prediction: Tensor = self.predict(transformer, **tensors, **made)
+            return prediction
+        named = signature(type(transformer).forward).parameters
+        given = {name: tensor for name, tensor in tensors.items() if name in named}
+        output: Tensor | tuple[Tensor, ...] = transformer(**given | made, return_dict=False)
+        return output if isinstance(output, Tensor) else output[0]

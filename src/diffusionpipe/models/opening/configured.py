@@ -1,0 +1,90 @@
+"""Published models at their real size, from configurations that are shipped, without weights and without a network.
+
+`configurations/<name>.json` says pipeline, resolution, objective and the configuration of each component;
+`configurations/components` holds those, as diffusers and transformers store them in config.json.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.base.family import Clip, Family
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import REGISTRY, family_graph
+from diffusionpipe.models.opening.meta import module_on_meta
+from diffusionpipe.models.parameters.lora import LoraSettings
+
+
+def configured_models() -> tuple[str, ...]:
+    """The names that `configured_graph` knows."""
+    return tuple(sorted(f.name.removesuffix(".json") for f in _folder().iterdir() if f.name.endswith(".json")))
+
+
+def configured_graph(
+    name: str,
+    *,
+    resolution: int | None = None,
+    train: Collection[str] | None = None,
+    lora: LoraSettings | None = None,
+    clip: Clip | None = None,
+) -> LayerGraph:
+    """The published model of that name, with parameters on the meta device.
+
+    None stands for what the configuration says: the resolution of the publication, the denoiser or its adapters.
+    `clip`: the size of clips, in place of square pictures.
+
+    Raises ModelError for an unknown name, and whatever the model's family refuses.
+    """
+    config = _configuration(name)
+    family = configured_family(name)
+    if lora is None and "lora" in config:
+        lora = LoraSettings(**config["lora"])
+    objective = Objective(ObjectiveSettings(prediction=Prediction(config["prediction"])), config["scheduler"])
+    return family_graph(
+        family,
+        configured_parts(name),
+        objective,
+        resolution=config["resolution"] if resolution is None else resolution,
+        train=train,
+        dtype="float32",
+        lora=lora,
+        clip=clip,
+    )
+
+
+def configured_family(name: str) -> Family:
+    """Its family. Raises ModelError for an unknown name."""
+    return REGISTRY[_configuration(name)["pipeline"]]
+
+
+def configured_parts(name: str) -> Mapping[str, nn.Module]:
+    """Its components, with parameters on the meta device. Raises ModelError for an unknown name."""
+    config = _configuration(name)
+    return {part: _component(config["components"][part]) for part in REGISTRY[config["pipeline"]].components}
+
+
+def _configuration(name: str) -> Mapping[str, Any]:
+    if name not in configured_models():
+        raise ModelError(f"there is no configuration {name!r}; choose from {', '.join(configured_models())}")
+    return _read(_folder() / f"{name}.json")
+
+
+def _component(name: str) -> nn.Module:
+    config = _read(_folder() / "components" / f"{name}.json")
+    kind = config["_class_name"]
+    return module_on_meta(kind, config, source=f"the configuration {name}")
+
+
+def _folder() -> Traversable:
+    return files("diffusionpipe.models") / "configurations"
+
+
+def _read(file: Traversable) -> Mapping[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content

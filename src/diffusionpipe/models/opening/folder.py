@@ -1,0 +1,383 @@
+"""A diffusers folder or hub id as a layer graph on the meta device."""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.ir.home import expanded_path
+from diffusionpipe.models.base.family import Clip, Family, LowResolution
+from diffusionpipe.models.base.self_conditioning import plain_config, self_conditioned
+from diffusionpipe.models.families import (
+    aura_flow,
+    chroma,
+    class_unet,
+    controlnet,
+    deepfloyd,
+    dit,
+    flux,
+    flux2,
+    flux2_klein,
+    hunyuan_video,
+    krea2,
+    ltx,
+    pixart_sigma,
+    qwen_image,
+    sana,
+    sd3,
+    sdxl,
+    stable_diffusion,
+    wan,
+    z_image,
+)
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.opening.hub import fetched
+from diffusionpipe.models.opening.meta import check_nulls, module_on_meta
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
+from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
+from diffusionpipe.models.parameters.weights import fill, misfits_of
+
+REGISTRY: Mapping[str, Family] = {
+    "StableDiffusionPipeline": stable_diffusion.FAMILY,
+    "StableDiffusionXLPipeline": sdxl.FAMILY,
+    "StableDiffusionControlNetPipeline": controlnet.FAMILY,
+    "StableDiffusion3Pipeline": sd3.FAMILY,
+    "FluxPipeline": flux.FAMILY,
+    "Flux2Pipeline": flux2.FAMILY,
+    "Flux2KleinPipeline": flux2_klein.FAMILY,
+    "DiTPipeline": dit.FAMILY,
+    "DDPMPipeline": class_unet.BASE,
+    "QwenImagePipeline": qwen_image.FAMILY,
+    "WanPipeline": wan.FAMILY,
+    "LTXPipeline": ltx.FAMILY,
+    "HunyuanVideoPipeline": hunyuan_video.FAMILY,
+    "ZImagePipeline": z_image.FAMILY,
+    "ChromaPipeline": chroma.FAMILY,
+    "PixArtSigmaPipeline": pixart_sigma.FAMILY,
+    "SanaPipeline": sana.FAMILY,
+    "Krea2Pipeline": krea2.FAMILY,
+    "AuraFlowPipeline": aura_flow.FAMILY,
+    "IFPipeline": deepfloyd.BASE,
+    "IFSuperResolutionPipeline": deepfloyd.SUPER_RESOLUTION,
+}
+"""Adapters by the pipeline class in model_index.json."""
+_SAID = 2
+"""Components whose problems an error states."""
+
+
+def build_graph(
+    folder_or_id: str | Path,
+    *,
+    objective: ObjectiveSettings,
+    resolution: int,
+    train: Collection[str] | None = None,
+    dtype: str = "float32",
+    lora: LoraSettings | None = None,
+    low: LowResolution | None = None,
+    clip: Clip | None = None,
+) -> LayerGraph:
+    """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
+
+    `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
+    `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
+    place of square pictures.
+
+    Raises ModelError.
+    """
+    folder = resolve_folder(folder_or_id)
+    family = family_of(folder)
+    components = open_components(folder, is_plain=objective.self_conditioning > 0)
+    noise = Objective(objective, scheduler_config(folder))
+    if dtype == "float64":  # before layers are cut, which keep the types that they are cut with
+        components = {name: component.double() for name, component in components.items()}
+    if family.augmentation is not None:
+        levels = scheduler_config(folder, family.augmentation)
+        components[family.augmentation] = deepfloyd.noise_levels(levels)
+    try:
+        return family_graph(
+            family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora, low=low, clip=clip
+        )
+    except ModelError as error:
+        if str(folder) in str(error):
+            raise
+        raise ModelError(f"{folder}: {error}") from error
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(
+            f"{folder}: the configurations of its components do not fit together: {type(error).__name__}: {error}"
+        ) from error
+
+
+def family_graph(
+    family: Family,
+    components: Mapping[str, nn.Module],
+    objective: Objective,
+    *,
+    resolution: int,
+    train: Collection[str] | None,
+    dtype: str,
+    lora: LoraSettings | None,
+    low: LowResolution | None = None,
+    clip: Clip | None = None,
+) -> LayerGraph:
+    """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
+
+    Raises ModelError.
+    """
+    chosen = tuple(train) if train is not None else family.trainable[:1]
+    if lora is not None and chosen != family.trainable[:1]:
+        own, others = family.trainable[0], ", ".join(chosen)
+        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser=own, chosen=others)}")
+    if lora is not None and not family.has_adapters:
+        raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {chosen[0]}")
+    if objective.settings.self_conditioning and lora is not None:
+        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.SELF_CONDITIONING)}")
+    if objective.settings.self_conditioning and "controlnet" in family.trainable:
+        raise ModelError(f"objective: {refusal(Feature.SELF_CONDITIONING, Feature.CONTROLNET)}")
+    if objective.settings.has_learned_range and not family.has_variances:
+        raise ModelError('objective.variance: this model states no variances that are trained; set it to "fixed"')
+    if objective.is_flow and family.has_variances:
+        raise ModelError(
+            "objective.kind: diffusers' pipeline of this model draws no flows; use epsilon or v_prediction"
+        )
+    if (low is None) is not (family.augmentation is None):
+        has = "reads" if family.augmentation is not None else "does not read"
+        raise ModelError(f"low_resolution: the model {has} small pictures; {'remove it' if low else 'set their size'}")
+    if clip is not None and not family.has_clips:
+        able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
+        raise ModelError(
+            f"this model reads square pictures alone; models of clips are those of {able}; leave out height and frames"
+        )
+    more: dict[str, object] = {} if low is None else {"low": low}
+    if clip is not None:
+        more["clip"] = clip
+    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **more)
+    if objective.settings.self_conditioning:
+        graph = self_conditioned(graph, family.trainable[0], family.convolution)
+    objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
+    if lora is not None:
+        add_lora(graph.components, chosen[0], lora)
+    return graph
+
+
+def resolve_folder(folder_or_id: str | Path, variant: str | None = None) -> Path:
+    """The folder itself, or the local copy of the hub's repository where no such folder exists.
+
+    Of a repository only the components' configurations and safetensors are fetched; .bin files of components without
+    these. Variants of the weights are left out, but for the one that is asked for.
+
+    Raises ModelError if there is neither.
+    """
+    path = _own(folder_or_id)
+    if path.is_dir():
+        return path
+    if not is_hub_id(folder_or_id):
+        raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
+    folders = {name for family in REGISTRY.values() for name in family.components}
+    folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
+    folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
+    patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
+    found = fetched(str(folder_or_id), ("model_index.json", *patterns), variant)
+    bare = [name for name in sorted(folders) if (found / name / "config.json").is_file()]
+    bare = [name for name in bare if not any((found / name).glob("*.safetensors*"))]
+    if bare:  # old repositories have nothing else, and others everything twice
+        ends = ("*.bin", "*.bin.index.json")
+        found = fetched(str(folder_or_id), [f"{name}/{end}" for name in bare for end in ends], variant)
+    return found
+
+
+def _own(folder_or_id: str | Path) -> Path:
+    try:
+        return expanded_path(Path(folder_or_id))
+    except ValueError as error:
+        raise ModelError(f"{folder_or_id}: {error}") from None
+
+
+def is_hub_id(folder_or_id: str | Path) -> bool:
+    """Whether this names a repository of the Hugging Face Hub, and nothing on this machine."""
+    is_shaped = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)) is not None
+    return is_shaped and not expanded_path(Path(folder_or_id)).exists()
+
+
+def reads_estimate(folder: Path) -> bool:
+    """Whether the denoiser in a folder has twice the inputs that samples have, for its own estimate.
+
+    Raises ModelError for a folder of another kind.
+    """
+    family = family_of(folder)
+    config = component_config(folder, family.trainable[0])
+    return family.convolution is not None and plain_config(config, _latent_channels(folder)) != config
+
+
+def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Module]:
+    """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
+
+    Buffers are real: what is not stored among the weights, such as position tables, is computed by the constructors.
+    With `is_plain` a denoiser that reads its own estimate is made as if it did not; `self_conditioned` widens it again.
+
+    Raises ModelError with every problem found.
+    """
+    family = family_of(folder)
+    index = model_index(folder)
+    problems = []
+    for name, kind in family.components.items():
+        entry = index.get(name)
+        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        if found != kind:
+            problems.append(f"{folder / 'model_index.json'}: {name} is {found}; supported: {kind}")
+        elif not (folder / name / "config.json").is_file():
+            problems.append(f"{folder / name / 'config.json'} is missing")
+    problems += [
+        f"{folder / 'model_index.json'}: {name} is {index[name][1]}; models with it are not supported"
+        for name in family.absent
+        if name in index and index[name] != [None, None]
+    ]
+    problems += [
+        f"{folder / 'model_index.json'}: {name} is {index[name]}; supported: {value}"
+        for name, value in family.settings.items()
+        if index.get(name, value) != value
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
+    configs = {name: _read_json(folder / name / "config.json") for name in family.components}
+    if is_plain and family.convolution is not None:
+        configs[family.trainable[0]] = plain_config(configs[family.trainable[0]], _latent_channels(folder))
+    return {
+        name: module_on_meta(kind, configs[name], source=folder / name / "config.json")
+        for name, kind in family.components.items()
+    }
+
+
+def _latent_channels(folder: Path) -> int:
+    channels = component_config(folder, "vae").get("latent_channels", 4)
+    return channels if isinstance(channels, int) else 0
+
+
+def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, Any]:
+    """The configuration of one of the folder's schedulers.
+
+    Raises ModelError if it is missing, or has nulls where its class needs values.
+    """
+    import diffusers
+
+    path = folder / component / "scheduler_config.json"
+    config = _read_json(path)
+    kind = getattr(diffusers, str(config.get("_class_name")), None)
+    if isinstance(kind, type):
+        check_nulls(kind, config, source=path)
+    return config
+
+
+def component_config(folder: Path, component: str) -> dict[str, Any]:
+    """A component's configuration. Raises ModelError if it is missing."""
+    return _read_json(folder / component / "config.json")
+
+
+def weight_sources(
+    folder: Path, graph: LayerGraph, *, variant: str | None = None, from_scratch: bool = False
+) -> dict[str, StoredWeights | None]:
+    """Where the weights of each component lie; None for the trained components of a model that starts `from_scratch`.
+
+    The names and shapes in the files are compared with those of the components; no tensor is read. With a `variant`,
+    e.g. "fp16", its files go before plain ones.
+
+    Raises ModelError for weights that are missing, damaged, or not those of the component.
+    """
+    sources: dict[str, StoredWeights | None] = {}
+    problems = []
+    for name, component in graph.components.items():
+        parameters = list(component.parameters())
+        if not parameters:
+            continue
+        has_adapters = any(is_adapter(key) for key, _ in component.named_parameters())
+        is_trained = any(parameter.requires_grad for parameter in parameters)
+        if from_scratch and is_trained and not has_adapters:
+            sources[name] = None
+            continue
+        try:
+            found = stored_weights(folder / name, variant)
+            if found is None:
+                why = f"and {name} is not trained"
+                if has_adapters:
+                    why = "and adapters need pretrained weights"
+                elif is_trained:
+                    why = "and would start from random ones; get the model again, or set model.from_scratch = true"
+                problems.append(missing_weights(folder / name, why))
+                continue
+            problems += misfits_of(graph, name, found)
+            sources[name] = found
+        except ModelError as error:
+            problems.append(str(error))
+    if problems:
+        more = [f"{len(problems) - _SAID} more of its components cannot be read"] if len(problems) > _SAID else []
+        raise ModelError("\n".join(problems[:_SAID] + more))
+    return sources
+
+
+def open_component(folder: Path, name: str, *, device: torch.device, variant: str | None = None) -> Any:
+    """One component of a folder with all its weights, on the device and in float32.
+
+    Raises ModelError for a folder of another kind, and for weights that are missing, damaged, or not the component's.
+    """
+    config = component_config(folder, name)
+    module = module_on_meta(family_of(folder).components[name], config, source=folder / name / "config.json")
+    found = stored_weights(folder / name, variant)
+    if found is None:
+        raise ModelError(missing_weights(folder / name, "and they are needed here; get the model again"))
+    fill(name, module, found, device=device)
+    return module.eval()
+
+
+def family_of(folder: Path) -> Family:
+    """The adapter of the pipeline in the folder. Raises ModelError if there is none."""
+    index = model_index(folder)
+    name = str(index.get("_class_name"))
+    if name not in REGISTRY:
+        raise ModelError(
+            f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}{_unknown_to_diffusers(name)}"
+        )
+    if REGISTRY[name] is class_unet.BASE and class_unet.is_super_resolution(component_config(folder, "unet")):
+        return class_unet.SUPER_RESOLUTION
+    return REGISTRY[name]
+
+
+def _unknown_to_diffusers(name: str) -> str:
+    """More to say of a pipeline that the installed diffusers does not have."""
+    import diffusers
+
+    if hasattr(diffusers, name):
+        return ""
+    return f"\ndiffusers {diffusers.__version__}, which is installed here, has no {name} either"
+
+
+def model_index(folder: Path) -> dict[str, Any]:
+    """The classes of the folder's parts. Raises ModelError if it is missing or unreadable."""
+    return _read_json(folder / "model_index.json")
+
+
+def is_component(entry: object) -> bool:
+    """Whether an entry of model_index.json names the class of a component, or says with two nulls that there is none.
+
+    Other lists are settings of the pipeline.
+    """
+    return isinstance(entry, list) and len(entry) == 2 and all(part is None or isinstance(part, str) for part in entry)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ModelError(f"{path} is missing; a model is a folder as diffusers' save_pretrained writes it")
+    try:
+        content = read_json(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not a JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return content

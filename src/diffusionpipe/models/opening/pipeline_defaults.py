@@ -1,0 +1,59 @@
+"""How diffusers' pipeline of a folder draws unless it is told otherwise: guidance and size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.opening.folder import component_config, family_of, model_index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guidance:
+    """How closely pictures follow their captions or classes."""
+
+    scale: float
+    """Of classifier-free guidance; 1 is without."""
+    embedded: float | None = None
+    """What the denoiser is told, if it is distilled: if it has guidance embeddings. None if it has none."""
+    unguided: float = 1.0
+    """The scale that is without guidance."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether every sample takes two rows: with and without its condition."""
+        return self.scale != self.unguided
+
+
+def default_guidance(folder: Path) -> Guidance:
+    """The guidance of the folder's pipeline. Raises ModelError for a pipeline that is not supported."""
+    family = family_of(folder)
+    if family.embedded_guidance is None:
+        unguided = family.call.unguided if family.call else 1.0
+        is_ignored = model_index(folder).get("is_distilled") is True  # FLUX.2 [klein] of few steps
+        return Guidance(scale=unguided if is_ignored else family.guidance, unguided=unguided)
+    is_distilled = component_config(folder, family.trainable[0]).get("guidance_embeds", False)
+    return Guidance(scale=family.guidance, embedded=family.embedded_guidance if is_distilled else None)
+
+
+def default_resolution(folder: Path) -> int:
+    """Side of the pictures that the folder's pipeline draws, in pixels.
+
+    Raises:
+        ModelError: the folder is not one of a supported pipeline, or does not say the size.
+    """
+    family = family_of(folder)
+    denoiser = next(name for name in ("unet", "transformer") if name in family.components)
+    size: object = family.sample_size
+    if size is None:
+        size = component_config(folder, denoiser).get("sample_size")
+    if not isinstance(size, int):
+        raise ModelError(
+            f"{folder / denoiser / 'config.json'} does not say the size of a picture (sample_size is {size!r}); "
+            "give it with --resolution"
+        )
+    if "vae" not in family.components:
+        return size
+    vae = component_config(folder, "vae")
+    sizes = (vae.get(name) for name in ("block_out_channels", "encoder_block_out_channels", "dim_mult"))
+    halvings = len(next(filter(None, sizes), [0])) - 1
+    return size << halvings

@@ -1,0 +1,1 @@
+"""Weights: random or read from files, narrower ones, and adapters."""

@@ -1,0 +1,83 @@
+"""Weights that stay as narrow as a folder stores them, in layers that compute in float32.
+
+    stored   bfloat16   [ layer 0 | layer 1 | layer 2 ]
+    run      float32      [  layer 0  ]  [  layer 1  ]  [  layer 2  ]      one at a time, gone when the layer has run
+
+The bits are those of weights that are all wide from the start: a narrower number has exactly one wide equal.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.models.graphs.graph import Layer, own_parameters
+
+
+def is_narrow(tensor: Tensor) -> bool:
+    """Whether float32 has more bytes.
+
+    >>> [is_narrow(torch.zeros(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32, torch.int8)]
+    [True, False, False]
+    """
+    return tensor.is_floating_point() and tensor.dtype.itemsize < torch.float32.itemsize
+
+
+def widening(layer: Layer) -> Layer:
+    """The same layer, whose narrow weights are float32 while it runs.
+
+    Under autocast they stay narrow: it reads them so. Not for training: what is written to the weights is lost.
+    """
+    return replace(layer, run=_Widening(layer))
+
+
+@dataclass(frozen=True, slots=True)
+class _Widening:
+    """A layer's `run`."""
+
+    layer: Layer
+
+    @property
+    def tables(self) -> Any:
+        """As the layer's own; None if it has none."""
+        return getattr(self.layer.run, "tables", None)
+
+    def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As the layer's own."""
+        narrow = dict.fromkeys(p for p in own_parameters(self.layer, component) if is_narrow(p))
+        if not narrow or torch.is_autocast_enabled(next(iter(narrow)).device.type):
+            return self.layer.run(component, *tensors)
+        with _wide(tuple(narrow)):
+            return self.layer.run(component, *tensors)
+
+
+@contextmanager
+def appearing_wide(module: nn.Module) -> Iterator[None]:
+    """Narrow parameters of the module have float32 numbers of no value within the block, which take no memory.
+
+    peft rounds the adapters that it loads to the type of the weights that they belong to.
+    """
+    stored = {parameter: parameter.data for parameter in module.parameters() if is_narrow(parameter)}
+    try:
+        for parameter, value in stored.items():
+            parameter.data = torch.zeros((), dtype=torch.float32, device=value.device).expand(value.shape)
+        yield
+    finally:
+        for parameter, value in stored.items():
+            parameter.data = value
+
+
+@contextmanager
+def _wide(parameters: tuple[nn.Parameter, ...]) -> Iterator[None]:
+    """The parameters are float32 within the block."""
+    stored = [parameter.data for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.data = parameter.data.float()
+        yield
+    finally:
+        for parameter, value in zip(parameters, stored, strict=True):
+            parameter.data = value

@@ -1,0 +1,249 @@
+"""Which files of a component's folder hold its weights, and what is in them.
+
+Files are looked for in diffusers' order: a plain file before a variant, safetensors before .bin.
+
+    model.safetensors                             plain
+    model.safetensors.index.json                  plain, in shards
+    pytorch_model.bin                             plain, .bin
+    model.fp16.safetensors                        the variant fp16
+    model.safetensors.index.fp16.json             the variant fp16, in shards
+
+A single safetensors file with any other name is read too. Nothing in a .bin file is executed: only tensors are read.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.files.input_file import problem_of_file, read_json
+
+SAFETENSORS, BIN = "safetensors", "bin"
+_STEMS = {
+    SAFETENSORS: ("diffusion_pytorch_model", "model"),
+    BIN: ("diffusion_pytorch_model", "pytorch_model"),
+}
+_NAME = re.compile(
+    r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
+    r"(\.(?P<variant>[^.]+))?"
+    r"\.(?P<ending>safetensors|bin)"
+    r"(?P<index>\.index(\.(?P<later>[^.]+))?\.json)?"
+)
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}(\..*)?")
+_LISTED = 6
+"""Names that an error lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeights:
+    """The files that hold the weights of one component."""
+
+    files: tuple[Path, ...]
+    """One file, or its shards."""
+    index: Path | None
+    """The index of the shards."""
+    variant: str | None
+    """E.g. "fp16"; None for the plain files."""
+    stem: str
+    """How the name begins, e.g. "model"."""
+
+    def plain_name(self, file: Path) -> str:
+        """The name of one of the files, or of the index, without the variant.
+
+        >>> stored = StoredWeights(files=(Path("model.fp16.bin"),), index=None, variant="fp16", stem="model")
+        >>> stored.plain_name(stored.files[0])
+        'model.bin'
+        """
+        return file.name if self.variant is None else file.name.replace(f".{self.variant}", "", 1)
+
+
+class Tensors(Protocol):
+    """An open file of tensors."""
+
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+        ...
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        ...
+
+    def get(self, key: str) -> Tensor:
+        """A copy of a tensor in host memory."""
+        ...
+
+
+def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | None:
+    """The files that hold a component's weights; None if the folder holds none.
+
+    With a `variant` its files go first. Without one a variant is read only if it is the only one and there is no plain
+    file.
+
+    Raises:
+        ModelError: several variants without a plain file; an index or a file that cannot be read.
+    """
+    found = dict(_complete(folder))
+    variants = sorted({name for name, _ in found if name is not None})
+    wanted: list[str | None] = [variant] if variant in variants else []
+    wanted += [None, *variants] if len(variants) == 1 else [None]
+    for name in wanted:
+        for ending in (SAFETENSORS, BIN):
+            if (name, ending) in found:
+                return _checked(found[name, ending]())
+    if variants:
+        raise ModelError(
+            f"{folder} has weights in the variants {' and '.join(variants)}, and no plain file; choose one by "
+            f'model.variant, e.g. "{variants[0]}"'
+        )
+    others = [path for path in sorted(folder.glob("*.safetensors")) if not _SHARD.fullmatch(path.name)]
+    if len(others) == 1:
+        return _checked(StoredWeights(files=(others[0],), index=None, variant=None, stem=others[0].stem))
+    return None
+
+
+def missing_weights(folder: Path, why: str) -> str:
+    """What to say where `stored_weights` finds nothing: the files that are there, and why weights are needed."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    there = f"it has {listed}" if names else "it is empty" if folder.is_dir() else "there is no such folder"
+    return f"{folder} has no weights ({there}), {why}"
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Tensors]:
+    """The tensors of a file, which are read one by one.
+
+    Raises:
+        ModelError: it is damaged, cut short, or holds anything but tensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if file.suffix == ".bin":
+            yield _Bin(_read_bin(file))
+        else:
+            with safe_open(file, framework="pt") as tensors:
+                yield _Safetensors(tensors)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; get the model again") from error
+
+
+class _Safetensors:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def names(self) -> list[str]:
+        return list(self._file.keys())
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(key).get_shape())
+
+    def get(self, key: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(key)
+        return tensor
+
+
+class _Bin:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._tensors[key].shape)
+
+    def get(self, key: str) -> Tensor:
+        return self._tensors[key].detach().clone()  # else it would be a part of the file, which may change
+
+
+def _read_bin(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file that torch.save wrote. They stay in the file until they are copied.
+
+    Raises ModelError.
+    """
+    try:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            content = torch.load(file, map_location="cpu", weights_only=True)  # a file of before torch 1.6
+    except Exception as error:  # the reader of pickles raises whatever damaged bytes lead to
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        if "weights_only" in str(error) or "Unsupported" in said[0]:
+            raise ModelError(
+                f"{file} cannot be read: it holds more than tensors, and nothing else is loaded from it; get the model "
+                "as safetensors"
+            ) from error
+        raise ModelError(f"{file} cannot be read: {said[0]}; get the model again") from error
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ModelError(f"{file} cannot be read: it does not hold tensors by name; get the model as safetensors")
+    return {str(key): value for key, value in content.items()}
+
+
+def _complete(folder: Path) -> Iterator[tuple[tuple[str | None, str], Callable[[], StoredWeights]]]:
+    """((variant, ending), the files) of whatever has a name that diffusers or transformers gives.
+
+    What should be read first comes last: files of diffusers' names, and of those the shards of an index.
+    """
+    if not folder.is_dir():
+        return
+    names = []
+    for path in sorted(folder.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        if match and match["stem"] in _STEMS[match["ending"]] and not _SHARD.fullmatch(match["variant"] or ""):
+            names.append((path, match))
+    names.sort(key=lambda pair: (pair[1]["stem"] != "diffusion_pytorch_model", pair[1]["index"] is None), reverse=True)
+    for path, match in names:
+        variant = match["variant"] or match["later"]
+        yield (variant, match["ending"]), _files_of(path, match, variant)
+
+
+def _files_of(path: Path, match: re.Match[str], variant: str | None) -> Callable[[], StoredWeights]:
+    def read() -> StoredWeights:
+        files = tuple(path.with_name(shard) for shard in _shards(path)) if match["index"] else (path,)
+        return StoredWeights(
+            files=files, index=path if match["index"] else None, variant=variant, stem=str(match["stem"])
+        )
+
+    return read
+
+
+def _checked(stored: StoredWeights) -> StoredWeights:
+    """The same. Raises ModelError for a link that points nowhere, an empty file, a FIFO or a device."""
+    for file in stored.files:
+        problem = problem_of_file(file)
+        if problem is None and not file.exists():
+            problem = "it is missing"
+        if problem is None and file.stat().st_size == 0:
+            problem = "it is empty"
+        if problem:
+            raise ModelError(f"{file} cannot be read: {problem}; get the model again")
+    return stored
+
+
+def _shards(index: Path) -> list[str]:
+    """The names of the shards in an index. Raises ModelError for one that names anything but files beside it."""
+    try:
+        content = read_json(index)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{index} cannot be read: {error}") from error
+    table = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise ModelError(f"{index} is not an index of shards: it has no weight_map")
+    for name, shard in table.items():
+        if not isinstance(shard, str) or shard != Path(shard).name or shard in ("", ".."):
+            raise ModelError(f"{index}: the shard of {name} is {shard!r}; it must be the name of a file beside it")
+    shards = sorted(set(table.values()))
+    if missing := [shard for shard in shards if not (index.parent / shard).exists()]:
+        raise ModelError(
+            f"{index}: {missing[0] or repr(missing[0])} cannot be read: it is missing; get the model again"
+        )
+    return shards

@@ -1,0 +1,373 @@
+"""Weights of the layers that one rank runs: read from the folder's files, or initialised by name."""
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.graphs.graph import LayerGraph, attribute, own_parameters
+from diffusionpipe.models.parameters.lora import is_adapter, is_second_matrix, stored_name
+from diffusionpipe.models.parameters.narrow_weights import is_narrow
+from diffusionpipe.models.parameters.stored import StoredWeights, Tensors, opened
+
+_RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
+_MOVED = (
+    ("model.", "model.language_model."),
+    ("visual.", "model.visual."),
+    ("language_model.model.", "model.language_model."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("model.", ""),
+)
+"""Of language models that see pictures; and of language models that are stored with their head."""
+_NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
+_READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+_LISTED = 3
+"""Tensors that an error lists of each kind."""
+
+
+def materialize(
+    graph: LayerGraph,
+    layers: Collection[str],
+    sources: Mapping[str, StoredWeights | None],
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int,
+    frozen_dtype: torch.dtype | None = None,
+    keeps_narrow: bool = False,
+    hollow: Collection[nn.Parameter] = (),
+    on_value: Callable[[str], None] | None = None,
+) -> None:
+    """Gives the parameters and buffers of the submodules that these layers use real values, in place.
+
+    Of a component with a source only the tensors of these layers are read from its files. Parameters of a
+    component without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator
+    keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
+    here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
+    Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
+    component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that. With
+    `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
+    Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
+    `on_value` is called with the canonical name of every tensor that is in its place.
+
+    Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
+    """
+    problems: list[str] = []
+    values: dict[str, dict[str, Tensor]] = {}
+    for name, component in graph.components.items():
+        needed = _needed(graph, name, layers)
+        source = sources.get(name)
+        empty = {key: tensor for key, tensor in needed.items() if tensor.is_meta and tensor in hollow}
+        is_real = not any(tensor.is_meta for tensor in needed.values())
+        needed = {key: tensor for key, tensor in needed.items() if key not in empty}
+        if is_real:
+            values[name] = needed
+        elif source is None:
+            values[name] = needed | _initialised(name, component, needed, seed, problems)
+        else:
+            added = {key: tensor for key, tensor in needed.items() if is_adapter(key)}
+            base = {key: tensor for key, tensor in needed.items() if key not in added}
+            misfits, stored = _Misfits(), dict[str, Tensor]()
+            for file, key, place in _matched(name, component, base, source, graph.widened, misfits):
+                stored[place] = _read(file, key, base[place])
+            problems += misfits.sentences(source)
+            values[name] = base | stored
+            values[name] |= added | _initialised(name, component, added, seed, problems)
+        if not problems:
+            problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"
+                         for key, tensor in values[name].items() if tensor.is_meta]  # fmt: skip
+        values[name] |= empty
+    if problems:
+        raise ModelError("\n".join(problems))
+    narrow = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
+    for name, tensors in values.items():
+        dtypes = {key: narrow.get(f"{name}.{key}", dtype) for key in tensors}
+        if keeps_narrow:
+            own = dict(graph.components[name].named_parameters())
+            dtypes |= {key: tensor.dtype for key, tensor in tensors.items() if key in own and is_narrow(tensor)}
+        for key in _placed(graph.components[name], tensors, torch.device(device), dtypes):
+            if on_value is not None:
+                on_value(f"{name}.{key}")
+
+
+def frozen_factors(graph: LayerGraph) -> frozenset[str]:
+    """Canonical names of the frozen weights and biases of linear layers and convolutions.
+
+    Autocast reads them in its own dtype wherever they are used, so that stored in it they give the same bits. Norms and
+    embeddings are read as they are stored.
+    """
+    return frozenset(
+        f"{component}.{path}.{name}" if path else f"{component}.{name}"
+        for component, root in graph.components.items()
+        for path, module in root.named_modules()
+        if type(module).forward in _READ_BY_AUTOCAST
+        for name, parameter in module.named_parameters(recurse=False)
+        if not parameter.requires_grad
+    )
+
+
+def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> dict[str, Tensor]:
+    """Parameters and buffers that the layers use of one component, by canonical name within the component."""
+    component = graph.components[component_name]
+    here = [layer for layer in graph.layers if layer.component == component_name and layer.name in layers]
+    parameters = {parameter for layer in here for parameter in own_parameters(layer, component)}
+    used = [name for layer in here for name in layer.modules]
+    needed: dict[str, Tensor] = {name: p for name, p in component.named_parameters() if p in parameters}
+    return needed | {
+        name: buffer
+        for name, buffer in component.named_buffers()
+        if any(not top or f"{name}.".startswith(f"{top}.") for top in used)
+    }
+
+
+def _placed(
+    component: nn.Module, values: Mapping[str, Tensor], device: torch.device, dtypes: Mapping[str, torch.dtype]
+) -> Iterator[str]:
+    """Puts the values, moved and cast, in place of the tensors of these names, wherever those are tied to.
+
+    Yields each name when its tensor is there.
+    """
+    has_parameters = any(True for _ in component.parameters())
+    tied: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in component.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                tied.setdefault(id(tensor), []).append((table, key))
+    for name, value in values.items():
+        old = attribute(component, name)
+        assert isinstance(old, Tensor)
+        dtype = dtypes[name] if value.is_floating_point() and has_parameters else value.dtype
+        is_hollow = value.is_meta
+        cast = torch.empty_like(value, dtype=dtype, device=device) if is_hollow else value.detach().to(device, dtype)
+        if isinstance(old, nn.Parameter) and not old.is_meta:
+            old.data = cast  # keeps the parameter that an optimizer may hold already
+            yield name
+            continue
+        new = nn.Parameter(cast, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else cast
+        for table, key in tied[id(old)]:
+            table[key] = new
+        yield name
+
+
+def _initialised(
+    component_name: str, component: nn.Module, needed: Mapping[str, Tensor], seed: int, problems: list[str]
+) -> dict[str, Tensor]:
+    """Values of the needed parameters that are on the meta device."""
+    values: dict[str, Tensor] = {}
+    missing = [name for name, tensor in needed.items() if tensor.is_meta]
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in missing):
+        module: Any = attribute(component, path)
+        names = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
+        if hasattr(module, "reset_parameters") or type(module).__name__ in _INITIALISERS:
+            values |= _reset(module, names, f"{component_name}.{path}", seed)
+            continue
+        problems += [
+            f"{component_name}.{name} cannot be initialised: {type(module).__name__} has no reset_parameters; "
+            "give the component stored weights"
+            for name in missing
+            if name in names
+        ]
+    return {name: values[name] for name in missing if name in values}
+
+
+def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> dict[str, Tensor]:
+    """The values of a module's own parameters after `reset_parameters` on the CPU; the module stays as it was."""
+    before = dict(module._parameters)
+    digest = hashlib.blake2b(f"{seed} {canonical}".encode(), digest_size=8).digest()
+    try:
+        for name in own.values():
+            module._parameters[name] = nn.Parameter(torch.empty(before[name].shape, dtype=torch.float32))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+            (_INITIALISERS.get(type(module).__name__) or type(module).reset_parameters)(module)
+            if is_second_matrix(f"{canonical}."):
+                nn.init.zeros_(module.weight)
+        return {path: module._parameters[name].detach() for path, name in own.items()}
+    finally:
+        module._parameters.update(before)
+
+
+def _place_randomly(pooling: Any) -> None:
+    """As diffusers' constructor does."""
+    nn.init.normal_(pooling.positional_embedding, std=pooling.positional_embedding.shape[-1] ** -0.5)
+
+
+def _keep_scale(norm: Any) -> None:
+    """As diffusers' constructor does."""
+    for name, parameter in norm.named_parameters(recurse=False):
+        nn.init.constant_(parameter, 0.0 if name == "bias" else 1.0)
+
+
+_INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place_randomly, "RMSNorm": _keep_scale}
+"""Of classes that have no `reset_parameters`."""
+
+
+def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) -> list[str]:
+    """What is wrong with the names and shapes of a component's stored tensors, as a sentence; nothing else is read.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    component, misfits = graph.components[component_name], _Misfits()
+    # Also what no layer uses, such as the decoder of a VAE, which is needed later.
+    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    # A tensor that its class ties to another one is stored once, e.g. the embedding of a T5.
+    tied = set(getattr(component, "_tied_weights_keys", None) or ())
+    base = {key: tensor for key, tensor in own.items() if not is_adapter(key) and key not in tied}
+    for _ in _matched(component_name, component, base, source, graph.widened, misfits):
+        pass
+    return misfits.sentences(source)
+
+
+def fill(component_name: str, component: nn.Module, source: StoredWeights, *, device: torch.device) -> None:
+    """Gives all parameters and buffers of a component that are stored their values, on the device and in float32.
+
+    Raises ModelError for weights that are damaged, or not those of the component.
+    """
+    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    values, misfits = dict[str, Tensor](), _Misfits()
+    for tensors, key, name in _matched(component_name, component, own, source, (), misfits):
+        values[name] = tensors.get(key)
+    if sentences := misfits.sentences(source):
+        raise ModelError("\n".join(sentences))
+    for _ in _placed(component, values, device, dict.fromkeys(values, torch.float32)):
+        pass
+
+
+def tensors_of(
+    component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
+) -> dict[str, Tensor]:
+    """The named parameters and buffers of a component, as its files hold them; names that no file holds are left out.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    wanted = {name: own[name].detach().to("meta") for name in names if name in own}
+    found = _matched(component_name, component, wanted, source, (), _Misfits())
+    return {name: tensors.get(key) for tensors, key, name in found}
+
+
+def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:
+    """What a component's files call its tensors, by today's names in its state, where the two differ.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    names, found = _state_names(component), dict[str, str]()
+    for file in source.files:
+        with opened(file) as tensors:
+            found |= {new: key for key in tensors.names() for new in [_name_of(key, names)] if new is not None}
+    stored = set(found.values())
+    return {name: found[canonical] for name, canonical in names.items() if name not in stored and canonical in found}
+
+
+@dataclass(slots=True)
+class _Misfits:
+    """Stored tensors that are not what a component has. Mutable: grows while files are read."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+
+    def sentences(self, source: StoredWeights) -> list[str]:
+        """One sentence with all of them, or none."""
+        parts = [
+            f"{len(names)} tensor{'s' if len(names) > 1 else ''} {what} ({_listed(names)})"
+            for what, names in (("missing", self.missing), ("unexpected", self.unexpected))
+            if names
+        ]
+        parts += [_listed(self.misshapen)] if self.misshapen else []
+        if not parts:
+            return []
+        file = source.index or source.files[0]
+        return [f"{file} does not fit {file.parent / 'config.json'}: {'; '.join(parts)}; get the model again"]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _matched(
+    component_name: str,
+    component: nn.Module,
+    needed: Mapping[str, Tensor],
+    source: StoredWeights,
+    widened: Collection[str],
+    misfits: _Misfits,
+) -> Iterator[tuple[Tensors, str, str]]:
+    """(open file, its name for a tensor, the component's name) of the needed tensors that are stored.
+
+    Of the `widened` ones, by canonical name, the second half of the inputs may be missing.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    names = _state_names(component)
+    wanted = {
+        name: tensor
+        for name, tensor in needed.items()
+        if name in names.values() and (tensor.is_meta or not isinstance(tensor, nn.Parameter))
+    }
+    left = dict.fromkeys(wanted)
+    overlooked = _overlooked(component)
+    for file in source.files:
+        with opened(file) as tensors:
+            for key in tensors.names():
+                name = _name_of(key, names)
+                if name is None:
+                    misfits.unexpected += [key] if not overlooked.search(key) else []
+                elif name in wanted:
+                    left.pop(name, None)
+                    shape, expected = tensors.shape(key), tuple(wanted[name].shape)
+                    is_half = f"{component_name}.{name}" in widened and shape == _half(expected)
+                    if shape == expected or is_half:
+                        yield tensors, key, name
+                    else:
+                        misfits.misshapen.append(f"{key} has shape {shape}, but the configuration says {expected}")
+    misfits.missing += [f"{component_name}.{name}" for name in left]
+
+
+def _half(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of weights with half the inputs."""
+    return shape[:1] + tuple(inputs // 2 for inputs in shape[1:2]) + shape[2:]
+
+
+def _overlooked(component: nn.Module) -> re.Pattern[str]:
+    """What may be stored beside a component's tensors, as its class says, e.g. the decoder of a T5."""
+    patterns = getattr(component, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ends = (f"{re.escape(end)}$" for end in _NOT_STORED_ANY_MORE)
+    return re.compile("|".join((*ends, *patterns)))
+
+
+def _read(tensors: Tensors, key: str, expected: Tensor) -> Tensor:
+    """A stored tensor; zeros follow where it has half the inputs."""
+    stored = tensors.get(key)
+    return stored if stored.shape == expected.shape else torch.cat([stored, torch.zeros_like(stored)], dim=1)
+
+
+def _state_names(component: nn.Module) -> dict[str, str]:
+    """Names in the component's state; a tied parameter's other names lead to its canonical one."""
+    canonical: dict[int, str] = {}
+    state = component.state_dict(keep_vars=True)
+    return {stored_name(name): canonical.setdefault(id(tensor), name) for name, tensor in state.items()}
+
+
+def _name_of(key: str, names: Mapping[str, str]) -> str | None:
+    """The canonical name of a stored tensor; None if the component has no such tensor."""
+    return names.get(key) or next((names[new] for new in _new_names(key) if new in names), None)
+
+
+def _new_names(key: str) -> Iterator[str]:
+    """Today's names of a tensor that an older diffusers or transformers may have written so."""
+    plain = key.removeprefix("text_model.")
+    if ".attentions." in plain:
+        for old, new in _RENAMED_IN_ATTENTION.items():
+            plain = plain.replace(old, new)
+    yield plain
+    for old, new in _MOVED:
+        if key.startswith(old):
+            yield new + key.removeprefix(old)

@@ -1,0 +1,1 @@
+"""Layers of parts that several families share: autoencoders and text encoders."""

@@ -1,0 +1,152 @@
+"""The encoder of an AutoencoderKL as layers: pixels to latents."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pixel_unshuffle
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.base.family import Step, chain, dtype_of, unsupported
+from diffusionpipe.models.graphs.graph import Layer, attribute
+
+PATCH = 2
+"""Side of the patches into which FLUX.2 cuts latents."""
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    "latents_mean": (None,),
+    "latents_std": (None,),
+    "patch_size": ([PATCH, PATCH], (PATCH, PATCH)),
+}
+
+
+def encoder_layers(vae: Any) -> tuple[Layer, ...]:
+    """Layers from the raw inputs "pixels" (in [-1, 1]) and "posterior_noise" to scaled "latents"."""
+    is_cut = is_cut_into_patches(vae)
+    sample = Layer(
+        name="vae.latents",
+        component="vae",
+        reads=("moments", "posterior_noise"),
+        writes=("latents",),
+        modules=("bn",) if is_cut else (),
+        run=_sample_patches if is_cut else _sample,
+    )
+    return (*chain("vae", "pixels", _steps(vae), "moments"), sample)
+
+
+def latent_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
+    """Shape of the latents of a square picture. Raises ModelError for a resolution that the VAE cannot halve."""
+    channels, size, _ = _encoded_shape(vae, resolution)
+    if not is_cut_into_patches(vae):
+        return channels, size, size
+    if size % PATCH:
+        raise ModelError(f"latents of size {size} cannot be cut into patches of {PATCH}; choose another resolution")
+    return channels * PATCH**2, size // PATCH, size // PATCH
+
+
+def _encoded_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
+    """Shape of what the encoder gives, before it is cut into patches."""
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    if resolution < factor or resolution % factor:
+        raise ModelError(
+            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}; "
+            f"use e.g. {max(1, resolution // factor) * factor}"
+        )
+    return vae.config.latent_channels, resolution // factor, resolution // factor
+
+
+def encoder_inputs(vae: Any, resolution: int, dtype: str) -> tuple[TensorSpec, ...]:
+    """The raw inputs that the encoder reads."""
+    return (
+        TensorSpec(name="pixels", shape=(vae.config.in_channels, resolution, resolution), dtype=dtype),
+        TensorSpec(name="posterior_noise", shape=_encoded_shape(vae, resolution), dtype=dtype),
+    )
+
+
+def vae_problems(vae: Any) -> list[str]:
+    """What of the VAE the adapter would not run exactly."""
+    kinds = [kind for kind in vae.config.down_block_types if kind != "DownEncoderBlock2D"]
+    return unsupported("vae", vae.config, _ALLOWED) + [
+        f"vae: down block type {kind} is not supported; supported: DownEncoderBlock2D" for kind in kinds
+    ]
+
+
+def _steps(vae: Any) -> Iterator[Step]:
+    yield Step(name="encoder.conv_in", run=_conv_in, modules=("encoder.conv_in",))
+    for i, block in enumerate(vae.encoder.down_blocks):
+        path = f"encoder.down_blocks.{i}"
+        for j in range(len(block.resnets)):
+            name = f"{path}.resnets.{j}"
+            yield Step(name=name, run=partial(_resnet, name, None), modules=(name,))
+        for j in range(len(block.downsamplers or ())):
+            name = f"{path}.downsamplers.{j}"
+            yield Step(name=name, run=partial(_call, name), modules=(name,))
+    path = "encoder.mid_block"
+    yield Step(
+        name=f"{path}.resnets.0", run=partial(_resnet, f"{path}.resnets.0", None), modules=(f"{path}.resnets.0",)
+    )
+    for j, attention in enumerate(vae.encoder.mid_block.attentions):
+        resnet = f"{path}.resnets.{j + 1}"
+        before = None if attention is None else f"{path}.attentions.{j}"
+        modules = (resnet,) if before is None else (before, resnet)
+        yield Step(name=resnet, run=partial(_resnet, resnet, before), modules=modules)
+    quant_conv = () if vae.quant_conv is None else ("quant_conv",)
+    yield Step(
+        name="encoder.conv_out",
+        run=_conv_out,
+        modules=("encoder.conv_norm_out", "encoder.conv_act", "encoder.conv_out", *quant_conv),
+    )
+
+
+def _conv_in(vae: Any, pixels: Tensor) -> Tensor:
+    hidden: Tensor = vae.encoder.conv_in(pixels.to(dtype_of(vae.encoder.conv_in)))
+    return hidden
+
+
+def _call(name: str, vae: nn.Module, hidden: Tensor) -> Tensor:
+    module: Any = attribute(vae, name)
+    result: Tensor = module(hidden)
+    return result
+
+
+def _resnet(resnet: str, attention: str | None, vae: nn.Module, hidden: Tensor) -> Tensor:
+    """One residual block, after an attention in the middle block."""
+    if attention is not None:
+        hidden = _call(attention, vae, hidden)
+    module: Any = attribute(vae, resnet)
+    result: Tensor = module(hidden, None)
+    return result
+
+
+def _conv_out(vae: Any, hidden: Tensor) -> Tensor:
+    encoder = vae.encoder
+    moments: Tensor = encoder.conv_out(encoder.conv_act(encoder.conv_norm_out(hidden)))  # (B, 2C, H, W)
+    return moments if vae.quant_conv is None else vae.quant_conv(moments)
+
+
+def is_cut_into_patches(vae: Any) -> bool:
+    """Whether latents are patches of 2 x 2 of what the encoder gives, as FLUX.2's are."""
+    return type(vae).__name__ == "AutoencoderKLFlux2"
+
+
+def posterior_sample(moments: Tensor, posterior_noise: Tensor) -> Tensor:
+    """Mean and logarithm of the variance, side by side in dimension 1, and noise -> latents in the noise's dtype."""
+    mean, logvar = moments.to(posterior_noise.dtype).chunk(2, dim=1)
+    return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise
+
+
+def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
+    """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
+    latents = posterior_sample(moments, posterior_noise)
+    if vae.config.shift_factor is not None:
+        latents = latents - vae.config.shift_factor
+    return (latents * vae.config.scaling_factor,)
+
+
+def _sample_patches(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
+    """As `_sample`, cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
+    latents = pixel_unshuffle(posterior_sample(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
+    mean, variance = (numbers.to(latents).view(1, -1, 1, 1) for numbers in (vae.bn.running_mean, vae.bn.running_var))
+    return ((latents - mean) / torch.sqrt(variance + vae.config.batch_norm_eps),)

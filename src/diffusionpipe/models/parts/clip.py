@@ -1,0 +1,114 @@
+"""A CLIP text encoder as layers: token ids to the states that cross-attention reads, or to a pooled embedding."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.models.base.family import Step, chain, unsupported
+from diffusionpipe.models.graphs.graph import Layer, attribute
+
+_EOS_BEFORE_IT_WAS_STORED = 2
+
+
+def text_layers(text_encoder: Any) -> tuple[Layer, ...]:
+    """Layers from the raw input "input_ids" to "text_states", the model's last_hidden_state."""
+    steps = [*_steps(text_encoder), Step(name="final_layer_norm", run=_normalise, modules=("final_layer_norm",))]
+    return chain("text_encoder", "input_ids", steps, "text_states")
+
+
+def penultimate_layers(text_encoder: Any, *, component: str, ids: str, states: str) -> tuple[Layer, ...]:
+    """Layers from the token ids to `states`, what the last layer would read (hidden_states[-2])."""
+    return chain(component, ids, _steps(text_encoder)[:-1], states)
+
+
+def pooled_layers(
+    text_encoder: Any, *, component: str, ids: str, states: str, pooled: str, zeroes_marked: bool = False
+) -> tuple[Layer, ...]:
+    """All layers: `states` as `penultimate_layers` gives them, and `pooled`, the projected state of the end's token.
+
+    A CLIPTextModel has no projection and gives the state itself, its pooler_output. `zeroes_marked`: `pooled` is as
+    `zeroed_where_marked` says.
+    """
+    last = _steps(text_encoder)[-1]
+    path = _path(text_encoder)
+    projection = ("text_projection",) if path else ()
+    run = _pool_unmarked if zeroes_marked else _pool
+    pool = Step(name="pooled", run=run, modules=(f"{path}final_layer_norm", *projection), reads=(ids,))
+    before = penultimate_layers(text_encoder, component=component, ids=ids, states=states)
+    return (*before, *chain(component, states, (last, pool), pooled))
+
+
+def text_inputs(text_encoder: Any, name: str = "input_ids") -> tuple[TensorSpec, ...]:
+    """The raw input: token ids padded to the longest text that the model can read."""
+    length = text_encoder.config.max_position_embeddings
+    return (TensorSpec(name=name, shape=(length,), dtype="int64"),)
+
+
+def text_problems(text_encoder: Any, *, is_trained: bool = False, component: str = "text_encoder") -> list[str]:
+    """What of the text encoder the adapter would not run exactly."""
+    config = text_encoder.config
+    problems = unsupported(component, config.to_dict(), {"attention_dropout": (0, 0.0)} if is_trained else {})
+    if config._attn_implementation != "sdpa":
+        problems.append(f"{component}: attention {config._attn_implementation!r} is not supported; supported: 'sdpa'")
+    return problems
+
+
+def _path(text_encoder: Any) -> str:
+    """What stands before the names of the encoder's parts: a CLIPTextModelWithProjection holds it one level down."""
+    return "text_model." if hasattr(text_encoder, "text_model") else ""
+
+
+def _steps(text_encoder: Any) -> list[Step]:
+    return list(_embeddings_and_layers(_path(text_encoder), text_encoder.config.num_hidden_layers))
+
+
+def _embeddings_and_layers(path: str, num_layers: int) -> Iterator[Step]:
+    yield Step(name=f"{path}embeddings", run=partial(_embed, f"{path}embeddings"), modules=(f"{path}embeddings",))
+    for i in range(num_layers):
+        name = f"{path}encoder.layers.{i}"
+        yield Step(name=name, run=partial(_encode, name), modules=(name,))
+
+
+def _embed(name: str, text_encoder: nn.Module, input_ids: Tensor) -> Tensor:
+    embeddings: Any = attribute(text_encoder, name)
+    hidden: Tensor = embeddings(input_ids=input_ids)  # (B, T, D)
+    return hidden
+
+
+def _encode(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
+    layer: Any = attribute(text_encoder, name)
+    # Without padding the causal mask is a flag of the attention kernel; CLIP reads its padding like other tokens.
+    result: Tensor = layer(hidden, None, is_causal=True)
+    return result
+
+
+def _normalise(text_encoder: Any, hidden: Tensor) -> Tensor:
+    states: Tensor = text_encoder.final_layer_norm(hidden)
+    return states
+
+
+def zeroed_where_marked(values: Tensor, input_ids: Tensor) -> Tensor:
+    """The values (B, ...), with zeros in each row whose tokens are all the same: no text has such a row."""
+    is_text = (input_ids != input_ids[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
+    return torch.where(is_text, values, torch.zeros_like(values))
+
+
+def _pool_unmarked(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tensor:
+    return zeroed_where_marked(_pool(text_encoder, hidden, input_ids), input_ids)
+
+
+def _pool(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tensor:
+    """The state at the first token that ends the text."""
+    model = getattr(text_encoder, "text_model", text_encoder)
+    states = model.final_layer_norm(hidden)  # (B, T, D)
+    tokens = input_ids.int()
+    if model.eos_token_id == _EOS_BEFORE_IT_WAS_STORED:  # the end's token has the highest number of all
+        ends = tokens.argmax(dim=-1)
+    else:
+        ends = (tokens == model.eos_token_id).int().argmax(dim=-1)
+    pooled: Tensor = states[torch.arange(len(states), device=states.device), ends]  # (B, D)
+    return text_encoder.text_projection(pooled) if model is not text_encoder else pooled

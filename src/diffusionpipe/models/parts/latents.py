@@ -1,0 +1,142 @@
+"""The encoder of any VAE class of diffusers as one layer: pixels to latents. A picture is a clip of one frame."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.base.family import Clip, dtype_of
+from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.models.parts.autoencoder import (
+    encoder_inputs,
+    encoder_layers,
+    is_cut_into_patches,
+    latent_shape,
+    posterior_sample,
+    vae_problems,
+)
+
+_STATISTICS = ("latents_mean", "latents_std")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """A VAE's encoder."""
+
+    layers: tuple[Layer, ...]
+    inputs: tuple[TensorSpec, ...]
+    latents: tuple[int, ...]
+    """Shape of a sample's latents: (C, H, W), of a VAE for clips (C, F, H, W)."""
+
+
+def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None) -> Encoding:
+    """The encoder for square pictures; with `clip` for clips of that size, which only a VAE for clips encodes.
+
+    Raises ModelError for a size that the VAE cannot shrink, and for what its layers would not run exactly.
+    """
+    if type(vae).__name__ == "AutoencoderKL" or is_cut_into_patches(vae):
+        if problems := vae_problems(vae):
+            raise ModelError("\n".join(problems))
+        inputs = encoder_inputs(vae, resolution, dtype)
+        return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, resolution))
+    size = clip or Clip.square(resolution)
+    factor = vae.spatial_compression_ratio
+    for side in (size.width, size.height):
+        if side < factor or side % factor:
+            raise ModelError(
+                f"the VAE shrinks pictures {factor} times; resolution {side} is not a multiple of {factor}; "
+                f"use e.g. {max(1, side // factor) * factor}"
+            )
+    width, height = size.width // factor, size.height // factor
+    config = vae.config
+    if type(vae).__name__ == "AutoencoderDC":
+        pixels = TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype)
+        return _plain_encoding(pixels, config, width)
+    latents = (
+        config.get("z_dim") or config.latent_channels,
+        latent_frames(temporal_factor(vae), size.frames),
+        height,
+        width,
+    )
+    own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
+    return Encoding(
+        layers=(
+            Layer(
+                name="vae.encoder",
+                component="vae",
+                reads=("pixels", "posterior_noise"),
+                writes=("latents",),
+                modules=tuple(name for name in ("encoder", "quant_conv", *_STATISTICS) if name in own),
+                run=_encode,
+            ),
+        ),
+        inputs=(
+            TensorSpec(name="pixels", shape=size.pixels, dtype=dtype),
+            TensorSpec(name="posterior_noise", shape=latents, dtype=dtype),
+        ),
+        latents=latents,
+    )
+
+
+def latent_frames(factor: int, frames: int) -> int:
+    """The frames of the latents of a clip: the first frame is encoded alone, the others `factor` at a time.
+
+    Raises ModelError for a number of frames that does not divide so.
+    """
+    if (frames - 1) % factor:
+        near = (frames - 1) // factor * factor + 1
+        raise ModelError(
+            f"the VAE encodes one frame, then {factor} at a time; {frames} frames do not divide so: use {near} or "
+            f"{near + factor}"
+        )
+    return (frames - 1) // factor + 1
+
+
+def temporal_factor(vae: Any) -> int:
+    """Frames of a clip that become one of its latents, behind the first."""
+    return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
+
+
+def _plain_encoding(pixels: TensorSpec, config: Any, side: int) -> Encoding:
+    """An autoencoder for pictures, without a posterior."""
+    layer = Layer(
+        name="vae.encoder",
+        component="vae",
+        reads=("pixels",),
+        writes=("latents",),
+        modules=("encoder",),
+        run=_encode_plainly,
+    )
+    return Encoding(layers=(layer,), inputs=(pixels,), latents=(config.latent_channels, side, side))
+
+
+def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
+    """Latents (B, C, H, W), as the denoiser sees them."""
+    latents = vae.encode(pixels.to(dtype_of(vae.encoder))).latent.to(pixels.dtype)
+    return (latents * vae.config.scaling_factor,)
+
+
+def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
+    """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
+    clips = pixels.to(dtype_of(vae.encoder))
+    if clips.ndim == 4:  # pictures
+        clips = clips.unsqueeze(2)  # (B, 3, F, H, W)
+    latents = posterior_sample(vae.encode(clips).latent_dist.parameters, posterior_noise)  # (B, C, F, H, W)
+    shift, std = (_statistic(vae, name, latents) for name in _STATISTICS)
+    factor = vae.config.get("scaling_factor")
+    if shift is not None:
+        latents = latents - shift
+    if factor is not None:
+        latents = latents * factor
+    return (latents if std is None else latents / std,)
+
+
+def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:
+    """A number for each channel, which the VAE has as a buffer or in its configuration; None: it has none."""
+    own = dict(vae.named_buffers(recurse=False))  # as an attribute, diffusers would warn of a configured one
+    found = own.get(name)
+    found = vae.config.get(name) if found is None else found
+    return None if found is None else torch.as_tensor(found).to(latents).view(1, -1, 1, 1, 1)

@@ -1,0 +1,135 @@
+"""Frozen work: the layers that need no gradient, on some samples."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.ir import Fill, Range
+from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.runtime.compute.stage import LayerStage, Precision
+from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.runtime.recording.layer_watch import LayerWatch
+from diffusionpipe.runtime.weights.host_weights import HostWeights
+
+
+class FillRunner(Protocol):
+    """Frozen work as the executor runs it."""
+
+    def run(self, fill: Fill, store: RowStore) -> None:
+        """Run the fill's layers on its samples; inputs come from the store, outputs go into it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Carried:
+    """A tensor between two fills of the same samples."""
+
+    samples: Range
+    value: Tensor
+    num_reads: int
+    """Samples still to be read, counted once for each fill that reads them."""
+
+
+class Encoder:
+    """Runs fills over rows of the store.
+
+    A fill may hold some layers only; what later fills of the same samples read of it is carried from one to the
+    other, in whatever chunks either has, and dropped after its last reader.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        components: Mapping[str, nn.Module],
+        *,
+        outputs: Collection[str],
+        fills: Sequence[Fill] = (),
+        precision: Precision | None = None,
+        weights: HostWeights | None = None,
+        watch: LayerWatch | None = None,
+    ) -> None:
+        """`layers`: the frozen block. `outputs`: tensors of it that stages read.
+
+        `fills`: all that an iteration runs, in its order. `weights`: brings the layers' weights to the device; None if
+        they are there. `watch` as in `LayerStage`.
+        """
+        self._watch = watch
+        self._layers = tuple(layers)
+        self._components = components
+        self._outputs = frozenset(outputs)
+        self._precision = precision
+        self._fills = tuple(fills)
+        self._weights = weights
+        self._next_weights = {} if weights is None else self._first_after_each(weights)
+        self._stages: dict[Range, LayerStage] = {}
+        self._carried: dict[str, list[_Carried]] = {}
+
+    def _stage(self, layers: Range) -> LayerStage:
+        """The layers of one range as a stage that writes what later fills or other stages read."""
+        if layers not in self._stages:
+            own = self._layers[layers.start : layers.stop]
+            later = {name for layer in self._layers[layers.stop :] for name in layer.reads}
+            outputs = [name for layer in own for name in layer.writes if name in self._outputs | later]
+            own = own if self._weights is None else self._weights.brought(own)
+            self._stages[layers] = LayerStage(
+                own, self._components, outputs=outputs, precision=self._precision, watch=self._watch
+            )
+        return self._stages[layers]
+
+    def run(self, fill: Fill, store: RowStore) -> None:
+        """Run the fill's layers on its samples; inputs come from the store, outputs go into it."""
+        stage = self._stage(fill.layers)
+        with torch.no_grad():
+            tensors = {
+                name: self._take(name, fill.samples) if name in self._carried else store.view(name, fill.samples)
+                for name in stage.reads
+            }
+            for name, value in stage(tensors).items():
+                if name in self._outputs:
+                    store.write(name, fill.samples, value)
+                self._carry(name, value, fill)
+        if self._weights is not None and fill in self._next_weights:
+            self._weights.start(self._next_weights[fill])
+
+    def _first_after_each(self, weights: HostWeights) -> dict[Fill, str]:
+        """For each fill the first layer with weights that runs after it; after the last fill comes the first."""
+        first: dict[Fill, str] = {}
+        following: str | None = None
+        for fill in (*self._fills, *self._fills)[::-1]:
+            if following is not None:
+                first[fill] = following
+            own = self._layers[fill.layers.start : fill.layers.stop]
+            following = next((layer.name for layer in own if layer.name in weights), following)
+        return first
+
+    def _carry(self, name: str, value: Tensor, fill: Fill) -> None:
+        """Keep a tensor for the later fills that read it."""
+        num_reads = sum(
+            len(other.samples.intersection(fill.samples))
+            for other in self._fills
+            if other.stage == fill.stage
+            and other.layers.start >= fill.layers.stop
+            and name in self._stage(other.layers).reads
+        )
+        if num_reads:
+            carried = _Carried(samples=fill.samples, value=value, num_reads=num_reads)
+            self._carried.setdefault(name, []).append(carried)
+
+    def _take(self, name: str, samples: Range) -> Tensor:
+        """The rows of a carried tensor, put together from the chunks in which it was made."""
+        parts: list[Tensor] = []
+        for carried in sorted(self._carried[name], key=lambda carried: carried.samples.start):
+            common = carried.samples.intersection(samples)
+            if common:
+                start = carried.samples.start
+                parts.append(carried.value[common.start - start : common.stop - start])
+                carried.num_reads -= len(common)
+        left = [carried for carried in self._carried[name] if carried.num_reads]
+        if left:
+            self._carried[name] = left
+        else:
+            del self._carried[name]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

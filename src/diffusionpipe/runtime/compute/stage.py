@@ -1,0 +1,162 @@
+"""What a stage computes: its block's layers on named tensors.
+
+The executor sees a stage only as a `StageModule`; virtual stages (waits instead of compute) are another one.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from diffusionpipe.models.graphs.graph import Layer, modules_of
+from diffusionpipe.runtime.compute.casts import Casts
+from diffusionpipe.runtime.compute.split import Deferred, Forward, cast_weights, forwards_of, run_with
+from diffusionpipe.runtime.recording.layer_watch import LayerWatch
+
+
+class StageModule(Protocol):
+    """A stage as the executor runs it."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Tensors that it needs."""
+        ...
+
+    def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> Mapping[str, Tensor]:
+        """Forward of one micro-batch: named inputs to named outputs. May empty `tensors`.
+
+        `deferred`: where the backward is to put aside what weight gradients need; None: it computes them itself.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """How layers compute. None: in the parameters' own dtype."""
+
+    device: str = "cpu"
+    autocast: torch.dtype | None = None
+
+    def context(self) -> torch.autocast:
+        """Autocast for a forward."""
+        return torch.autocast(self.device, dtype=self.autocast, enabled=self.autocast is not None)
+
+
+class LayerStage:
+    """Layers of one block, run in order on named tensors."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        components: Mapping[str, nn.Module],
+        *,
+        outputs: Collection[str],
+        checkpointed: Collection[str] = (),
+        precision: Precision | None = None,
+        casts: Casts | None = None,
+        watch: LayerWatch | None = None,
+    ) -> None:
+        """`outputs`: what others read of it. `checkpointed`: layers recomputed in the backward.
+
+        `casts`: where `cast` puts copies of weights and forwards find them; None: autocast casts in every forward.
+        `watch`: who is told of every layer while it is on; None for nobody.
+        """
+        self._watch = watch
+        self.precision = precision or Precision()
+        self._casts = Casts() if casts is None else casts
+        self.outputs = tuple(outputs)
+        written: set[str] = set()
+        reads: dict[str, None] = {}
+        for layer in layers:
+            reads.update(dict.fromkeys(name for name in layer.reads if name not in written))
+            written.update(layer.writes)
+        self._reads = tuple(reads)
+        missing = set(self.outputs) - written
+        assert not missing, f"no layer writes {missing}"
+        self._steps = [
+            _Step(
+                layer=layer,
+                component=components[layer.component],
+                is_checkpointed=layer.name in checkpointed,
+                unused=unused,
+                forwards=module_forwards(layer, components[layer.component]),
+            )
+            for layer, unused in zip(layers, _last_uses(layers, self.outputs), strict=True)
+        ]
+        kept = [pair for step in self._steps if not step.is_checkpointed for pair in step.forwards]
+        self._cast_weights = tuple(dict.fromkeys(cast_weights(kept)))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Tensors that the block needs from outside."""
+        return self._reads
+
+    def cast(self) -> None:
+        """Make copies of the weights as autocast reads them, for all forwards until they are dropped.
+
+        Recomputed layers get none: memory is scarce there, and autocast's own copies go with each layer.
+        """
+        if self.precision.autocast is not None:
+            self._casts.make(self._cast_weights, self.precision.autocast)
+
+    def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> dict[str, Tensor]:
+        """Outputs by name; intermediate tensors are dropped as soon as no layer needs them."""
+        if self.precision.autocast is None:  # autocast costs microseconds even when it is off
+            self._run(tensors, deferred)
+        else:
+            with self.precision.context():
+                self._run(tensors, deferred)
+        return {name: tensors[name] for name in self.outputs}
+
+    def _run(self, tensors: dict[str, Tensor], deferred: Deferred | None) -> None:
+        watch = self._watch if self._watch is not None and self._watch.is_on else None
+        if watch is not None:
+            watch.begin()
+        changes = deferred is not None or bool(self._casts)
+        for step in self._steps:
+            layer = step.layer
+            run = step.changed(deferred, self._casts) if changes and step.forwards else layer.run
+            arguments = [tensors[name] for name in layer.reads]
+            for name in step.unused:
+                tensors.pop(name, None)
+            if step.is_checkpointed and torch.is_grad_enabled():
+                written = checkpoint(run, step.component, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                written = run(step.component, *arguments)
+            tensors.update(zip(layer.writes, written, strict=True))
+            if watch is not None:
+                watch.end(layer.name, len(written[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    layer: Layer
+    component: nn.Module
+    is_checkpointed: bool
+    unused: tuple[str, ...]
+    """Tensors that nothing reads after it."""
+    forwards: tuple[tuple[nn.Module, Forward], ...]
+    """Modules that can put weight gradients aside and read copies of their weights."""
+
+    def changed(self, deferred: Deferred | None, casts: Casts) -> Callable[..., tuple[Tensor, ...]]:
+        """The layer with these forwards, also to be recomputed."""
+        return partial(run_with, self.forwards, deferred, casts, self.layer.run)
+
+
+def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module, Forward], ...]:
+    """The layer's modules that have a forward for `run_with`."""
+    return tuple(forwards_of(modules_of(layer, component)))
+
+
+def _last_uses(layers: Sequence[Layer], outputs: Collection[str]) -> list[tuple[str, ...]]:
+    """For each layer the tensors that nothing reads after it, its inputs included."""
+    needed = set(outputs)
+    unused: list[tuple[str, ...]] = []
+    for layer in reversed(layers):
+        unused.append(tuple(name for name in dict.fromkeys(layer.reads) if name not in needed))
+        needed.update(layer.reads)
+    return unused[::-1]

@@ -1,0 +1,44 @@
+"""What an executor runs a schedule with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.runtime.comm.transport import Transport
+from diffusionpipe.runtime.compute.frozen import FillRunner
+from diffusionpipe.runtime.compute.stage import StageModule
+from diffusionpipe.runtime.weights.gradients import Reducible
+from diffusionpipe.runtime.weights.sharding import Shards
+
+
+def nothing() -> None:
+    """Does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """What an executor runs a schedule with: modules, transport, and what happens around its actions."""
+
+    stages: Mapping[int, StageModule]
+    """Stage id -> what it computes; of the worker's trained stages."""
+    tensors: Mapping[str, TensorSpec]
+    """Every tensor that crosses stages, and every raw input."""
+    transport: Transport
+    device: torch.device
+    rank_of_worker: Callable[[int], int] = lambda worker: worker
+    encoder: FillRunner | None = None
+    """Runs the fills."""
+    raw_inputs: tuple[str, ...] = ()
+    """Names of what is put into the store before an iteration."""
+    gradients: Mapping[int, Reducible] = field(default_factory=dict)
+    """Block id -> the gradients that the schedule reduces."""
+    sharded: Mapping[int, Shards] = field(default_factory=dict)
+    """Block id -> the block, of those that are whole only between their UNSHARD and RESHARD."""
+    loss_scale: float = 1.0
+    """Gradient of the step's loss for each sample's loss."""
+    preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)
+    """Stage id -> what it does in every iteration before its first forward."""
+    cleanup: Callable[[], None] = nothing
+    """Comes after every iteration."""

@@ -1,0 +1,289 @@
+"""The one interpreter: runs any schedule on one worker.
+
+At construction every action of the worker's order becomes an instruction, a pair of closures (wait, run) with all its
+routes resolved; an iteration is a plain loop over them:
+
+    for wait, run in program:
+        wait()       block until the messages that the action needs are there; None  (idle in the trace)
+        run()        compute, start a send or a receive, start a reduction          (busy in the trace)
+
+    RECV_F 1 ──> new memory ──> F 1 ──> output ──> SEND_F 1                   what arrives goes with its last tensor,
+                                  │                                           an output after its last reader,
+    SEND_B 1 <── input gradient <── B 1 <── gradient <── RECV_B 1             a sent tensor once the peer has
+                                                                              surely waited for it (`releases_of`)
+
+What a stage prepares once in an iteration, for all its micro-batches, stands in the loop right in front of its first F:
+behind the RECV_F that posts its inputs, so that they can arrive meanwhile.
+
+Two workers, threads here, with waits of no length in place of compute. Worker 0 starts to send at once and computes on;
+it posts the receive of a gradient before its second forward [1], and waits for it only in front of the backward [2]:
+
+>>> from diffusionpipe.costs import Costs, StageCosts, TensorSpec
+>>> from diffusionpipe.ir import Edge, Message, Pipeline, Placement, Stage, parse_action
+>>> from diffusionpipe.runtime.comm.threads import run_threads
+>>> from diffusionpipe.runtime.rehearsals.virtual import virtual_executor
+>>> edge = Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))
+>>> pipeline = Pipeline(stages=(0, 1), microbatches=(1, 1), ops=frozenset({Op.F, Op.B}), edges=(edge,))
+>>> there, back = dict(source=0, destination=1), dict(source=1, destination=0, is_gradient=True)
+>>> schedule = Schedule(
+...     name="example",
+...     placement=Placement(stages=(Stage(worker=0, weights=0), Stage(worker=1, weights=1)), pipelines=(pipeline,)),
+...     orders=tuple(tuple(map(parse_action, order.split())) for order in (
+...         "0F0 0SEND_F0>0 0RECV_B0>2 0F1 0SEND_F1>1 0B0 0RECV_B1>3 0B1",
+...         "1RECV_F0>0 1F0 1RECV_F1>1 1B0 1SEND_B0>2 1F1 1B1 1SEND_B1>3",
+...     )),
+...     messages=tuple(
+...         Message(microbatch=number, samples=Range(0, 1), tensors=("x",), **ends)
+...         for ends in (there, back) for number in (0, 1)
+...     ),
+... )
+>>> costs = Costs(stages=(StageCosts(forward=0, backward=0),) * 2)
+>>> tensors = {name: TensorSpec(name=name, shape=(), needs_gradient=name != "noisy") for name in ("noisy", "x", "loss")}
+>>> def main(rank, transport):
+...     executor = virtual_executor(
+...         schedule, rank, costs=costs, tensors=tensors, transport=transport, inputs=("noisy",)
+...     )
+...     outputs = executor.run()
+...     waits = [str(step) for (wait, _), (_, step) in zip(executor._programs[0], executor._steps) if wait]
+...     return [output.name for output in outputs], waits
+>>> run_threads(2, main)
+[([], ['0B0', '0B1']), (['loss', 'loss'], ['1F0', '1F1'])]
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from torch import Tensor
+
+from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Range, Schedule
+from diffusionpipe.runtime.comm.transport import Work
+from diffusionpipe.runtime.compute.stage import StageModule
+from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.runtime.engine.compiler import Compiler
+from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.routing import Route, extents_of, fed_rows, routes_of
+from diffusionpipe.runtime.engine.slot import Output, Slot
+from diffusionpipe.runtime.job.progress import Whereabouts
+from diffusionpipe.runtime.machine.error_file import is_shortage
+from diffusionpipe.runtime.machine.occupied_memory import occupied_memory
+from diffusionpipe.runtime.recording.trace import Recording, marks_of, position_of, recorder_for
+from diffusionpipe.timing.sends import releases_of
+from diffusionpipe.units import Seconds
+
+_WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
+"""Names of the ops in messages."""
+
+
+class Executor:
+    """One worker's side of one schedule. Mutable: it holds what is in flight during `run`."""
+
+    def __init__(self, schedule: Schedule, worker: int, equipment: Equipment, *, store: RowStore | None = None) -> None:
+        """`store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
+
+        Raises:
+            ScheduleError: the order holds ops that this executor does not know.
+        """
+        self.schedule, self.worker, self._equipment = schedule, worker, equipment
+        routes = routes_of(schedule, worker)
+        extents = with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
+        is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
+        # Two stores take turns: while one is read, the other is filled for the next iteration.
+        self._stores = [store or RowStore(extents, equipment.tensors, equipment.device) for _ in range(1 + is_ahead)]
+        self._turn = 0
+        self._works: tuple[list[Work], ...] = tuple([] for _ in schedule.messages)
+        self._held: tuple[list[Tensor], ...] = tuple([] for _ in schedule.messages)
+        self._outputs: list[Output] = []
+        order = schedule.orders[worker]
+        own = [action.slot for action in order if action.op in MESSAGE_OPS and action.slot is not None]
+        self._own_transfers = [(self._works[k], self._held[k]) for k in own]
+        slots = {key: Slot() for key in routes}
+        self.deferred = tuple(slot.deferred for slot in slots.values())
+        """What I puts aside for W, of each stage and micro-batch."""
+        releases = {
+            action: tuple((self._works[k], self._held[k]) for k in over)
+            for action, over in releases_of(schedule).items()
+        }
+        compiler = Compiler(
+            schedule=schedule,
+            worker=worker,
+            equipment=equipment,
+            routes=routes,
+            releases=releases,
+            slots=slots,
+            works=self._works,
+            held=self._held,
+            outputs=self._outputs,
+            reading=self._stores[0],
+            writing=self._stores[-1],
+            trained=frozenset(action.stage for action in order if action.op in (Op.B, Op.I)),
+        )
+        turns = (replace(compiler, reading=r, writing=self._stores[i - 1]) for i, r in enumerate(self._stores))
+        steps = _prepared(order, equipment.preparations)
+        self._programs = [
+            [turn.instruction(s) if isinstance(s, Action) else (None, s) for s in steps] for turn in turns
+        ]
+        marks = marks_of([wait is not None for wait, _ in self._programs[0]])
+        self._steps = list(zip(marks, steps, strict=True))
+        # Two take turns: one is read while the device runs what the other records.
+        self._recordings = [
+            Recording(worker=worker, recorder=recorder_for(equipment.device), steps=self._steps) for _ in range(2)
+        ]
+        self._sources = sources_of(schedule, worker, equipment.rank_of_worker)
+        self._num_runs = 0
+        self.began: Seconds = 0.0
+        """When the last iteration began, on the host's clock."""
+
+    @property
+    def recording(self) -> Recording:
+        """The times of the last iteration, or of the one under way; they can be read until the end of the next one."""
+        return self._recordings[0]
+
+    @property
+    def store(self) -> RowStore:
+        """Where raw inputs go before the next iteration: its own batch's or, if it encodes ahead, the one after's."""
+        return self._stores[1 - self._turn] if len(self._stores) > 1 else self._stores[0]
+
+    @property
+    def first_store(self) -> RowStore:
+        """Where the next iteration reads frozen outputs from; the prologue fills it."""
+        return self._stores[self._turn]
+
+    def run(self) -> list[Output]:
+        """Run one iteration; returns this worker's outputs (losses, predictions) by micro-batch.
+
+        Gradients are left in the parameters' `.grad`, summed over replicas where the schedule reduces them. Raw inputs
+        must stand in `store` before.
+        """
+        self._outputs.clear()
+        self._num_runs += 1
+        self._recordings.reverse()
+        recorder = self.recording.recorder
+        recorder.reset()
+        mark = recorder.mark
+        self.began = perf_counter()
+        mark()
+        try:
+            for wait, run in self._programs[self._turn]:
+                if wait is not None:
+                    wait()  # [2]
+                    mark()
+                run()  # [1]
+                mark()
+            self._finish()
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error):
+                error.add_note(self._shortage())
+            raise
+        finally:
+            self._equipment.cleanup()
+        mark()
+        self._turn = (self._turn + 1) % len(self._stores)
+        return list(self._outputs)
+
+    def passed(self) -> tuple[int, ...]:
+        """The iterations begun, and the times passed in the last two; any thread may call it."""
+        return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
+
+    def whereabouts(self) -> Whereabouts | None:
+        """The position in the iteration under way, None if there is none; any thread may call it."""
+        # The host may issue an iteration already while the device is still in the one before.
+        positions = (recording.position() for recording in reversed(self._recordings))
+        position = next((found for found in positions if found is not None), None)
+        if position is None:
+            return None
+        index, is_waiting = position
+        if index == len(self._steps):
+            return Whereabouts(action="the end of the iteration", awaited=())
+        step = self._steps[index][1]
+        if not isinstance(step, Action):
+            return Whereabouts(action=named(step))
+        return Whereabouts(action=named(step), awaited=self._sources.get(step, ()) if is_waiting else None)
+
+    def prepare(self) -> None:
+        """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
+        for preparation in self._equipment.preparations.values():
+            preparation()
+
+    def rewind(self) -> None:
+        """Let the next run repeat the last one: it reads the same frozen outputs and fills the same store again."""
+        self._turn = (self._turn - 1) % len(self._stores)
+
+    def mark(self) -> None:
+        """Note the time since the last iteration's start, for `Recording.times_after`."""
+        self.recording.recorder.mark()
+
+    def _shortage(self) -> str:
+        """Where the host is when there is no more memory, and how much is in use."""
+        index, _ = position_of([marks for marks, _ in self._steps], self.recording.recorder.issued())
+        place = named(self._steps[index][1]) if index < len(self._steps) else "the end of the iteration"
+        sizes = occupied_memory(self._equipment.device)
+        held = ", ".join(
+            f"{name.removesuffix('_gib').replace('_', ' ')} {size:.1f} GiB" for name, size in sizes.items()
+        )
+        return f"It ran out at {place}; {held}."
+
+    def _finish(self) -> None:
+        for works, held in self._own_transfers:
+            if works:
+                for work in works:
+                    work.wait()
+                works.clear()
+                held.clear()
+        for block in self._equipment.gradients.values():
+            block.finish()
+
+
+def named(step: object) -> str:
+    """A step in words."""
+    if not isinstance(step, Action):
+        return "the casts of the weights"
+    words = f" ({_WORDS[step.op]} of stage {step.stage}, micro-batch {step.microbatch})" if step.op in _WORDS else ""
+    return f"action {step}{words}"
+
+
+def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:
+    """The ranks from which messages come that an action of a worker reads."""
+    sources: dict[Action, tuple[int, ...]] = {}
+    placement = schedule.placement
+    order = schedule.orders[worker]
+    received = [schedule.messages[a.slot] for a in order if a.op in (Op.RECV_F, Op.RECV_B) and a.slot is not None]
+    for action in order:
+        if action.op in (Op.F, Op.B, Op.I):
+            found = {
+                rank_of(placement.stages[message.source].worker)
+                for message in received
+                if message.destination == action.stage
+                and message.is_gradient == (action.op is not Op.F)
+                and (placement.is_frozen(message.source) or message.microbatch == action.microbatch)
+            }
+            sources[action] = tuple(sorted(found))
+    return sources
+
+
+def _prepared(
+    order: Sequence[Action], preparations: Mapping[int, Callable[[], None]]
+) -> list[Action | Callable[[], None]]:
+    """The order with each stage's preparation in front of its first forward."""
+    steps: list[Action | Callable[[], None]] = []
+    pending = dict(preparations)
+    for action in order:
+        if action.op is Op.F and action.stage in pending:
+            steps.append(pending.pop(action.stage))
+        steps.append(action)
+    return steps
+
+
+def with_inputs(
+    extents: Mapping[str, Range],
+    schedule: Schedule,
+    routes: Mapping[tuple[int, int], Route],
+    stages: Mapping[int, StageModule],
+) -> dict[str, Range]:
+    """The extents, and those of what neither another stage nor the frozen part writes: it is put in from outside."""
+    rows = dict(extents)
+    for (stage, _), route in routes.items():
+        for name in stages[stage].reads if stage in stages else ():
+            if name not in route.inputs:
+                rows[name] = fed_rows(schedule.placement, stage, rows.get(name))
+    return rows

@@ -1,0 +1,49 @@
+"""What a worker holds of one micro-batch during an iteration."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from diffusionpipe.ir import Range
+from diffusionpipe.runtime.compute.split import Deferred
+
+
+@dataclass(slots=True)
+class Output:
+    """A tensor that no other stage reads: losses, predictions."""
+
+    name: str
+    microbatch: int
+    rows: Range
+    """Its samples, counted within the batch."""
+    value: Tensor
+
+
+@dataclass(slots=True)
+class Slot:
+    """What one (stage, micro-batch) holds. Empty between iterations; its dictionaries are never replaced."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    num_reads: int = 0
+    graph: dict[str, GradientEdge] = field(default_factory=dict)
+    arrived: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """Received gradients by (tensor, stage that read it)."""
+    input_gradients: dict[str, Tensor] = field(default_factory=dict)
+    num_gradient_reads: int = 0
+    deferred: Deferred = field(default_factory=Deferred)
+    """Between I and W: what the weight gradients need."""
+
+
+def count_read(slot: Slot, is_gradient: bool) -> None:
+    """Note that one reader of the outputs (the input gradients) has them; drop them after the last."""
+    if is_gradient:
+        slot.num_gradient_reads -= 1
+        if not slot.num_gradient_reads:
+            slot.input_gradients.clear()
+    else:
+        slot.num_reads -= 1
+        if not slot.num_reads:
+            slot.outputs.clear()

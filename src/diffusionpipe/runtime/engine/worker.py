@@ -1,0 +1,334 @@
+"""One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
+from diffusionpipe.ir.versions import predictions_held, versions_held
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
+from diffusionpipe.models.graphs.run import needed_layers
+from diffusionpipe.runtime.comm.places import Place, encoded_rows, holders_of, place_of, trained_blocks
+from diffusionpipe.runtime.comm.transport import Transport
+from diffusionpipe.runtime.compute.casts import Casts
+from diffusionpipe.runtime.compute.frozen import Encoder
+from diffusionpipe.runtime.compute.stage import LayerStage, Precision
+from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.engine.sharder import Sharder
+from diffusionpipe.runtime.engine.windows import WindowExecutor
+from diffusionpipe.runtime.machine.upload import Upload
+from diffusionpipe.runtime.recording.layer_watch import LayerWatch
+from diffusionpipe.runtime.weights.gradients import BlockGradients, Reducible
+from diffusionpipe.runtime.weights.host_weights import HostWeights, host_weights_of
+from diffusionpipe.runtime.weights.node_memory import NodeMemory
+from diffusionpipe.runtime.weights.sharding import ShardedBlock
+from diffusionpipe.runtime.weights.versions import BlockVersions
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """What a rank runs. Mutable: its executors hold what is in flight, its parameters change."""
+
+    place: Place
+    plan: Plan
+    model: ModelGraph
+    parameters: dict[str, nn.Parameter]
+    """Trained parameters that this rank updates by canonical name, in the model's order: those of its blocks or, where
+    they are sharded, its part of them."""
+    owned: frozenset[str]
+    """Those of them that count on this rank when every parameter is counted once."""
+    gradients: Mapping[int, Reducible]
+    executors: Mapping[str, Executor]
+    """One for each phase of the plan; those of the prologue and of the training share a store."""
+    window: WindowExecutor | None
+    """Trains without a flush, in place of these two."""
+    versions: Mapping[int, BlockVersions]
+    """Without a flush the versions of each block."""
+    encoded: Range | None
+    """The samples of the pipeline's batch that this rank encodes when it trains."""
+    casts: Casts
+    """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
+    host_weights: HostWeights | None
+    """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
+    watch: LayerWatch
+    """Sees the layers of its stages and fills; it is off."""
+    upload: Upload
+    """Brings the raw inputs to the device."""
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    """For raw inputs that may be fed as uint8: the value that each of 256 stands for, on the device."""
+
+    @property
+    def train(self) -> Executor:
+        """Trains, and encodes the next iteration's batch if the plan works ahead."""
+        return self.executors[PlanPhase.TRAIN]
+
+    @property
+    def training(self) -> Executor | WindowExecutor:
+        """Trains, with a flush or without."""
+        return self.window or self.train
+
+    @property
+    def prologue(self) -> Executor | None:
+        """Encodes the first batch if `train` encodes ahead."""
+        return self.executors.get(PlanPhase.PROLOGUE)
+
+    @property
+    def validate(self) -> Executor:
+        """Computes losses."""
+        return self.executors[PlanPhase.VALIDATE]
+
+    def sample(self, backbone: str = "") -> Executor:
+        """Computes a backbone's predictions."""
+        return self.executors[sampling_phase(backbone)]
+
+    @property
+    def encodes_ahead(self) -> bool:
+        """Whether `train` encodes the next iteration's batch."""
+        return self.window is None and self.prologue is not None
+
+    def feed(self, executor: Executor, inputs: Mapping[str, Tensor]) -> None:
+        """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...)."""
+        self._feed(executor.store, encoded_rows(executor.schedule, self.place.worker), inputs)
+
+    def feed_batch(self, batch: int, inputs: Mapping[str, Tensor]) -> None:
+        """Put the raw inputs of a batch that is about to begin into its store, where there is no flush."""
+        assert self.window is not None
+        self._feed(self.window.store(batch), self.encoded, inputs)
+
+    def _feed(self, store: RowStore, rows: Range | None, inputs: Mapping[str, Tensor]) -> None:
+        if rows is not None:
+            with self.upload.brought(inputs) as brought:
+                store.feed(rows, brought, self.tables)
+
+    def reset_gradients(self) -> None:
+        """Forget the gradients of the last step."""
+        for block in self.gradients.values():
+            block.reset()
+
+
+def build_worker(
+    graph: LayerGraph,
+    model: ModelGraph,
+    plan: Plan,
+    rank: int,
+    transport: Transport,
+    *,
+    device: torch.device,
+    precision: Precision | None = None,
+    sharded: Mapping[int, ShardedBlock] | None = None,
+    node: NodeMemory | None = None,
+) -> Worker:
+    """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
+
+    Where the plan offloads them, all frozen layers must be real, wherever they are, and move to host memory. `node`:
+    that of the machine, as `HostWeights` wants it.
+    `sharded`: what `shard` made of the blocks of a sharded plan already; None: it is made here.
+    """
+    place = place_of(plan, rank)
+    precision = precision or Precision()
+    if plan.mesh.shard > 1 and sharded is None:
+        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
+        sharded = {block: sharder.shard(block) for block in trained_blocks(plan, rank)}
+    held = _held(graph, plan, rank, transport, sharded if plan.mesh.shard > 1 else None)
+    parts = _Parts(
+        graph=graph,
+        model=model,
+        plan=plan,
+        place=place,
+        precision=precision,
+        transport=transport,
+        device=device,
+        gradients=held.gradients,
+        sharded=sharded or {},
+        casts=Casts(),
+        host_weights=host_weights_of(graph, plan.blocks[-1], device, node) if plan.offload_frozen else None,
+        watch=LayerWatch(device),
+    )
+    versions = _versions(plan, held)
+    return Worker(
+        place=place,
+        plan=plan,
+        model=model,
+        parameters=held.parameters,
+        owned=held.owned,
+        gradients=held.gradients,
+        executors=parts.executors(),
+        window=parts.window(versions) if plan.train.lead else None,
+        versions=versions,
+        encoded=encoded_rows(plan.encoding, place.worker),
+        casts=parts.casts,
+        host_weights=parts.host_weights,
+        watch=parts.watch,
+        upload=Upload(device),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank holds of the trained parameters; see `Worker`."""
+
+    parameters: dict[str, nn.Parameter]
+    owned: frozenset[str]
+    gradients: Mapping[int, Reducible]
+    of_block: Mapping[int, tuple[nn.Parameter, ...]]
+
+
+def _held(
+    graph: LayerGraph, plan: Plan, rank: int, transport: Transport, sharded: Mapping[int, ShardedBlock] | None
+) -> _Held:
+    parameters: dict[str, nn.Parameter] = {}
+    owned: set[str] = set()
+    gradients: dict[int, Reducible] = {}
+    of_block: dict[int, tuple[nn.Parameter, ...]] = {}
+    holders = {block: ranks for block, ranks in holders_of(plan).items() if rank in ranks}
+    trained = {
+        block: {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
+        for block in holders
+    }
+    # What several blocks train is summed once, with the block whose gradients are summed last: all is complete then.
+    summed_with = {name: block for block in _in_order_of_sums(plan, rank, holders) for name in trained[block]}
+    for block, ranks in holders.items():
+        own = {name: p for name, p in trained[block].items() if len(ranks) == 1 or summed_with[name] == block}
+        if sharded is not None:
+            gradients[block] = sharded[block]
+            own = {name: p for name, p in own.items() if name in sharded[block].owned}
+        else:
+            gradients[block] = BlockGradients(tuple(own.values()), ranks, transport)
+        parameters |= own
+        of_block[block] = tuple(own.values())
+        if sharded is not None or ranks[0] == rank:
+            owned |= own.keys()
+    return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
+
+
+def _in_order_of_sums(plan: Plan, rank: int, blocks: Collection[int]) -> list[int]:
+    """The blocks in the order in which the rank sums their gradients; all that hold them have the same one."""
+    stages, order = plan.train.placement.stages, plan.train.orders[place_of(plan, rank).worker]
+    place = {stages[action.stage].weights: i for i, action in enumerate(order) if action.op is Op.REDUCE_GRAD}
+    return sorted(blocks, key=lambda block: place.get(block, -1))
+
+
+def _versions(plan: Plan, held: _Held) -> dict[int, BlockVersions]:
+    """Without a flush the versions of each block that the rank holds."""
+    if not plan.train.lead:
+        return {}
+    predicted = predictions_held(plan.train)
+    return {
+        block: BlockVersions(held.of_block[block], count, predicted.get(block, 0))
+        for block, count in versions_held(plan.train).items()
+        if block in held.of_block
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Makes a rank's executors: the stages and the encoder of each phase."""
+
+    graph: LayerGraph
+    model: ModelGraph
+    plan: Plan
+    place: Place
+    precision: Precision
+    transport: Transport
+    device: torch.device
+    gradients: Mapping[int, Reducible]
+    sharded: Mapping[int, ShardedBlock]
+    casts: Casts
+    host_weights: HostWeights | None
+    watch: LayerWatch
+
+    def executors(self) -> dict[str, Executor]:
+        """One for each phase of the plan."""
+        found: dict[str, Executor] = {}
+        for phase, schedule in self.plan.phases.items():  # the training's before the prologue's, which fills its store
+            if self.plan.train.lead and phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE):
+                continue
+            store = found[PlanPhase.TRAIN].first_store if phase == PlanPhase.PROLOGUE else None
+            found[phase] = Executor(schedule, self.place.worker, self.equipment(phase), store=store)
+        return found
+
+    def window(self, versions: Mapping[int, BlockVersions]) -> WindowExecutor:
+        """What trains without a flush."""
+        encoding = (self.plan.prologue, self.equipment(PlanPhase.PROLOGUE)) if self.plan.prologue else None
+        return WindowExecutor(self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding)
+
+    def equipment(self, phase: str) -> Equipment:
+        """What this rank runs a phase with."""
+        schedule = self.plan.phases[phase]
+        # The prologue only encodes: its other stages are there to receive.
+        stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
+        # Sharded blocks bring their copies; those of one version would not do for another one.
+        is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
+        has_casts = self.precision.autocast is not None and not self.sharded and not is_endless
+        return Equipment(
+            stages=stages,
+            tensors={spec.name: spec for spec in self.model.tensors},
+            transport=self.transport,
+            device=self.device,
+            rank_of_worker=lambda worker: self.plan.mesh.rank(self.place.group, worker),
+            encoder=self.encoder(schedule),
+            raw_inputs=self.model.inputs,
+            gradients=self.gradients,
+            sharded=self.sharded,
+            loss_scale=1.0 / self.plan.batch if phase == PlanPhase.TRAIN else 1.0,
+            preparations={i: stage.cast for i, stage in stages.items()} if has_casts else {},
+            cleanup=self.casts.drop,
+        )
+
+    def _layers(self, block: int) -> list[Layer]:
+        names = frozenset(self.plan.blocks[block])
+        return [layer for layer in self.graph.layers if layer.name in names]
+
+    def _results(self, phase: str) -> set[str]:
+        """The tensors that a phase is run for: a backbone's prediction when it samples, else the losses of all."""
+        drawn = {backbone.result for backbone in self.model.backbones if phase == sampling_phase(backbone.name)}
+        return drawn or {backbone.loss for backbone in self.model.backbones}
+
+    def stages(self, schedule: Schedule, results: set[str]) -> dict[int, LayerStage]:
+        """Stage id -> module, for this worker's trained stages; each yields what others read of it, and `results`."""
+        stages: dict[int, LayerStage] = {}
+        for index, stage in enumerate(schedule.placement.stages):
+            if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
+                layers = self._layers(stage.weights)
+                wanted = {name for edge in _edges(schedule) if edge.producer == index for name in edge.tensors}
+                shown = set() if schedule.placement.pipeline_of(index).is_probe else results
+                outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | shown)
+                stages[index] = LayerStage(
+                    needed_layers(layers, outputs, given=()),
+                    self.graph.components,
+                    outputs=outputs,
+                    checkpointed=self.plan.checkpointed,
+                    precision=self.precision,
+                    casts=self.casts,
+                    watch=self.watch,
+                )
+        return stages
+
+    def encoder(self, schedule: Schedule) -> Encoder | None:
+        """The frozen part, if this worker encodes in this schedule."""
+        for index, stage in enumerate(schedule.placement.stages):
+            if stage.worker == self.place.worker and schedule.placement.is_frozen(index):
+                frozen = (edge for edge in _edges(schedule) if schedule.placement.is_frozen(edge.producer))
+                return Encoder(
+                    self._layers(stage.weights),
+                    self.graph.components,
+                    outputs={name for edge in frozen for name in edge.tensors},
+                    fills=[
+                        schedule.fills[action.slot]
+                        for action in schedule.orders[self.place.worker]
+                        if action.op is Op.ENCODE and action.slot is not None and action.stage == index
+                    ],
+                    precision=self.precision,
+                    weights=self.host_weights,
+                    watch=self.watch,
+                )
+        return None
+
+
+def _edges(schedule: Schedule) -> list[Edge]:
+    return [edge for pipeline in schedule.placement.pipelines for edge in pipeline.edges]

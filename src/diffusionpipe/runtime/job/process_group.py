@@ -1,0 +1,310 @@
+"""Joining the job: from torchrun's environment variables to a running torch.distributed and its watchdog.
+
+    with joined(membership(environ), device="cpu") as job:
+        job.agree("torch", torch.__version__)
+        ...                                     # an error here ends every other rank within seconds and names this one
+
+Without torchrun's variables the job is this one process: no port, no network. Install handlers of SIGTERM only inside
+the block: a rank that still waits for the others must die of SIGTERM as any program does.
+"""
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # no stub has them
+
+from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.runtime.job.admission import Candidate, admit, given_token, private_keys
+from diffusionpipe.runtime.job.devices import Sight, agreed_device, sight
+from diffusionpipe.runtime.job.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
+from diffusionpipe.runtime.job.interrupts import was_interrupted
+from diffusionpipe.runtime.job.job_store import store_of
+from diffusionpipe.runtime.job.loopback import kept_local
+from diffusionpipe.runtime.job.parent_death import outlive_parent
+from diffusionpipe.runtime.job.progress import Progress
+from diffusionpipe.runtime.job.watch_post import Post, end_process
+from diffusionpipe.runtime.job.watchdog import Watchdog
+from diffusionpipe.runtime.machine.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.units import Seconds
+
+_JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_DEADLINE = 10
+"""Seconds that a failing rank has for its clean-up: NCCL's may hang."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Where a process stands in the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Its device on this machine."""
+    address: str = ""
+    """Host and port of the job's key-value store."""
+    port: int = 0
+    store_rank: int | None = 0
+    """The rank that holds the store; None: torch's elastic agent does."""
+    attempt: int = 0
+    """How often torchrun has restarted the job."""
+    error_file: Path | None = None
+    launcher: int | None = None
+    """The process of our launcher, which prints this rank's errors as long as it lives."""
+    token: str | None = field(default=None, repr=False)
+    """What every rank of the job must know; None: nothing."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether our launcher started this rank."""
+        return self.launcher is not None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether our launcher lives, so that it says why this rank has ended."""
+        return self.launcher == os.getppid()
+
+
+def membership(environ: Mapping[str, str]) -> Membership:
+    """Where the process stands in the job, from the environment variables that torchrun sets.
+
+    Raises:
+        ConfigError: some of them are set and others missing, or their values make no sense.
+    """
+    error_file = Path(environ["TORCHELASTIC_ERROR_FILE"]) if environ.get("TORCHELASTIC_ERROR_FILE") else None
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return Membership(error_file=error_file)
+    problems = [f"{name} is not set" for name in _JOB if not environ.get(name)]
+    rank, world_size, port, local_rank, attempt = (
+        _number(environ, name, problems)
+        for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+    )
+    if not problems and not rank < world_size:
+        problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
+    if environ.get("MASTER_PORT", "").isdecimal() and not 0 < port < 2**16:
+        problems.append(f"MASTER_PORT={port} is not a port; ports are 1 to 65535")
+    if not problems and world_size > 1 and not environ.get("LOCAL_RANK"):
+        problems.append("LOCAL_RANK is not set; it chooses this rank's device")
+    if problems:
+        found = "; ".join(problems)
+        raise ConfigError(
+            f"the environment variables of the job are incomplete: {found}. Start with torchrun or --ranks N."
+        )
+    return Membership(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        address=environ["MASTER_ADDR"],
+        port=port,
+        store_rank=None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
+        attempt=attempt,
+        error_file=error_file,
+        token=given_token(environ),
+        launcher=int(environ[LAUNCHED]) if environ.get(LAUNCHED, "").isdecimal() else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The running process group."""
+
+    membership: Membership
+    device: torch.device
+    store: Store
+    watchdog: Watchdog
+    progress: Progress
+
+    def everyone(self, name: str, text: str) -> list[str]:
+        """What each rank says, as `Meeting.everyone`."""
+        return said_by_all(self.store, self.membership, name, text)
+
+    def agree(self, name: str, value: str) -> None:
+        """Check that all ranks have the same `value`; every rank calls this with the same name, once per name.
+
+        Raises:
+            ConfigError: on every rank alike, naming the ranks that differ from rank 0.
+        """
+        values = self.everyone(f"agree/{name}", value)
+        differing = [f"rank {rank} has {other!r}" for rank, other in enumerate(values) if other != values[0]]
+        if differing:
+            error = ConfigError(
+                f"the ranks do not agree on {name}: rank 0 has {values[0]!r}, {', '.join(differing)}. "
+                "Start all of them with the same versions, files and arguments."
+            )
+            error.is_common = True
+            raise error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """All ranks of a job, which can tell each other something but not yet compute together."""
+
+    membership: Membership
+    sight: Sight
+    """What this rank sees of its machine."""
+    store: Store
+    watchdog: Watchdog
+    progress: Progress
+
+    def everyone(self, name: str, text: str) -> list[str]:
+        """What each rank says, in the order of ranks; every rank calls it with the same name, once per name."""
+        return said_by_all(PrefixStore("meeting", self.store), self.membership, name, text)
+
+
+def said_by_all(store: Store, member: Membership, name: str, text: str) -> list[str]:
+    """The texts of all ranks, through the store alone."""
+    store.set(f"{name}/{member.rank}", text)
+    return [store.get(f"{name}/{rank}").decode() for rank in range(member.world_size)]
+
+
+@contextmanager
+def joined(
+    member: Membership, *, device: str, timeout: Seconds = 1800.0, arrival: Seconds = 300.0, patience: Seconds = 8.0
+) -> Iterator[Job]:
+    """The job, for the length of the block: left in good order when all ranks reach its end.
+
+    An error in the block is told to the other ranks, which then end within seconds. When another rank ended first,
+    this rank raises a `PeerError` that names it or, blocked in a transfer, ends with that text and status 1.
+
+    Args:
+        member: from `membership`.
+        device: "cpu" (gloo), "cuda" (NCCL, and gloo for tensors on the CPU), or "auto": CUDA where ranks have it.
+        timeout: of one transfer; deaths are noticed long before.
+        arrival: how long to wait for all ranks to come.
+        patience: silence after which a rank counts as gone.
+
+    Raises:
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come, do not know the token, or have
+            devices that do not suit each other (see `devices`); the environment names an interface that is not there.
+        PeerError: another rank has failed or died.
+    """
+    own = sight(device, member.local_rank)
+    if member.world_size > 1:
+        check_interfaces(os.environ, (GLOO,) if own.index is None else NAMED_INTERFACES)
+    with met(member, own, arrival=arrival, patience=patience) as meeting:
+        yield opened(meeting, timeout=timeout)
+
+
+@contextmanager
+def met(member: Membership, own: Sight, *, arrival: Seconds = 300.0, patience: Seconds = 8.0) -> Iterator[Meeting]:
+    """The first half of `joined`: all ranks have come and know the token; nothing is agreed on.
+
+    A process group that is `opened` in the block ends with it.
+
+    Raises:
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come or do not know the token.
+        PeerError: another rank has failed or died.
+    """
+    meeting, connect = store_of(member, arrival, patience)
+    store = private_keys(meeting, member.token)
+    post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
+    progress = Progress(member.rank)
+    watchdog = Watchdog(
+        post=post,
+        connect=connect,
+        end=ending(member),
+        note=lambda error: _leave_note(error, member),
+        progress=progress,
+    )
+    try:
+        with kept_local(member.address), watchdog.guard():
+            if member.world_size > 1:
+                outlive_parent()  # the watchdog notices the launcher's end and says so
+            me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
+            admit(meeting, me, arrival=arrival)
+            yield Meeting(membership=member, sight=own, store=store, watchdog=watchdog, progress=progress)
+    except BaseException:
+        if member.world_size > 1 and member.error_file is not None:
+            _end_soon()
+        if member.world_size == 1 and dist.is_initialized():
+            dist.destroy_process_group()  # nobody else can block it, and the caller may start another job
+        raise
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def opened(meeting: Meeting, *, timeout: Seconds) -> Job:
+    """The second half of `joined`: devices agreed on, the process group opened. Every rank calls it.
+
+    Raises:
+        ConfigError: the ranks have devices that do not suit each other.
+        RuntimeError: gloo or NCCL cannot connect the ranks.
+    """
+    member = meeting.membership
+    place = agreed_device(meeting.store, member.rank, member.world_size, meeting.sight)
+    dist.init_process_group(
+        backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=PrefixStore("process_group", meeting.store),
+        rank=member.rank,
+        world_size=member.world_size,
+        timeout=timedelta(seconds=timeout),
+        device_id=place if place.type == "cuda" else None,
+    )
+    return Job(
+        membership=member,
+        device=place,
+        store=PrefixStore("job", meeting.store),
+        watchdog=meeting.watchdog,
+        progress=meeting.progress,
+    )
+
+
+def leave(error: BaseException, member: Membership) -> NoReturn:
+    """End this process because of `error`: leave the note, print what is to be printed, exit with its status.
+
+    Neither destroying a broken NCCL communicator nor leaving it to the interpreter's end is sure to return, so the
+    process has `_DEADLINE` seconds for its end.
+    """
+    status, text = failed(error, member)
+    if text:
+        sys.stderr.write(f"{text}\n")
+    if member.world_size > 1:
+        _end_soon()
+    sys.exit(status)
+
+
+def failed(error: BaseException, member: Membership) -> tuple[int, str]:
+    """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
+    note, is_left = _leave_note(error, member)
+    return note.exit_code, "" if is_left and member.is_heard else note.message
+
+
+def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:
+    """The note, and whether it is in the error file."""
+    if was_interrupted():
+        error = KeyboardInterrupt()
+    note = note_of(error, "".join(traceback.format_exception(error)))
+    return note, member.error_file is not None and write_error_file(member.error_file, note)
+
+
+def _end_soon() -> None:
+    faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def ending(member: Membership) -> Callable[[str], None]:
+    """A function that ends this process with a message, even while the main thread is blocked."""
+
+    def end(message: str) -> None:
+        status, text = failed(PeerError(message), member)
+        if text:
+            end_process(text)
+        os._exit(status)
+
+    return end
+
+
+def _number(environ: Mapping[str, str], name: str, problems: list[str]) -> int:
+    text = environ.get(name) or "0"
+    if not text.isdecimal():
+        problems.append(f"{name}={text!r} is not a number")
+        return 0
+    return int(text)

@@ -1,0 +1,306 @@
+"""What a rank does now, for its watchdog to tell progress from standing still.
+
+The main thread says which phase it is in and counts what is done there (layers, pictures, parameters). Within an
+iteration it says nothing: the executor records the time of every action anyway, and the number of times recorded is
+the position in the order. So the executor's loop has no extra work. The watchdog's thread asks for the `Moment` with
+every beat. Whether the main thread waits for other ranks follows from its Python frames.
+
+A second thread may work beside the main one (`beside`), e.g. write a checkpoint. It has a limit of its own, that of the
+phases outside of steps: it may be slow, but where it hangs, so does the rank.
+"""
+
+import linecache
+import sys
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Literal, Protocol, TypeVar
+
+from diffusionpipe.units import Seconds
+
+T = TypeVar("T")
+
+STEP = "step"
+"""The phase in which a step is under way; its limit is the shortest."""
+RECORDING = "recording metrics and samples"
+"""The phase in which files and trackers are written: a tracker's server may be slow."""
+PLANNING = "planning"
+"""The phase without a limit: the search for a plan computes and waits for nothing."""
+LEAST: Seconds = 60.0
+"""The limit of a step is at least this,"""
+MEDIANS = 20
+"""and at least so many median steps, if the limit is "auto"."""
+PATIENCE_ELSEWHERE = 10
+"""The limit of the other phases, in limits of a step."""
+_IO_UNIT = 16
+"""Log2 of the bytes read or written that count as progress: a line in a log does not."""
+
+Limit = float | Literal["auto"] | None
+"""Seconds; "auto": from the steps' durations; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """The position in an iteration that is under way."""
+
+    action: str
+    """E.g. "1F0"; "the end of the iteration" while its transfers end."""
+    awaited: tuple[int, ...] | None = None
+    """The ranks that the action waits for; () where they are not known, None if it runs."""
+
+
+class Located(Protocol):
+    """An executor, as progress sees it."""
+
+    def passed(self) -> tuple[int, ...]:
+        """Numbers that differ after every action: iterations begun, times passed in the last two."""
+        ...
+
+    def whereabouts(self) -> Whereabouts | None:
+        """The position in the iteration under way, None if there is none."""
+        ...
+
+
+class Helpers(Protocol):
+    """Processes that work for this rank."""
+
+    @property
+    def awaited(self) -> int | None:
+        """The process that the rank waits for."""
+        ...
+
+    def stacks(self) -> str:
+        """Their Python stacks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a rank did at one moment, and how long it had done nothing else."""
+
+    rank: int
+    phase: str
+    step: int
+    """The step under way, counted from 1; 0 before the first."""
+    action: str = ""
+    helper: int | None = None
+    """The data worker that it waits for."""
+    waits: tuple[int, ...] | None = None
+    """The ranks that it waits for; () means all others, None that it waits for no rank."""
+    still: Seconds = 0.0
+    """Time since its last progress."""
+    limit: Seconds | None = None
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether it has made no progress for too long."""
+        return self.limit is not None and self.still > self.limit
+
+    def place(self) -> str:
+        """The phase with step and action, for people."""
+        what = self.phase if self.phase != STEP or self.step == 0 else f"step {self.step}"
+        text = what if what.startswith(STEP) or self.step == 0 else f"{what} (step {self.step})"
+        text += f", {self.action}" if self.action else ""
+        return text + (f", waiting for its data worker (process {self.helper})" if self.helper is not None else "")
+
+
+@dataclass(slots=True)
+class _Beside:
+    """The work of another thread. Mutable: the watchdog's thread notes what it has seen."""
+
+    name: str
+    thread: int
+    """The number that the system gives it."""
+    seen: int = -1
+    """Its bytes read and written, in units."""
+    still: Seconds = 0.0
+
+
+class Progress:
+    """One rank's progress. Mutable: its main thread writes, its watchdog's thread reads."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.step = 0
+        """The step under way."""
+        self.executors: Sequence[Located] = ()
+        """Of this rank, for the position in an iteration."""
+        self.folder: Path | None = None
+        """Where stacks go; None: nowhere."""
+        self._stuck_after: Limit = None
+        self._thread = threading.get_ident()
+        self._phases = ["starting"]
+        self._count = 0
+        self._waits = self._is_taking = False
+        self._helpers: Helpers | None = None
+        self._durations: deque[Seconds] = deque(maxlen=31)
+        self._seen: object = None
+        self._still = 0.0
+        self._beside: _Beside | None = None
+
+    # ---- the main thread
+
+    def configure(self, stuck_after: Limit, folder: Path | None) -> None:
+        """Set the limit of a step and the folder for stacks. Until then there is no limit."""
+        self._durations.clear()
+        self._stuck_after, self.folder = stuck_after, folder
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The block is a phase of its own, e.g. "saving"."""
+        self._phases.append(name)
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._phases.pop()
+            self._count += 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block waits for all other ranks."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def help_from(self, helpers: Helpers) -> None:
+        """These are the data workers."""
+        self._helpers = helpers
+
+    def taken(self, batches: Iterator[T]) -> Generator[T, None, None]:
+        """The batches; while the main thread waits for one, it waits for a data worker."""
+        try:
+            while True:
+                self._is_taking = True
+                batch = next(batches, None)
+                self._is_taking = False
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._is_taking = False
+            if isinstance(batches, Generator):
+                batches.close()
+            self._helpers = None
+
+    def helper_stacks(self) -> str:
+        """The Python stacks of the data workers."""
+        helpers = self._helpers
+        return helpers.stacks() if helpers is not None else ""
+
+    def advance(self) -> None:
+        """A part of the phase's work is done."""
+        self._count += 1
+
+    def end_step(self, seconds: Seconds) -> None:
+        """A step is done and has taken this long."""
+        self._durations.append(seconds)
+        self._count += 1
+
+    # ---- another thread
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """The block is work beside the main thread's, e.g. "writing the checkpoint of step 5"; one at a time."""
+        self._beside = _Beside(name, threading.get_native_id())
+        try:
+            yield
+        finally:
+            self._beside = None
+
+    # ---- the watchdog's thread
+
+    def limit(self) -> Seconds | None:
+        """The time without progress that is allowed in the phase now."""
+        return self._limit_in(self._phases[-1])
+
+    def _limit_in(self, phase: str) -> Seconds | None:
+        if self._stuck_after is None or phase == PLANNING:
+            return None
+        if self._stuck_after == "auto":
+            durations = tuple(self._durations)
+            limit = max(LEAST, MEDIANS * median(durations)) if durations else LEAST
+        else:
+            limit = self._stuck_after
+        return limit if phase == STEP else limit * PATIENCE_ELSEWHERE
+
+    def pause(self, interval: Seconds) -> Seconds:
+        """The time between two looks: `interval`, or less where a limit is short."""
+        limit = self.limit()
+        return interval if limit is None else min(interval, limit / 4)
+
+    def look(self, elapsed: Seconds) -> Moment:
+        """The moment, `elapsed` after the last look: of the main thread, or of one beside it that is over its limit."""
+        mine, beside = self._look_at_main(elapsed), self._look_beside(elapsed)
+        return beside if beside is not None and beside.is_over_limit and not mine.is_over_limit else mine
+
+    def _look_beside(self, elapsed: Seconds) -> Moment | None:
+        work = self._beside
+        if work is None:
+            return None
+        seen = bytes_moved(thread=work.thread) >> _IO_UNIT
+        work.still = work.still + elapsed if seen == work.seen else 0.0
+        work.seen = seen
+        limit = self._limit_in(work.name)
+        return Moment(rank=self.rank, phase=work.name, step=self.step, still=work.still, limit=limit)
+
+    def _look_at_main(self, elapsed: Seconds) -> Moment:
+        phase, limit, helpers = self._phases[-1], self.limit(), self._helpers
+        helper = helpers.awaited if self._is_taking and helpers is not None else None
+        io = bytes_moved(helper) if phase != STEP or helper is not None else 0
+        seen = (phase, self._count, helper, io >> _IO_UNIT, [executor.passed() for executor in self.executors])
+        self._still = self._still + elapsed if seen == self._seen else 0.0
+        self._seen = seen
+        where = next(filter(None, (executor.whereabouts() for executor in self.executors)), None)
+        waits: tuple[int, ...] | None = where.awaited if where is not None else () if self._waits else None
+        # Only of a thread that has done nothing for a while: whoever holds the frame of a function that returns may
+        # have to free its tensors.
+        if waits is None and limit is not None and self._still > limit / 2:
+            waits = () if is_in_collective(sys._current_frames().get(self._thread)) else None
+        return Moment(
+            rank=self.rank,
+            phase=phase,
+            step=self.step,
+            action=where.action if where is not None else "the sum over all ranks" if self._waits else "",
+            helper=helper,
+            waits=waits,
+            still=self._still,
+            limit=limit,
+        )
+
+
+_COLLECTIVES = {
+    ("torch.distributed.distributed_c10d", None),
+    ("diffusionpipe.runtime.job.watchdog", "_finish"),
+    ("diffusionpipe.runtime.job.process_group", "said_by_all"),
+}
+"""Modules, and functions if not all of them, in which a rank waits for others."""
+
+
+def is_in_collective(frame: FrameType | None) -> bool:
+    """Whether a thread waits for other ranks: in a collective of torch, or in the `wait` of a transfer."""
+    innermost = frame
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if (module, None) in _COLLECTIVES or (module, frame.f_code.co_name) in _COLLECTIVES:
+            return True
+        frame = frame.f_back
+    # `Work.wait` is C++ and has no frame of its own, so the line of its caller must tell.
+    if innermost is None or innermost.f_lineno is None:
+        return False
+    return ".wait()" in linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
+
+
+def bytes_moved(process: int | None = None, thread: int | None = None) -> int:
+    """Bytes that this or another process, or a thread of it, has read and written, without messages; 0 if unknown."""
+    total, place = 0, f"/proc/{process or 'self'}" + (f"/task/{thread}" if thread is not None else "")
+    with suppress(OSError, ValueError), open(f"{place}/io", encoding="ascii") as file:
+        total = sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
+    return total

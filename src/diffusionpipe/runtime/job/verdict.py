@@ -1,0 +1,122 @@
+"""Which rank ended the run, and how: the data that watchdogs exchange."""
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from diffusionpipe.runtime.machine.machine_use import boot_id
+
+
+class Fate(StrEnum):
+    """What happened to the rank that a verdict names."""
+
+    FAILED = "failed"
+    """It raised an error and said so."""
+    DIED = "died"
+    """Its process does not exist any more."""
+    SILENT = "silent"
+    """It stopped answering."""
+    STUCK = "stuck"
+    """It lives, but makes no progress."""
+    STORE_LOST = "store lost"
+    """The store cannot be reached: whoever holds it died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who a rank is."""
+
+    rank: int
+    host: str
+    pid: int
+    machine: str
+    """Equal on two ranks that see each other's processes; "" where that is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Which rank ended the run, and how."""
+
+    fate: Fate
+    reason: str
+    member: Member | None = None
+    """None: the launcher that held the store."""
+
+    def message(self, rank: int) -> str:
+        """The block that `rank` prints."""
+        member = self.member
+        if member is None:
+            return f"the launcher {self.reason}\nRank {rank} stops too."
+        place = f"{member.host}, process {member.pid}" if member.pid else "on an unknown host"
+        named = f"rank {member.rank} ({place}) {self.reason}"
+        if self.fate is Fate.STUCK:
+            return named
+        if member.rank == rank and self.fate is not Fate.FAILED:
+            return f"this rank ({rank}) {self.reason}, so the other ranks have ended the run."
+        return f"{named}\nRank {rank} stops too."
+
+
+def this_member(rank: int) -> Member:
+    """The calling process as `rank`."""
+    return Member(rank=rank, host=socket.gethostname(), pid=os.getpid(), machine=_machine())
+
+
+def is_gone(member: Member, seen_from: Member) -> bool:
+    """Whether the process is known to have ended; always False for one that cannot be seen from `seen_from`."""
+    if not _is_visible(member, seen_from):
+        return False
+    state = state_of_process(member.pid)
+    return state is not None and state in {"", "Z", "X"}  # Z: ended, but not yet collected by its parent
+
+
+FROZEN = {
+    "T": "stopped by a signal (state T)",
+    "t": "stopped by a debugger (state t)",
+    "D": "waiting for a device or a file system (state D)",
+}
+"""States of a process that does not answer, as people call them."""
+
+
+def why_frozen(member: Member, seen_from: Member) -> str | None:
+    """Why the process does not answer; None where that cannot be seen."""
+    return FROZEN.get(state_of_process(member.pid) or "") if _is_visible(member, seen_from) else None
+
+
+def state_of_process(pid: int) -> str | None:
+    """The letter of the process's state in /proc: "" if there is no such process, None if that cannot be seen."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if Path("/proc/self/stat").exists() else None
+    except OSError:
+        return None
+    return status.rpartition(")")[2].split()[0]
+
+
+def _is_visible(member: Member, seen_from: Member) -> bool:
+    """Whether one process can see the other."""
+    return bool(seen_from.machine) and member.machine == seen_from.machine
+
+
+def parse_member(text: str) -> Member:
+    """The member that `json.dumps(asdict(member))` wrote."""
+    return Member(**json.loads(text))
+
+
+def parse_verdict(text: str) -> Verdict:
+    """The verdict that `json.dumps(asdict(verdict))` wrote."""
+    found = json.loads(text)
+    member = None if found["member"] is None else Member(**found["member"])
+    return Verdict(fate=Fate(found["fate"]), reason=found["reason"], member=member)
+
+
+def _machine() -> str:
+    """A name of this boot and process namespace: containers may share a host's name, but not each other's processes."""
+    boot = boot_id()
+    try:
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}" if boot else ""
+    except OSError:
+        return ""

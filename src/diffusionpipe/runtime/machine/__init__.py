@@ -1,0 +1,1 @@
+"""The machine of a rank: cores, memory, uploads, determinism, and the file of an error."""

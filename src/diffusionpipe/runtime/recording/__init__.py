@@ -1,0 +1,1 @@
+"""Recording what ran when."""

@@ -1,0 +1,41 @@
+"""What single layers take in training: one mark behind each layer's forward, while somebody watches."""
+
+import torch
+
+from diffusionpipe.ir.recorded import LayerTime
+from diffusionpipe.runtime.recording.trace import recorder_for
+
+
+class LayerWatch:
+    """Notes forwards of layers while it is on. Mutable."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_on = False
+        self._recorder = recorder_for(device)
+        self._noted: list[tuple[str, int, bool, int]] = []
+        """Layer, samples, whether gradients were on, and the number of the mark at its end; the one before it is at its
+        start."""
+
+    def start(self) -> None:
+        """Forget what was noted, and note from now on."""
+        self._recorder.reset()
+        self._noted.clear()
+        self.is_on = True
+
+    def begin(self) -> None:
+        """Layers follow."""
+        self._recorder.mark()
+
+    def end(self, name: str, samples: int) -> None:
+        """A layer is over, and the next one begins."""
+        self._noted.append((name, samples, torch.is_grad_enabled(), self._recorder.issued()))
+        self._recorder.mark()
+
+    def stop(self) -> list[LayerTime]:
+        """All that was noted since `start`, in order; on GPUs it waits for the device."""
+        self.is_on = False
+        times = self._recorder.times() if self._noted else []
+        return [
+            LayerTime(name=name, samples=samples, seconds=times[mark] - times[mark - 1], keeps=keeps)
+            for name, samples, keeps, mark in self._noted
+        ]

@@ -1,0 +1,261 @@
+"""The ranks' side of a rehearsal: messages between them timed, then iterations in which compute is waits.
+
+    rank 0   F0  F1 ~~~~~~~~ B0  B1      waits of the planned length; messages, executor and processes are real
+    rank 1   ~~~ F0  B0  F1  B1 ~~
+             |                     |
+             barrier               every rank notes its start and its end on the clock that a machine's processes share
+
+A wait counts from when a device would have begun: see `DeviceClock`. A gradient reduction is a wait too. Its ranks
+tell each other when they came to it, so it ends for all at the same moment: the last start and the planned length.
+`Executor` waits for it at the end of the iteration. So is the gathering of a sharded block, which its compute waits
+for.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, process_time, sleep
+
+import torch
+import torch.distributed as dist
+
+from diffusionpipe.costs import Backbone, Costs, TensorSpec
+from diffusionpipe.ir import Mesh, Schedule, Span
+from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport, Work
+from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.rehearsals.virtual import ONE_BACKBONE, VirtualEncoder, precise_wait, virtual_stages
+from diffusionpipe.runtime.rehearsals.virtual_reductions import VirtualCollectives, VirtualReduction, meeting_ranks
+from diffusionpipe.units import Bytes, Seconds
+
+PAUSE: Seconds = 0.01
+"""Between two timed messages: in a rehearsal, too, the ranks sleep most of the time."""
+
+
+BLOCKED: Seconds = 1e-4
+"""A wait for a message that takes longer has blocked; what is there already takes microseconds."""
+
+
+@dataclass(slots=True)
+class DeviceClock:
+    """When a rank's virtual device has done what it was given. Mutable.
+
+        device   | F0 |     | F1 | B0 |        its queue: an action begins when the one before is over and its
+        host     | F0 late|    F1 late |B0     messages are there, however late the host is
+
+    Hosts run ahead of devices; here they share a few cores and wake up late instead. So what a host was late by is
+    taken from its next wait, as far as nothing arrived in between. Messages are still sent when the host comes to it.
+    """
+
+    free: Seconds = 0.0
+
+    def begin(self) -> None:
+        """The device has nothing to do at this moment."""
+        self.free = perf_counter()
+
+    def wait(self, duration: Seconds) -> None:
+        """Until the device has done that much more."""
+        self.free += duration
+        precise_wait(max(0.0, self.free - perf_counter()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A message on its way to a device."""
+
+    work: Work
+    clock: DeviceClock
+
+    def wait(self) -> None:
+        """See `Work`. A device that had to wait begins its next action now."""
+        start = perf_counter()
+        self.work.wait()
+        end = perf_counter()
+        if end - start > BLOCKED:
+            self.clock.free = max(self.clock.free, end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """A transport whose arrivals a clock hears of."""
+
+    transport: Transport
+    clock: DeviceClock
+
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        """See `Transport`."""
+        return self.transport.send(tensor, destination)
+
+    def recv(self, buffer: torch.Tensor, source: int) -> Work:
+        """See `Transport`."""
+        return _Arrival(self.transport.recv(buffer, source), self.clock)
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self.transport.all_reduce(tensor, ranks)
+
+    def reduce(self, tensor: torch.Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self.transport.reduce(tensor, destination, ranks)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self.transport.broadcast(tensor, source, ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualRun:
+    """A schedule with the waits and tensors of its rehearsal."""
+
+    schedule: Schedule
+    """With explicit messages."""
+    costs: Costs
+    """Lengths of the waits."""
+    tensors: Mapping[str, TensorSpec]
+    """As they travel: every tensor of the schedule's edges, `inputs` and the losses."""
+    mesh: Mesh
+    """Of the ranks that rehearse."""
+    inputs: tuple[str, ...] = ()
+    """Raw inputs of the model."""
+    backbones: tuple[Backbone, ...] = ONE_BACKBONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankIteration:
+    """One iteration of one rank."""
+
+    start: Seconds
+    end: Seconds
+    """On the clock that all processes of a machine share."""
+    spans: tuple[Span, ...]
+    """`worker` is the rank; times count from `start`."""
+    cpu: Seconds
+    """Processor time of all its threads."""
+
+
+def rehearse(
+    job: Job, runs: Mapping[str, VirtualRun], order: Sequence[str]
+) -> Generator[int, None, dict[str, list[RankIteration]]]:
+    """One iteration for each name of `order`; every rank calls this with the same arguments.
+
+    One iteration of every run comes before, unmeasured: it opens the connections. Yields how many iterations have been
+    measured: 0 before the first, then after each.
+
+    Raises:
+        ScheduleError: a schedule holds ops that the executor does not know.
+    """
+    rank = job.membership.rank
+    clock = DeviceClock()
+    executors = {name: virtual_executor_of(run, rank, clock) for name, run in runs.items()}
+    for executor in executors.values():
+        dist.barrier()
+        clock.begin()
+        executor.run()
+    found: dict[str, list[RankIteration]] = {name: [] for name in runs}
+    for done, name in enumerate(order):
+        yield done
+        dist.barrier()
+        cpu, start = process_time(), perf_counter()
+        clock.begin()
+        executors[name].run()
+        end = perf_counter()
+        spans, _ = executors[name].recording.spans()
+        found[name].append(
+            RankIteration(
+                start=start,
+                end=end,
+                spans=tuple(Span(worker=rank, action=s.action, start=s.start, end=s.end) for s in spans),
+                cpu=process_time() - cpu,
+            )
+        )
+    yield len(order)
+    return found
+
+
+def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[Bytes, Seconds]]:
+    """(bytes, median time) of messages between ranks 0 and 1, 2 and 3, ...; [] on the rank that has no partner.
+
+    Half a round trip, with pauses between; so a message wakes a sleeping rank, as in an iteration.
+    """
+    rank, partner = job.membership.rank, job.membership.rank ^ 1
+    transport = ProcessTransport(torch.device("cpu"))
+    if partner >= job.membership.world_size:
+        return []
+    found = []
+    for size in sizes:
+        buffer = torch.zeros(size, dtype=torch.uint8)
+        times = []
+        for _ in range(repeats + 1):
+            if rank < partner:
+                sleep(PAUSE)
+                start = perf_counter()
+                transport.send(buffer, partner).wait()
+                transport.recv(buffer, partner).wait()
+                times.append((perf_counter() - start) / 2)
+            else:
+                transport.recv(buffer, partner).wait()
+                transport.send(buffer, partner).wait()
+        if times:
+            found.append((size, median(times[1:])))
+    return found
+
+
+def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipment:
+    """What the rank runs its side with: waits, and real messages. Every rank calls this: it makes process groups."""
+    schedule, mesh = run.schedule, run.mesh
+    group, worker = mesh.place(rank)
+    holders = meeting_ranks(schedule, mesh)
+    transport = ProcessTransport(torch.device("cpu"), summing=tuple(holders.values()))
+    stages = virtual_stages(
+        schedule,
+        worker,
+        costs=run.costs,
+        tensors=run.tensors,
+        inputs=run.inputs,
+        backbones=run.backbones,
+        wait=clock.wait,
+    )
+    collectives = VirtualCollectives(
+        schedule=schedule, costs=run.costs, worker=worker, rank=rank, holders=holders, transport=transport
+    )
+    return Equipment(
+        stages=stages,
+        tensors=run.tensors,
+        transport=_Listening(transport, clock),
+        device=torch.device("cpu"),
+        rank_of_worker=lambda other: mesh.rank(group, other),
+        encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
+        raw_inputs=run.inputs,
+        gradients=collectives.reductions(),
+        sharded={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
+    )
+
+
+def virtual_executor_of(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
+    """The rank's executor with virtual stages. Every rank calls this: it makes process groups."""
+    return Executor(run.schedule, run.mesh.place(rank)[1], virtual_equipment(run, rank, clock))
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualShards:
+    """A sharded block whose gathering is a wait, for the device too."""
+
+    gathering: VirtualReduction
+    clock: DeviceClock
+
+    def unshard(self) -> None:
+        """See `ShardedBlock`."""
+        self.gathering.reduce()
+
+    def wait(self) -> None:
+        """See `ShardedBlock`."""
+        self.gathering.stream.settle(self.gathering)
+        self.clock.free = max(self.clock.free, self.gathering.end)
+        self.clock.wait(0.0)
+
+    def reshard(self) -> None:
+        """See `ShardedBlock`."""
+
+    def open_gradients(self) -> None:
+        """See `ShardedBlock`."""

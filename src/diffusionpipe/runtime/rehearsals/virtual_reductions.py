@@ -1,0 +1,129 @@
+"""Reductions and gathers as waits, for rehearsals: they end for all their ranks at the same moment."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.ir import Mesh, Op, Schedule
+from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.rehearsals.virtual import Wait, precise_wait
+from diffusionpipe.units import Seconds
+
+
+def meeting_ranks(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
+    """Block id -> the ranks that sum its gradients or gather it together, where the schedule does so."""
+    stages = schedule.placement.stages
+    workers: dict[int, set[int]] = {}
+    for worker, action in schedule.actions():
+        if action.op in (Op.REDUCE_GRAD, Op.UNSHARD):
+            workers.setdefault(stages[action.stage].weights, set()).add(worker)
+    groups = range(mesh.data_parallel)
+    return {
+        weights: tuple(sorted(mesh.rank(group, worker) for group in groups for worker in found))
+        for weights, found in sorted(workers.items())
+    }
+
+
+@dataclass(slots=True)
+class ReductionStream:
+    """The reductions and gathers of a rank run one after the other, in the order in which they are started."""
+
+    free: Seconds = 0.0
+    queue: deque["VirtualReduction"] = field(default_factory=deque)
+    """Those of which it is not yet known when they end."""
+
+    def settle(self, one: "VirtualReduction") -> None:
+        """Find out when this one ends, and all before it."""
+        while one.is_pending:
+            self.queue.popleft().settle()
+
+
+@dataclass(slots=True, kw_only=True)
+class VirtualReduction:
+    """The sum of one block's gradients, or its gathering, as a wait."""
+
+    duration: Seconds
+    place: int
+    """This rank's among the ranks."""
+    ranks: tuple[int, ...]
+    transport: Transport
+    stream: ReductionStream
+    wait: Wait
+    end: Seconds = 0.0
+    """When the last one would have ended."""
+    is_pending: bool = False
+    _starts: torch.Tensor = field(init=False)
+    _work: Work | None = None
+
+    def __post_init__(self) -> None:
+        self._starts = torch.zeros(len(self.ranks), dtype=torch.float64)
+
+    def separate(self) -> None:
+        """There are no gradients."""
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+    def reduce(self) -> None:
+        """Tell the other ranks when this one has come to it."""
+        self.stream.settle(self)
+        self._starts.zero_()
+        self._starts[self.place] = perf_counter()
+        self._work = self.transport.all_reduce(self._starts, self.ranks) if len(self.ranks) > 1 else None
+        self.is_pending = True
+        self.stream.queue.append(self)
+
+    def settle(self) -> None:
+        """Find out when it ends: its duration after the last of the ranks' starts, and after what was before it."""
+        if self._work is not None:
+            self._work.wait()
+        self.end = self.stream.free = max(float(self._starts.max()), self.stream.free) + self.duration
+        self.is_pending = False
+
+    def finish(self) -> None:
+        """Wait until it would have ended."""
+        self.stream.settle(self)
+        self.wait(max(0.0, self.end - perf_counter()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualCollectives:
+    """Makes a rank's reductions and gathers, which share a stream."""
+
+    schedule: Schedule
+    costs: Costs
+    worker: int
+    rank: int
+    holders: Mapping[int, tuple[int, ...]]
+    """What `meeting_ranks` says."""
+    transport: Transport
+    wait: Wait = precise_wait
+    stream: ReductionStream = field(default_factory=ReductionStream)
+
+    def reductions(self) -> dict[int, VirtualReduction]:
+        """Block id -> its reduction, in the order in which they are issued."""
+        return self._collectives(Op.REDUCE_GRAD, self.costs.reduces)
+
+    def gatherings(self) -> dict[int, VirtualReduction]:
+        """Block id -> its gathering."""
+        return self._collectives(Op.UNSHARD, self.costs.unshards)
+
+    def _collectives(self, op: Op, times: Sequence[Seconds]) -> dict[int, VirtualReduction]:
+        found = {}
+        for action in self.schedule.orders[self.worker]:
+            if action.op is op:
+                weights = self.schedule.placement.stages[action.stage].weights
+                ranks = self.holders[weights]
+                found[weights] = VirtualReduction(
+                    duration=times[action.stage] if times else 0.0,
+                    place=ranks.index(self.rank),
+                    ranks=ranks,
+                    transport=self.transport,
+                    stream=self.stream,
+                    wait=self.wait,
+                )
+        return found

@@ -1,0 +1,116 @@
+"""Gradients of a worker: reset, and summed over everyone who holds the same weights."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.machine.buffers import num_in_memory_of
+from diffusionpipe.units import Bytes
+
+BUCKET_BYTES: Bytes = 25 * 2**20
+
+
+class Reducible(Protocol):
+    """The gradients of one block on one rank."""
+
+    def reset(self) -> None:
+        """Forget the gradients of the last step."""
+        ...
+
+    def separate(self) -> None:
+        """Let no gradient lie in memory where other tensors lie, before more is added to it; after each backward."""
+        ...
+
+    def reduce(self) -> None:
+        """Start summing."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until the sums are there."""
+        ...
+
+
+class BlockGradients:
+    """The gradients of one block's parameters.
+
+    If others hold the block too, the gradients live in a few flat buckets (each parameter's `.grad` is a view), so
+    that a sum needs no copy. The sum starts with `reduce` and runs beside whatever is computed next.
+
+    Else autograd makes them in a step's first backward. Where a parameter is reshaped it may make a view: of the
+    gradient of an activation, which is still to be sent or is put aside for W, or of another parameter's gradient.
+    The next backward would add to both.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], ranks: tuple[int, ...], transport: Transport) -> None:
+        """`ranks`: all holders of the block, over replicas and data parallelism."""
+        self._parameters = tuple(parameters)
+        self._ranks = ranks
+        self._transport = transport
+        self._buckets: list[Tensor] = []
+        self._works: list[Work] = []
+        self._shared: list[nn.Parameter] = []
+        """Those whose gradients may still come to lie in memory where others lie."""
+        if len(ranks) > 1:
+            for bucket in _split(self._parameters, BUCKET_BYTES):
+                self._buckets.append(_flatten_gradients(bucket))
+
+    def reset(self) -> None:
+        """Forget the gradients of the last step."""
+        if self._buckets:
+            for bucket in self._buckets:
+                bucket.zero_()
+        else:
+            for parameter in self._parameters:
+                parameter.grad = None
+            self._shared = list(self._parameters)
+
+    def separate(self) -> None:
+        """Give each gradient that autograd has made since the reset memory of its own."""
+        if self._shared:
+            self._shared = [parameter for parameter in self._shared if not _is_separate(parameter)]
+
+    def reduce(self) -> None:
+        """Start summing over the holders."""
+        self._works = [self._transport.all_reduce(bucket, self._ranks) for bucket in self._buckets]
+
+    def finish(self) -> None:
+        """Wait until the sums are there."""
+        for work in self._works:
+            work.wait()
+        self._works = []
+
+
+def _is_separate(parameter: nn.Parameter) -> bool:
+    """Whether there is a gradient, which lies in memory of its own then."""
+    if parameter.grad is None:
+        return False
+    if num_in_memory_of(parameter.grad) > 1:
+        parameter.grad = parameter.grad.clone()
+    return True
+
+
+def _split(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list[nn.Parameter]]:
+    """Neighbouring parameters of one dtype in buckets of about `limit` bytes."""
+    buckets: list[list[nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        num_bytes = parameter.numel() * parameter.element_size()
+        if not buckets or size + num_bytes > limit or buckets[-1][0].dtype is not parameter.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += num_bytes
+    return buckets
+
+
+def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
+    first = parameters[0]
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    start = 0
+    for parameter in parameters:
+        parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    return flat

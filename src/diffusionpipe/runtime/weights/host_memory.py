@@ -1,0 +1,53 @@
+"""Host memory in whole pages, which can be locked: a GPU then copies from and to them without the processor."""
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.machine.free_memory import free_memory
+from diffusionpipe.units import Bytes
+
+_PAGE: Bytes = 4096
+
+
+def whole_pages(size: Bytes) -> Bytes:
+    """The size rounded up to pages."""
+    return -(-size // _PAGE) * _PAGE
+
+
+def check_free(size: Bytes, num_copies: int = 1) -> None:
+    """Do nothing if the frozen part can rest in this machine's memory, once or in a copy for each of several ranks.
+
+    Raises:
+        ConfigError: so much is not free.
+    """
+    free = free_memory()
+    if free is not None and num_copies * size > free:
+        each = f" for each of {num_copies} ranks" if num_copies > 1 else ""
+        raise ConfigError(
+            f"the frozen part needs {size / 2**30:.1f} GiB of host memory{each}, of which {free / 2**30:.1f} GiB are "
+            "free; free memory of this machine, or set pipeline.offload_frozen = false"
+        )
+
+
+def pages(size: Bytes) -> Tensor:
+    """Whole pages of host memory, (size rounded up,)."""
+    size = whole_pages(size)
+    memory = torch.empty(size + _PAGE, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+    start = -memory.data_ptr() % _PAGE
+    return memory[start : start + size]
+
+
+def lock_pages(memory: Tensor) -> int:
+    """Page-lock host memory as it is, and return CUDA's status, 0 for success.
+
+    torch's own page-locked memory is rounded up to powers of two.
+    """
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def unlock_pages(memory: Tensor, stream: torch.cuda.Stream) -> None:
+    """Undo `lock_pages`, when the stream has done with the memory."""
+    stream.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]

@@ -1,0 +1,302 @@
+"""Weights of frozen layers that rest in host memory and come to the device layer by layer, as they run.
+
+    host      [ layer 0 | layer 1 | layer 2 | layer 3 | ...      all weights, once for all ranks of a machine,
+                                                                 page-locked by each where devices are GPUs
+    copies      0   1 ......  2 ...........  3 ......            on a stream of their own
+    compute        [0     ]  [1         ]  [2     ]  [3 ...
+
+    staging   | 0        |      1 |    layers take turns at its two ends, so a layer arrives while the one before it
+              | 2      |        1 |    computes; it is as large as the two largest layers together,
+              | 2      |      3   |    so any two have room beside each other
+
+A copy waits until the layer that stood at its end has been computed, and a layer waits for its own copy.
+"""
+
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Range
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.runtime.machine.buffers import memory_of
+from diffusionpipe.runtime.weights.host_memory import check_free, lock_pages, pages, unlock_pages
+from diffusionpipe.runtime.weights.node_memory import NodeMemory
+from diffusionpipe.units import Bytes
+
+_ALIGNMENT: Bytes = 512
+"""Of each parameter, as torch aligns what it allocates on GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """Of one layer."""
+
+    parameters: tuple[nn.Parameter, ...]
+    hosted: tuple[Tensor, ...]
+    """Their values in host memory."""
+    places: tuple[Range, ...]
+    """Their bytes in host memory; one after the other on the device."""
+    runs: tuple[Range, ...]
+    """The same bytes with neighbours joined."""
+
+    @property
+    def size(self) -> Bytes:
+        """Room that they take."""
+        return sum(map(len, self.places))
+
+
+class _Event(Protocol):
+    """A point in the work of a stream, as `torch.cuda` and `torch.cpu` have it."""
+
+    def record(self, stream: object) -> None:
+        """The work that the stream has been given by now."""
+        ...
+
+    def wait(self, stream: object) -> None:
+        """Let the stream wait for it."""
+        ...
+
+
+@dataclass(slots=True)
+class _End:
+    """One of the two ends of the staging memory. Mutable."""
+
+    is_upper: bool
+    ready: _Event
+    """The copy is there."""
+    done: _Event
+    """The layer has been computed."""
+    layer: str | None = None
+    """Whose weights stand here, or are on their way."""
+
+
+class HostWeights:
+    """The weights of one rank's frozen layers. Mutable: `Parameter.data` and the staging memory change as layers run.
+
+    Between uses a parameter's data are those in host memory; the `Parameter` stays the same object. On the CPU the same
+    happens without streams, so that what works there works on a GPU.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        components: Mapping[str, nn.Module],
+        device: torch.device,
+        *,
+        kept: Collection[nn.Parameter] = (),
+        node: NodeMemory | None = None,
+    ) -> None:
+        """Moves the layers' parameters, which must be real, into host memory, and the buffers to the device.
+
+        `kept`: parameters that other layers use too: these go to the device and stay there. `node`: the memory that
+        all ranks of the machine share, which the values of its first rank fill; None for memory of this rank's own.
+
+        Raises:
+            ConfigError: so much host memory is not free, or cannot be page-locked.
+        """
+        self._device = device
+        kept = frozenset(kept)
+        own = {layer.name: tuple(dict.fromkeys(own_parameters(layer, components[layer.component]))) for layer in layers}
+        _move_rest([parameter for some in own.values() for parameter in some if parameter in kept], device)
+        _move_buffers({components[layer.component] for layer in layers}, device)
+        places = _places(p for some in own.values() for p in some if p not in kept)
+        size = max((place.stop for place in places.values()), default=0)
+        self._memory = _own_pages(size) if node is None else node.pages(size)
+        for parameter, place in places.items():
+            hosted = _view(self._memory, place.start, parameter.data)
+            parameter.data = hosted.copy_(parameter.data) if node is None or node.is_first else hosted
+        if node is not None:
+            node.settle()
+        found = {name: _weights([p for p in some if p not in kept], places) for name, some in own.items()}
+        self._weights = {name: weights for name, weights in found.items() if weights.parameters}
+        self._backend = torch.get_device_module(device)
+        self._stream = self._backend.Stream()
+        self._ends = [_End(is_upper, self._backend.Event(), self._backend.Event()) for is_upper in (True, False)]
+        """The one whose layer ran last, then the other."""
+        self._staging: Tensor | None = None
+        self._views: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
+        if device.type == "cuda" and len(self._memory):
+            _lock(self._memory)
+            weakref.finalize(self, unlock_pages, self._memory, self._stream).atexit = False
+
+    def __contains__(self, layer: str) -> bool:
+        return layer in self._weights
+
+    @property
+    def present_layers(self) -> frozenset[str]:
+        """Layers whose weights are on the device or on their way to it; two at most."""
+        return frozenset(end.layer for end in self._ends if end.layer is not None)
+
+    @property
+    def device_bytes(self) -> Bytes:
+        """What the weights take on the device: the two largest layers; allocated when the first layer comes."""
+        return sum(sorted(weights.size for weights in self._weights.values())[-2:])
+
+    def start(self, layer: str) -> None:
+        """Begin to copy a layer's weights to the device, unless they are there or it has none.
+
+        They take the place of the layer that ran before the last one, or of another that was started and has not run.
+        """
+        if layer not in self._weights or layer in self.present_layers:
+            return
+        staging, end = self._staging_memory(), self._ends[1]
+        weights = self._weights[layer]
+        at = len(staging) - weights.size if end.is_upper else 0
+        end.layer = layer
+        end.done.wait(self._stream)
+        with self._backend.stream(self._stream):
+            for run in weights.runs:
+                staging[at : at + len(run)].copy_(self._memory[run.start : run.stop], non_blocking=True)
+                at += len(run)
+            end.ready.record(self._stream)
+
+    @contextmanager
+    def present(self, layer: str) -> Iterator[None]:
+        """The layer's weights on the device, for what is computed in the block; one layer at a time."""
+        weights = self._weights.get(layer)
+        if weights is None:
+            yield
+            return
+        self.start(layer)
+        if self._ends[1].layer == layer:
+            self._ends.reverse()
+        end = self._ends[0]
+        end.ready.wait(self._backend.current_stream())
+        for parameter, value in zip(weights.parameters, self._views_of(layer, end), strict=True):
+            parameter.data = value
+        try:
+            yield
+        finally:
+            for parameter, value in zip(weights.parameters, weights.hosted, strict=True):
+                parameter.data = value
+            end.done.record(self._backend.current_stream())
+
+    def brought(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The same layers, each with its weights on the device while it runs, and the next one's started meanwhile."""
+        following: str | None = None
+        found: list[Layer] = []
+        for layer in reversed(layers):
+            found.append(replace(layer, run=partial(self._run, layer, following)))
+            following = layer.name if layer.name in self else following
+        return tuple(reversed(found))
+
+    def _run(self, layer: Layer, following: str | None, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with self.present(layer.name):
+            if following is not None:
+                self.start(following)
+            return tuple(self._lasting(tensor) for tensor in layer.run(component, *tensors))
+
+    def _lasting(self, tensor: Tensor) -> Tensor:
+        """The tensor, copied if it is a view of weights, which the next layer's will overwrite."""
+        is_view = self._staging is not None and memory_of(tensor) == memory_of(self._staging)
+        return tensor.clone() if is_view else tensor
+
+    def _staging_memory(self) -> Tensor:
+        if self._staging is None:
+            self._staging = torch.empty(self.device_bytes, dtype=torch.uint8, device=self._device)
+            self._stream.wait_stream(self._backend.current_stream())  # whoever had this memory may still compute
+        return self._staging
+
+    def _views_of(self, layer: str, end: _End) -> tuple[Tensor, ...]:
+        """The layer's parameters at one end of the staging memory."""
+        key = layer, end.is_upper
+        if key not in self._views:
+            weights, staging = self._weights[layer], self._staging_memory()
+            at = len(staging) - weights.size if end.is_upper else 0
+            views = []
+            for place, value in zip(weights.places, weights.hosted, strict=True):
+                views.append(_view(staging, at, value))
+                at += len(place)
+            self._views[key] = tuple(views)
+        return self._views[key]
+
+
+def _move_rest(kept: Collection[nn.Parameter], device: torch.device) -> None:
+    """Parameters that stay on the device."""
+    for parameter in kept:
+        parameter.data = parameter.data.to(device)
+
+
+def _move_buffers(components: Collection[nn.Module], device: torch.device) -> None:
+    """The buffers that are real; each is small."""
+    for component in components:
+        for module in component.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if not buffer.is_meta and buffer.device != device:
+                    setattr(module, name, buffer.to(device))
+
+
+def _places(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Range]:
+    """Where each parameter's bytes stand in host memory, those of several layers once; lengths are aligned."""
+    places: dict[nn.Parameter, Range] = {}
+    end = 0
+    for parameter in parameters:
+        if parameter not in places:
+            start, end = end, end + -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
+            places[parameter] = Range(start, end)
+    return places
+
+
+def _weights(parameters: Sequence[nn.Parameter], places: Mapping[nn.Parameter, Range]) -> _Weights:
+    mine = tuple(places[parameter] for parameter in parameters)
+    runs: list[Range] = []
+    for place in mine:
+        if runs and runs[-1].stop == place.start:
+            runs[-1] = Range(runs[-1].start, place.stop)
+        else:
+            runs.append(place)
+    hosted = tuple(parameter.data for parameter in parameters)
+    return _Weights(parameters=tuple(parameters), hosted=hosted, places=mine, runs=tuple(runs))
+
+
+def _view(memory: Tensor, start: Bytes, like: Tensor) -> Tensor:
+    """A tensor of that dtype and shape in bytes of the memory."""
+    return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)
+
+
+def _own_pages(size: Bytes) -> Tensor:
+    check_free(size)
+    return pages(size)
+
+
+def _lock(memory: Tensor) -> None:
+    """Page-lock the memory.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    status = lock_pages(memory)
+    if status:
+        raise ConfigError(
+            f"{memory.nbytes / 2**30:.1f} GiB of host memory for the frozen part cannot be page-locked (CUDA error "
+            f"{status}); free memory of this machine, or set pipeline.offload_frozen = false"
+        )
+
+
+def host_weights_of(
+    graph: LayerGraph, frozen: Collection[str], device: torch.device, node: NodeMemory | None
+) -> HostWeights:
+    """The weights of the frozen block with these layers, but for those that trained blocks use too."""
+    own = [layer for layer in graph.layers if layer.name in frozen]
+    return HostWeights(own, graph.components, device, kept=_used_by_others(graph, frozen), node=node)
+
+
+def hosted_parameters(graph: LayerGraph, frozen: Collection[str]) -> frozenset[nn.Parameter]:
+    """What `host_weights_of` moves into host memory."""
+    own = (layer for layer in graph.layers if layer.name in frozen)
+    return _used_by(graph, own) - _used_by_others(graph, frozen)
+
+
+def _used_by_others(graph: LayerGraph, frozen: Collection[str]) -> frozenset[nn.Parameter]:
+    return _used_by(graph, (layer for layer in graph.layers if layer.name not in frozen))
+
+
+def _used_by(graph: LayerGraph, layers: Iterable[Layer]) -> frozenset[nn.Parameter]:
+    return frozenset(p for layer in layers for p in own_parameters(layer, graph.components[layer.component]))

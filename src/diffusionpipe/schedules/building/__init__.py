@@ -1,0 +1,1 @@
+"""Building blocks of schedules: shapes, patterns, directions and greedy constructions."""

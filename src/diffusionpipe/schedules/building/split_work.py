@@ -1,0 +1,204 @@
+"""One pipeline with split backwards and what its actions cost: by this orders are judged.
+
+What the families with costs have in common: the work, the memory and the time of orders. How orders get shorter stands
+in `squeeze`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+
+from diffusionpipe.costs import StageCosts
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
+from diffusionpipe.schedules.building.shapes import SPLIT, Pipe, schedule_of
+from diffusionpipe.timing.held import changes_of, peak_of
+from diffusionpipe.timing.march import NOTHING, march
+from diffusionpipe.units import Bytes, Seconds
+
+UNIT_COSTS = StageCosts()
+"""F = I = W = 1; an activation counts 1 and is held until the end of W."""
+
+OPS = (Op.F, Op.I, Op.W)
+_RESOLUTION = 1 << 30
+"""Ticks of the longest action where times are not whole numbers."""
+
+
+class Objective(StrEnum):
+    """What is to be short. The two differ wherever workers do not all start and end together."""
+
+    MAKESPAN = "makespan"
+    """From 0 to the last end."""
+    WINDOW = "window"
+    """The largest (last end - first start) of a worker: what an iteration costs where the workers do not wait for each
+    other between two of them, and what "zero bubble" speaks of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitWork:
+    """F, I and W of every stage and micro-batch. Stages are in forward order, costs one for each."""
+
+    workers: tuple[int, ...]
+    """The worker of every stage."""
+    num_microbatches: int
+    costs: tuple[StageCosts, ...]
+    latency: Seconds = 0
+    """Time from the end of an action to the start of what reads it on another worker."""
+    limits: tuple[Bytes, ...]
+    """The most that each worker may hold in activations."""
+
+    def __post_init__(self) -> None:
+        for worker, limit in enumerate(self.limits):
+            needed = sum(c.activation for home, c in zip(self.workers, self.costs, strict=True) if home == worker)
+            if needed > limit:
+                raise ConfigError(
+                    f"worker {worker} may hold {limit} in activations, but one micro-batch holds {needed} on it; "
+                    "raise its memory limit, make micro-batches smaller or give it fewer layers"
+                )
+
+
+def costs_of_stages(costs: StageCosts | Sequence[StageCosts], num_stages: int) -> tuple[StageCosts, ...]:
+    """One for each stage, of one for all or already one for each.
+
+    Raises:
+        ConfigError: their number is another one.
+    """
+    if isinstance(costs, StageCosts):
+        return (costs,) * num_stages
+    if len(costs) != num_stages:
+        raise ConfigError(f"{len(costs)} costs for {num_stages} stages; give one for each stage, or one for all")
+    return tuple(costs)
+
+
+def schedule_of_work(name: str, work: SplitWork, orders: Sequence[Sequence[Action]], microbatch_size: int) -> Schedule:
+    """The schedule that does the work in these orders."""
+    pipe = Pipe(workers=work.workers, microbatches=(microbatch_size,) * work.num_microbatches, ops=SPLIT)
+    return schedule_of(name, [pipe], orders)
+
+
+def peaks(costs: Sequence[StageCosts], orders: Sequence[Sequence[Action]]) -> list[Bytes]:
+    """The most that each worker holds in activations."""
+    changes = [changes_of(SPLIT, cost.activation, cost.kept_after_input_grad) for cost in costs]
+    return [peak_of(changes[action.stage][action.op] for action in order) for order in orders]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The work as numbered actions with whole times: number = letter x micro-batches + micro-batch.
+
+    A letter is an op of a stage, 3 stage + op. What it costs and waits for is the same for all micro-batches. The same
+    fields describe the work with time reversed: then actions wait for what they went before, and memory is acquired at
+    the start of what released it.
+    """
+
+    num_microbatches: int
+    workers: tuple[int, ...]
+    """By letter."""
+    durations: tuple[int, ...]
+    """By letter, in ticks, at least 1."""
+    waits: tuple[tuple[tuple[int, int], ...], ...]
+    """By letter: (from its number to that of an action which starts before it, least ticks between the two starts)."""
+    reversed_waits: tuple[tuple[tuple[int, int], ...], ...]
+    """The same with time reversed."""
+    acquires: tuple[Bytes, ...]
+    """By letter what is held from the start of the action on."""
+    releases: tuple[Bytes, ...]
+    """By letter what is held to the end of the action."""
+    limits: tuple[Bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of actions."""
+        return len(self.workers) * self.num_microbatches
+
+    def number(self, action: Action) -> int:
+        """The number of an action."""
+        assert action.microbatch is not None
+        return (3 * action.stage + OPS.index(action.op)) * self.num_microbatches + action.microbatch
+
+    def action(self, number: int) -> Action:
+        """The action of a number."""
+        letter, microbatch = divmod(number, self.num_microbatches)
+        return compute_action(letter // 3, OPS[letter % 3], microbatch)
+
+    def starts(self, orders: Sequence[Sequence[int]]) -> list[int]:
+        """When each action starts if all start as early as their workers' orders let them."""
+        m, inputs = self.num_microbatches, inputs_of(len(self.workers) // 3)
+        lags = [
+            0 if before == NOTHING else dict(self.waits[letter])[(before - letter) * m] - self.durations[before]
+            for letter, before in enumerate(inputs)
+        ]
+        ends = march([[number // m for number in order] for order in orders], self.durations, inputs, lags)
+        assert ends is not None, "the orders wait in a circle"
+        return [end - duration for row, duration in zip(ends, self.durations, strict=True) for end in row]
+
+    def sequences(self, starts: Sequence[int]) -> list[list[int]]:
+        """Each worker's numbers in the order of their starts."""
+        found: list[list[int]] = [[] for _ in self.limits]
+        for number in sorted(range(len(starts)), key=starts.__getitem__):
+            found[self.workers[number // self.num_microbatches]].append(number)
+        return found
+
+    def orders(self, starts: Sequence[int]) -> list[list[Action]]:
+        """Each worker's actions in the order of their starts."""
+        return [[self.action(number) for number in sequence] for sequence in self.sequences(starts)]
+
+    def mirrored(self) -> "Network":
+        """The same work with time reversed."""
+        return replace(
+            self,
+            waits=self.reversed_waits,
+            reversed_waits=self.waits,
+            acquires=self.releases,
+            releases=self.acquires,
+        )
+
+
+@cache
+def inputs_of(num_stages: int) -> tuple[int, ...]:
+    """By letter the letter of another stage whose k-th must have ended before its own k-th starts, or NOTHING."""
+    found = []
+    for stage in range(num_stages):
+        found += [3 * stage - 3 if stage else NOTHING, 3 * stage + 4 if stage < num_stages - 1 else NOTHING, NOTHING]
+    return tuple(found)
+
+
+def network_of(work: SplitWork) -> Network:
+    """The work as a network.
+
+    Times that are whole numbers above 0 are its ticks; others are rounded to 2^-30 of the longest one, and what takes
+    no time takes one tick.
+    """
+    m, last = work.num_microbatches, len(work.workers) - 1
+    times = [time for c in work.costs for time in (c.forward, c.input_grad, c.weight_grad)]
+    is_exact = all(time == int(time) for time in [*times, work.latency]) and min(times) > 0
+    scale = 1 if is_exact else _RESOLUTION / (max([*times, work.latency]) or 1)
+    durations = tuple(max(1, round(time * scale)) for time in times)
+    lag = round(work.latency * scale)
+    waits: list[list[tuple[int, int]]] = [[] for _ in times]
+    reversed_waits: list[list[tuple[int, int]]] = [[] for _ in times]
+
+    def join(first: int, second: int, lag: int = 0) -> None:
+        waits[second].append(((first - second) * m, durations[first] + lag))
+        reversed_waits[first].append(((second - first) * m, durations[second] + lag))
+
+    for stage in range(last + 1):
+        forward, input_grad, weight_grad = range(3 * stage, 3 * stage + 3)
+        join(input_grad, weight_grad)
+        if stage:
+            hop = lag if work.workers[stage - 1] != work.workers[stage] else 0
+            join(forward - 3, forward, hop)
+            join(input_grad, input_grad - 3, hop)
+    join(3 * last, 3 * last + 1)
+    changes = [changes_of(SPLIT, c.activation, c.kept_after_input_grad)[op] for c in work.costs for op in OPS]
+    return Network(
+        num_microbatches=m,
+        workers=tuple(worker for worker in work.workers for _ in range(3)),
+        durations=durations,
+        waits=tuple(map(tuple, waits)),
+        reversed_waits=tuple(map(tuple, reversed_waits)),
+        acquires=tuple(taken for taken, _ in changes),
+        releases=tuple(-given_back for _, given_back in changes),
+        limits=work.limits,
+    )

@@ -1,0 +1,1 @@
+"""The published schedules, a module each, as functions of their sizes."""

@@ -1,0 +1,1 @@
+"""Schedules from files: orders of actions, and rules that generate them."""

@@ -1,0 +1,1 @@
+"""Schedules of several models, and of passes that only look ahead."""

@@ -1,0 +1,96 @@
+"""Whether the machines have memory for copies of the training's state, from which checkpoints are written."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.runtime.comm.exchange import form_of, gather
+from diffusionpipe.runtime.job.verdict import this_member
+from diffusionpipe.runtime.machine.free_memory import free_memory
+from diffusionpipe.trainer.model.workload import workload_of
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.units import Bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one rank needs of its machine's memory."""
+
+    host: str
+    machine: str
+    held: Bytes
+    """The state that the rank holds; others may hold the same."""
+    owned: Bytes
+    """The part of it that counts for this rank alone, where several hold the same."""
+    later: Bytes
+    """What training itself has yet to allocate in host memory: on a CPU the gradients and the optimizer's state."""
+    free: Bytes | None
+    """Of the machine; None if unknown."""
+
+
+def saves_beside_training(session: Session) -> bool:
+    """Whether the run writes its checkpoints while training goes on. Every rank calls it, before the first step.
+
+    Raises:
+        RecipeError: on all ranks; the recipe demands it, but a machine has too little memory.
+    """
+    wanted = session.recipe.checkpoint.asynchronous
+    if wanted is False or session.worker.window is not None:
+        return False
+    demands = gather(_demand(session), form_of(Demand))
+    shortage = shortage_of(demands)
+    if shortage is None:
+        if session.is_first:
+            copied = sum(demand.owned for demand in demands)
+            logger.info("asynchronous_checkpoints=True host_copy_mib=%.1f", copied / 2**20)
+        return True
+    if wanted is True:
+        error = RecipeError(
+            f'checkpoint.asynchronous: {shortage}; set it to "auto" or false, or start fewer ranks per machine'
+        )
+        error.is_common = True
+        raise error
+    if session.is_first:
+        logger.warning('asynchronous_checkpoints=False reason="%s"', shortage)
+    return False
+
+
+def shortage_of(demands: Sequence[Demand]) -> str | None:
+    """The machine that has too little memory and how much it lacks, in words; None if all have enough."""
+    # Of what several ranks hold one writes each tensor, so that all of them write about equally much.
+    share = sum(demand.owned for demand in demands) / max(1, sum(demand.held for demand in demands))
+    machines: dict[str, list[Demand]] = {}
+    for demand in demands:
+        machines.setdefault(demand.machine or demand.host, []).append(demand)
+    for on_machine in machines.values():
+        known = [demand.free for demand in on_machine if demand.free is not None]
+        copied = sum(demand.held for demand in on_machine) * share
+        free = min(known, default=float("inf")) - sum(demand.later for demand in on_machine)
+        if copied > free:
+            return (
+                f"a copy of the training's state needs {copied / 2**30:.2f} GiB of host memory on "
+                f"{on_machine[0].host}, where {max(0.0, free) / 2**30:.2f} GiB are left"
+            )
+    return None
+
+
+def _demand(session: Session) -> Demand:
+    workload, parameters = workload_of(session.recipe), session.worker.parameters
+    kept = workload.parameter_bytes + workload.optimizer_bytes + workload.ema_bytes
+    later = workload.gradient_bytes + workload.optimizer_bytes
+    if workload.has_backup:
+        later += workload.parameter_bytes + workload.gradient_bytes + workload.optimizer_bytes
+    held = sum(parameter.numel() for parameter in parameters.values())
+    owned = sum(parameter.numel() for name, parameter in parameters.items() if name in session.worker.owned)
+    me = this_member(session.job.membership.rank)
+    return Demand(
+        host=me.host,
+        machine=me.machine,
+        held=held * kept,
+        owned=owned * kept,
+        later=held * later if session.job.device.type == "cpu" else 0,
+        free=free_memory(),
+    )

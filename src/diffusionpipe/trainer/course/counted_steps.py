@@ -1,0 +1,99 @@
+"""Which of the first steps of a run may judge its prediction.
+
+    other programs used cores that the ranks needed    disturbed: does not count
+    a rank waited for a core all the same              the ranks and data workers of this job share cores: such a step
+                                                       counts if most are such, because the next ones will be too
+
+Where too few are undisturbed, nothing is judged: a correction by disturbed steps predicts the other programs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi, sqrt
+from statistics import median
+
+from diffusionpipe.runtime.machine.machine_use import Use
+from diffusionpipe.units import Seconds
+
+COUNTED = 15
+"""Steps of a round."""
+ENOUGH = 8
+"""Steps that must count: more than half of the first `COUNTED`."""
+MOST_ROUNDS = 3
+"""So many times `COUNTED` steps are recorded at most until enough of them count."""
+LATE = 0.03
+"""A step is calm if no rank waited for a core for a longer part of it."""
+DISTURBED = 0.05
+"""A step is disturbed if other programs used a larger part of the cores than what the ranks leave to them."""
+PRECISE = 0.01
+"""So well the median iteration must be known: its standard error, as a part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One recorded step, on all ranks together."""
+
+    without_core: float
+    """The longest part of it for which a rank was ready to run and had no core."""
+    iteration: Seconds
+    use: Use | None = None
+    """What other programs used; None where that cannot be read."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs used cores that the ranks needed, beyond doubt."""
+        return self.use is not None and self.use.others - self.use.doubt - self.use.room > DISTURBED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Which of the recorded steps count."""
+
+    steps: tuple[int, ...]
+    """Counted from 0, in order. () if too few are undisturbed."""
+    num_disturbed: int
+    others: float | None
+    """The part of the cores that other programs used, the median over the steps that count, or over all where none
+    counts; None where it is unknown."""
+    why_more: str
+    """Why further steps have to be recorded if there are any, in words; "" if these will do."""
+
+
+def steps_that_count(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
+    """The steps that count: the calm ones, or all undisturbed ones where less than half of those are calm.
+
+    `enough`: of them must be there.
+    """
+    undisturbed = [index for index, note in enumerate(notes) if not note.is_disturbed]
+    calm = [index for index in undisturbed if notes[index].without_core <= LATE]
+    are_many = len(calm) >= enough and 2 * len(calm) >= len(undisturbed)
+    num_disturbed, why_more = len(notes) - len(undisturbed), ""
+    if len(undisturbed) < enough:
+        steps, why_more = [], f"{used_text(_others(notes) or 0.0)}, too much in {num_disturbed} of {len(notes)} steps"
+    elif not are_many:
+        late = len(undisturbed) - len(calm)
+        why_more = f"ranks and data workers of this run waited for a core in {late} of {len(notes)} steps"
+        steps = undisturbed
+    else:
+        steps, error = calm, error_of_median([notes[index].iteration for index in calm])
+        if error > PRECISE:
+            why_more = f"steps vary: the median of {len(calm)} is known within {error:.1%} only"
+    others = _others([notes[index] for index in steps] or notes)
+    return Counted(steps=tuple(steps), num_disturbed=num_disturbed, others=others, why_more=why_more)
+
+
+def used_text(others: float) -> str:
+    """What other programs used, in words; `others`: the part of the cores."""
+    return f"other programs used {100 * others:.0f} % of the cores"
+
+
+def _others(notes: Sequence[Note]) -> float | None:
+    shares = [note.use.others for note in notes if note.use is not None]
+    return median(shares) if shares else None
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """The standard error of a median, as a part of it; the scatter is estimated by the median deviation."""
+    middle = median(values)
+    scatter = 1.4826 * median(abs(value - middle) for value in values)  # of a normal distribution: its deviation
+    return sqrt(pi / 2) * scatter / sqrt(len(values)) / middle

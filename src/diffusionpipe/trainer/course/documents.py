@@ -1,0 +1,21 @@
+"""The documents of a run in its folder: the complete recipe and the plan."""
+
+from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir.files import write_plan
+from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
+
+OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")
+"""Files of the run folder that show a step of its plan."""
+
+
+def write_documents(recipe: Recipe, plan: Plan) -> None:
+    """Write both, and remove the timeline of another plan, which a run that resumes on another layout has left."""
+    folder = recipe.run.folder
+    write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
+    path = folder / "plan.json"
+    before = path.read_bytes() if path.exists() else None
+    write_plan(plan, path)
+    if path.read_bytes() != before:
+        for name in OF_THE_PLAN:
+            (folder / name).unlink(missing_ok=True)

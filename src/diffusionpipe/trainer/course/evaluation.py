@@ -1,0 +1,74 @@
+"""The loss on held-out samples at fixed times, through the pipeline's forward-only schedule."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from diffusionpipe.trainer.data.batch import BatchSource
+from diffusionpipe.trainer.data.loader import fixed_batches, num_fixed_rows
+from diffusionpipe.trainer.setup.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationResult:
+    """Mean losses over the held-out samples."""
+
+    loss: float
+    by_time: tuple[tuple[float, float], ...]
+    """(time, loss)."""
+    by_backbone: tuple[tuple[str, float], ...]
+    """(name, loss); the loss of all is their sum."""
+
+
+def validate(session: Session, source: BatchSource) -> ValidationResult:
+    """The validation loss, with averaged weights where the run has them. Every rank of the job calls it."""
+    settings = session.recipe.validation
+    times = settings.timesteps
+    num_rows = num_fixed_rows(source, times=times, num_samples=settings.samples)
+    batches = fixed_batches(
+        source,
+        batch=session.plan.batch,
+        positions=session.encoded_positions(session.plan.validate),
+        times=times,
+        num_samples=settings.samples,
+    )
+    backbones = session.model.backbones
+    sums = torch.zeros(len(backbones), len(times), dtype=torch.float64)
+    with averaged(session):
+        for number, inputs in enumerate(batches):
+            _add_losses(session, inputs, number * session.plan.batch, num_rows, sums)
+    sums = sums.to(session.job.device)
+    dist.all_reduce(sums)
+    counts = [len(range(index, num_rows, len(times))) for index in range(len(times))]
+    by_time = [total / count for total, count in zip(sums.sum(0).tolist(), counts, strict=True)]
+    return ValidationResult(
+        loss=float(sums.sum()) / num_rows,
+        by_time=tuple(zip(times, by_time, strict=True)),
+        by_backbone=tuple(
+            (one.name, total / num_rows) for one, total in zip(backbones, sums.sum(1).tolist(), strict=True)
+        ),
+    )
+
+
+def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, num_rows: int, sums: Tensor) -> None:
+    """Add this rank's losses of one batch, to [backbone, time]; row r has time r modulo their number."""
+    worker = session.worker
+    number = {backbone.loss: i for i, backbone in enumerate(session.model.backbones)}
+    worker.feed(worker.validate, inputs)
+    for output in worker.validate.run():
+        positions = session.positions_of(output.rows.start, output.rows.stop)
+        for position, loss in zip(positions, output.value.tolist(), strict=True):
+            row = start + position
+            if row < num_rows:
+                sums[number[output.name], row % sums.shape[1]] += loss
+
+
+@contextmanager
+def averaged(session: Session) -> Iterator[None]:
+    """The averaged weights in place of the trained ones, where the run has them."""
+    with session.ema.swapped() if session.ema is not None else nullcontext():
+        yield

@@ -1,0 +1,239 @@
+"""What the first steps of a run take, action by action and layer by layer, on all ranks.
+
+    step      1 ... 5     6 ... 20                 21
+              warm-up     recorded, each from      medians are gathered; rank 0 holds them against
+                          a start of all ranks     the prediction (`PredictionJudge`)
+
+A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Which steps
+count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary too much, as
+many are recorded again.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from diffusionpipe.ir import Action, Mesh, Span, Timeline
+from diffusionpipe.ir.recorded import LayerTime, Recorded, medians_of
+from diffusionpipe.profiler.links import usable_memory
+from diffusionpipe.runtime.comm.exchange import form_of, gather, gather_numbers
+from diffusionpipe.runtime.machine.cores import waited_for_core
+from diffusionpipe.runtime.machine.machine_use import (
+    Counters,
+    Place,
+    StepCounters,
+    cores_of,
+    place_of,
+    read_counters,
+    used_by_others,
+)
+from diffusionpipe.trainer.course.counted_steps import COUNTED, ENOUGH, MOST_ROUNDS, Counted, Note, steps_that_count
+from diffusionpipe.trainer.course.run_state import RunState
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.trainer.step.loop import Stepper
+from diffusionpipe.trainer.step.windows import WindowStepper
+from diffusionpipe.units import Bytes, Seconds
+
+logger = logging.getLogger(__name__)
+
+WARM_UP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSteps:
+    """What one rank has recorded. Times count from the common start of a step."""
+
+    starts: tuple[Seconds, ...]
+    """Of each action of its order, the median over the steps,"""
+    seconds: tuple[Seconds, ...]
+    """and how long it took."""
+    ends: tuple[Seconds, ...]
+    """Of the iteration, step by step,"""
+    steps: tuple[Seconds, ...]
+    """and of the whole step."""
+    layers: tuple[LayerTime, ...]
+    """Medians over all forwards of as many samples."""
+    loading: Seconds | None
+    """Processor time of its data workers for a step; None where that cannot be read."""
+    memory: Bytes
+    """What training may use of its device."""
+
+
+class StepRecorder:
+    """Records steps of one rank. Mutable: it holds what it has recorded."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._start: Seconds = 0.0
+        self._waited: Seconds = 0.0
+        self._spans: list[list[tuple[Seconds, Seconds]]] = []
+        self._ends: list[Seconds] = []
+        self._steps: list[Seconds] = []
+        self._layers: list[list[LayerTime]] = []
+        self._parts: list[float] = []
+        """Of each step, without a core."""
+        self._places: list[Place] = []
+        """Of all ranks, from the first recorded step on."""
+        self._begin: Counters | None = None
+        self._counters: list[StepCounters] = []
+        """Of all steps, as long as they can be read."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many it has recorded."""
+        return len(self._steps)
+
+    def begin(self) -> None:
+        """Start together with all other ranks."""
+        if not self._places:  # only now are there data workers
+            threads = torch.get_num_threads() if self._session.job.device.type == "cpu" else 1
+            self._places = gather(place_of(threads), form_of(Place))
+        self._begin = self._read()
+        if dist.is_initialized():
+            dist.barrier()
+        self._start, self._waited = perf_counter(), waited_for_core()
+        self._session.worker.watch.start()
+
+    def end(self, last: Seconds) -> None:
+        """The step is over; on GPUs it waits for the device.
+
+        `last`: the end of the last work after the iteration, in seconds from the iteration's start.
+        """
+        worker = self._session.worker
+        offset = worker.train.began - self._start
+        spans, iteration = worker.train.recording.spans()
+        self._spans.append([(offset + span.start, span.end - span.start) for span in spans])
+        self._ends.append(offset + iteration)
+        seconds = perf_counter() - self._start
+        self._parts.append((waited_for_core() - self._waited) / seconds)
+        self._steps.append(max(seconds, offset + last))
+        self._layers.append(worker.watch.stop())
+        end = self._read()
+        if self._begin is not None and end is not None:
+            self._counters.append(StepCounters(self._begin, end))
+
+    def _read(self) -> Counters | None:
+        """What this rank's machine shows now, of all cores that ranks of this job may use there."""
+        own = self._places[dist.get_rank() if dist.is_initialized() else 0]
+        return read_counters(cores_of(self._places, own.machine))
+
+    def notes(self) -> list[Note]:
+        """Of each step what decides whether it counts; every rank calls it, and all get the same."""
+        ranks = gather_numbers(torch.tensor([self._parts, self._ends], dtype=torch.float64))
+        parts, ends = torch.stack(ranks).amax(dim=0).tolist()
+        counters = gather(tuple(self._counters), form_of(tuple[StepCounters, ...]))
+        is_known = all(len(own) == self.num_steps for own in counters)
+        uses = used_by_others(self._places, counters) if is_known else [None] * self.num_steps
+        return [
+            Note(without_core=part, iteration=end, use=use) for part, end, use in zip(parts, ends, uses, strict=True)
+        ]
+
+    def own(self, counted: Sequence[int]) -> OwnSteps:
+        """What this rank has recorded in these steps, counted from 0; every rank calls it."""
+        spans = [self._spans[index] for index in counted]
+        return OwnSteps(
+            starts=tuple(median(start for start, _ in same) for same in zip(*spans, strict=True)),
+            seconds=tuple(median(seconds for _, seconds in same) for same in zip(*spans, strict=True)),
+            ends=tuple(self._ends[index] for index in counted),
+            steps=tuple(self._steps[index] for index in counted),
+            layers=medians_of(one for index in counted for one in self._layers[index]),
+            memory=usable_memory(self._session.job),
+            loading=self._loading(),
+        )
+
+    def _loading(self) -> Seconds | None:
+        """Over all recorded steps: data workers work ahead, so that one step says nothing."""
+        if not self._counters or len(self._counters) < self.num_steps:
+            return None
+        return (self._counters[-1].end.helpers - self._counters[0].begin.helpers) / self.num_steps
+
+    def gathered(self, first: int, counted: Counted) -> tuple[Recorded, tuple[Bytes, ...]]:
+        """What all ranks have recorded, and the memory of each; every rank calls it.
+
+        `first`: the number of the first recorded step; `counted`: those that count.
+        """
+        ranks = gather(self.own(counted.steps), form_of(OwnSteps))
+        orders = [self._session.plan.train.orders[self._session.plan.mesh.place(r)[1]] for r in range(len(ranks))]
+        recorded = recorded_of(self._session.plan.mesh, ranks, orders, (first, first + self.num_steps - 1))
+        recorded = replace(recorded, others=counted.others, num_disturbed=counted.num_disturbed)
+        return recorded, tuple(rank.memory for rank in ranks)
+
+
+def recorded_of(
+    mesh: Mesh, ranks: list[OwnSteps], orders: list[tuple[Action, ...]], steps: tuple[int, int]
+) -> Recorded:
+    """The recordings of all ranks as one."""
+    loading = tuple(own.loading for own in ranks if own.loading is not None)
+    spans = tuple(
+        Span(worker=rank, action=action, start=start, end=start + seconds)
+        for rank, (own, order) in enumerate(zip(ranks, orders, strict=True))
+        for action, start, seconds in zip(order, own.starts, own.seconds, strict=True)
+    )
+    return Recorded(
+        steps=steps,
+        timeline=Timeline(num_workers=mesh.num_ranks, spans=spans, source="measured"),
+        ends=tuple(median(own.ends) for own in ranks),
+        iteration=median(max(ends) for ends in zip(*(own.ends for own in ranks), strict=True)),
+        step=median(max(times) for times in zip(*(own.steps for own in ranks), strict=True)),
+        layers=medians_of(one for own in ranks for one in own.layers),
+        loading=loading if len(loading) == len(ranks) else (),
+    )
+
+
+class FirstSteps:
+    """Records the first steps of a run and has them judged. Mutable."""
+
+    def __init__(self, state: RunState) -> None:
+        session, recipe = state.session, state.session.recipe
+        self._state, self._first = state, state.step + WARM_UP
+        has_prediction = recipe.pipeline.is_profiled and session.worker.window is None
+        is_long_enough = recipe.training.steps - state.step > WARM_UP + COUNTED
+        wanted = state.hooks.judge is not None and has_prediction and is_long_enough
+        self._recorder = StepRecorder(session) if wanted else None
+        self._judge = state.hooks.judge if session.is_first else None
+        self._is_over = False
+
+    @property
+    def _records(self) -> bool:
+        return self._recorder is not None and self._first <= self._state.step and not self._is_over
+
+    def begin(self) -> None:
+        """The next step begins."""
+        if self._records and self._recorder is not None:
+            self._recorder.begin()
+
+    def end(self, stepper: Stepper | WindowStepper) -> None:
+        """The step is over, and `state.step` still counts those before it; every rank calls it."""
+        if self._records and self._recorder is not None and isinstance(stepper, Stepper):
+            self._recorder.end(max((phase.end for phase in stepper.phases()), default=0.0))
+            if self._recorder.num_steps % COUNTED == 0:
+                self._round_over(self._recorder)
+        elif self._judge is not None:
+            self._judge.look()
+
+    def _round_over(self, recorder: StepRecorder) -> None:
+        """Have the recorded steps judged, or record as many again because too few of them count."""
+        step = self._state.step + 1
+        left = self._state.session.recipe.training.steps - step
+        counted = steps_that_count(recorder.notes(), enough=min(ENOUGH, COUNTED))
+        if counted.why_more and left > COUNTED and recorder.num_steps < MOST_ROUNDS * COUNTED:
+            logger.info('prediction_checked_after=%d reason="%s"', step + COUNTED, counted.why_more)
+            return
+        self._is_over = True
+        if not counted.steps:
+            if self._judge is not None:
+                self._judge.give_up((self._first + 1, step), counted.others or 0.0)
+            return
+        recorded, memory = recorder.gathered(self._first + 1, counted)
+        if self._judge is not None and self._state.metrics is not None:
+            self._state.metrics.write(step, self._judge.check(recorded, memory))
+
+    def close(self) -> None:
+        """Training is over."""
+        if self._judge is not None:
+            self._judge.close()

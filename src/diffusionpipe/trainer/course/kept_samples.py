@@ -1,0 +1,68 @@
+"""Pictures that were drawn together, kept singly, each with its origin."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.drawing import Picture, still
+from diffusionpipe.trainer.inference.sample_file import Origin, file_name, write_sample
+from diffusionpipe.trainer.model.parameter_groups import has_average
+from diffusionpipe.trainer.reporting.trackers import Shown
+from diffusionpipe.trainer.setup.session import Session
+
+
+def sample_folder(run_folder: Path, step: int) -> Path:
+    """Where the pictures drawn after a step are kept; the grid has the same name with .png."""
+    return run_folder / "samples" / f"step-{step:08d}"
+
+
+def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder: Path) -> tuple[Shown, ...]:
+    """Writes each picture into the folder and says where it is; `shared` is what their origins have in common.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    shown = []
+    for index, picture in enumerate(pictures):
+        origin = replace(
+            shared,
+            prompt=wish.prompts[index] if wish.prompts else None,
+            negative_prompt=wish.negatives[index] if wish.negatives else None,
+            label=wish.labels[index] if wish.labels else None,
+            condition=str(wish.conditions[index]) if wish.conditions else None,
+            frame_rate=wish.frame_rate,
+            index=index,
+            count=len(pictures),
+        )
+        path = folder / file_name(origin)
+        write_sample(picture, origin, path)
+        shown.append(Shown(name=path.stem, caption=origin.caption, picture=still(picture), path=path))
+    return tuple(shown)
+
+
+def keep_in_session(
+    session: Session, step: int, pictures: Sequence[Picture], wish: Wish, settings: SamplingSettings
+) -> tuple[Shown, ...]:
+    """Writes what a run has drawn after a step into the step's folder, which is emptied before.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    recipe = session.recipe
+    shared = Origin(
+        settings=settings,
+        rows=session.plan.sample[-1].placement.pipelines[0].microbatches[0],
+        resolution=recipe.data.resolution,
+        height=recipe.data.height,
+        frames=recipe.data.frames,
+        precision=recipe.training.precision,
+        model=recipe.model.path,
+        training_step=step,
+        weights="average" if has_average(session.members[-1].recipe.groups()) else "trained",
+    )
+    folder = sample_folder(recipe.run.folder, step)
+    shutil.rmtree(folder, ignore_errors=True)
+    return keep_samples(pictures, wish, shared, folder)

@@ -1,0 +1,320 @@
+"""What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.errors import CheckpointError, ConfigError, DataError
+from diffusionpipe.runtime.job.agreement import from_first, on_all
+from diffusionpipe.runtime.job.process_group import Job, ending
+from diffusionpipe.runtime.job.shared_file_system import check_shared_file_system
+from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
+from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
+from diffusionpipe.trainer.data.caption_lengths import readings_of
+from diffusionpipe.trainer.data.clips import Taken
+from diffusionpipe.trainer.data.dataset import Condition, Dataset, Findings, Rules, examine
+from diffusionpipe.trainer.data.dataset_form import DATASETS
+from diffusionpipe.trainer.data.ledger import FILE as LEDGER
+from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
+from diffusionpipe.trainer.data.listing import is_same
+from diffusionpipe.trainer.data.order import growth_of, num_epochs
+from diffusionpipe.trainer.data.skipped import FILE, Skipping
+from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
+from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
+from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
+from diffusionpipe.trainer.launching.run_lock import acquire, join
+from diffusionpipe.trainer.model.guidance import trained_guidance
+from diffusionpipe.trainer.model.members import Model
+from diffusionpipe.trainer.model.parameter_groups import parameter_groups
+from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
+from diffusionpipe.trainer.recipe import OnError, Recipe
+from diffusionpipe.trainer.reporting.screen import Work
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[], None]
+"""Raises a ConfigError where something is wrong."""
+
+
+@contextmanager
+def locked_folder(folder: Path, job: Job, *, take_over: bool = False) -> Iterator[None]:
+    """No other job uses the folder while the block runs: rank 0 holds its lock, or its launcher's. Every rank calls it.
+
+    A restart by torchrun takes over from a rank 0 on another machine that gives no sign of life.
+
+    Raises:
+        ConfigError: on all ranks; another job uses the folder, which is left as it is.
+    """
+    member, held = job.membership, ExitStack()
+
+    def take() -> None:
+        end = ending(member)
+        lock = join(folder, member.launcher, on_loss=end) if member.launcher is not None else None
+        held.enter_context(lock or acquire(folder, take_over=take_over or member.attempt > 0, on_loss=end))
+
+    with held:
+        from_first(take)
+        yield
+
+
+def prepare_folder(folder: Path, resume: str | None) -> None:
+    """Refuse to mix two runs in one folder; remove what an interrupted save has left. Every rank calls it.
+
+    Raises:
+        CheckpointError: there is nothing to resume.
+        ConfigError: the folder holds another run, cannot be made, or is not shared by all ranks.
+    """
+
+    def prepare() -> str | None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            clean(folder)
+        except (CheckpointError, OSError) as error:
+            return str(error)
+        problem = problem_of_folder(folder, resume)
+        if problem is None and resume is None:
+            (folder / FILE).unlink(missing_ok=True)  # of an earlier run, which wrote no checkpoint
+        return problem
+
+    problem = from_first(prepare)
+    if problem is not None:
+        error = CheckpointError(problem) if resume is not None else ConfigError(problem)
+        error.is_common = True
+        raise error
+    check_shared_file_system(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Batches of a run's pictures."""
+
+    train: BatchSource
+    validation: BatchSource | None
+    survey: tuple[Line, ...]
+    """What is said of them; () on other ranks than rank 0."""
+    ledger: Ledger | None
+    """Of the training data; None on other ranks than rank 0."""
+    is_continued: bool
+    """Whether the training data are known to be those of the run that goes on; on rank 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The run that goes on, as its checkpoint has it."""
+
+    step: int
+    has_grown: bool
+    """Whether pictures have been added to its data."""
+
+
+def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None = None) -> Data:
+    """Training and validation data, scanned on rank 0, once they, the optimizer and all else suit the model.
+
+    `resumed`: the run that goes on with them, maybe with new ones; None for a run that begins.
+
+    Every rank calls it; `work` shows how far it is.
+
+    Raises:
+        ConfigError: on every rank; all that was found is listed.
+    """
+    scanned: list[Folder] = []
+    ledgers: list[Ledger] = []
+    known: list[bool] = []
+
+    def scan_and_join() -> tuple[Dataset, Dataset | None]:
+        _, apart = _scan(opened, work, others, scanned)
+        before = None if resumed is None else _ledger_before(opened.recipe, resumed)
+        ledger = _ledger(opened.recipe, scanned[0].findings, scanned[0].dataset, before, resumed)
+        scanned[0] = _in_order(scanned[0], ledger)
+        ledgers.append(ledger)
+        known.append(before is not None)
+        return scanned[0].dataset, apart
+
+    train, held_out = from_first(scan_and_join, DATASETS)
+
+    def sources() -> Data:
+        tokenizers = _tokenizers(opened)
+        source = _source(opened, train, _augmentation(opened.recipe), tokenizers)
+        return Data(
+            train=replace(source, skipping=_skipping(opened.recipe)),
+            validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
+            survey=_survey(opened.recipe, scanned, source, resumed) if scanned else (),
+            ledger=ledgers[0] if ledgers else None,
+            is_continued=any(known),
+        )
+
+    return on_all(sources)
+
+
+def _ledger_before(recipe: Recipe, resumed: Resumed) -> Ledger | None:
+    """The ledger of the run that goes on; None where an older version has written none.
+
+    Raises:
+        DataError: it cannot be read, or is missing though pictures have been added.
+    """
+    found = read_ledger(recipe.run.folder)
+    if found is None and resumed.has_grown:
+        raise DataError(
+            f"{recipe.run.folder / LEDGER} is missing; without it the order of the data is not known, because pictures "
+            "were added to them: restore it, or start a new run in another run.folder"
+        )
+    return found
+
+
+def _ledger(
+    recipe: Recipe, findings: Findings, dataset: Dataset, before: Ledger | None, resumed: Resumed | None
+) -> Ledger:
+    """The ledger of the scanned training data."""
+    if before is None or resumed is None:
+        return first_ledger(findings.files)
+    at = Continuation(
+        position=resumed.step * recipe.training.batch, may_grow=recipe.data.allow_growth, noun=findings.noun
+    )
+    return continued(before, findings.files, [sample.name for sample in dataset.samples], at)
+
+
+def _in_order(folder: Folder, ledger: Ledger) -> Folder:
+    """The samples in the order in which they enter."""
+    since, dataset, findings = ledger.since_of(), folder.dataset, folder.findings
+    places = sorted(range(len(dataset.samples)), key=lambda place: since[dataset.samples[place].name])
+    samples = tuple(dataset.samples[place] for place in places)
+    growth = growth_of([(since[sample.name], 1) for sample in samples])
+    return Folder(
+        replace(dataset, samples=samples, growth=growth),
+        replace(findings, sizes=tuple(findings.sizes[place] for place in places)),
+    )
+
+
+def _survey(
+    recipe: Recipe, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None
+) -> tuple[Line, ...]:
+    """What is said of the scanned folders, training's first."""
+    drawn, training, data = recipe.sampling, recipe.training, recipe.data
+    dataset = scanned[0].dataset
+    use = Use(
+        steps=training.steps,
+        batch=training.batch,
+        epochs=num_epochs(training.steps * training.batch, len(dataset.samples), dataset.growth),
+        from_step=0 if resumed is None else resumed.step,
+        size=(data.resolution, data.height or data.resolution),
+        readings=readings_of(source.inputs, source.tokenizers),
+        prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),
+    )
+    return survey(scanned[0], scanned[1] if len(scanned) > 1 else None, use)
+
+
+def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Folder]) -> tuple[Dataset, Dataset | None]:
+    """Training and validation data; `found` gets what their scans have shown."""
+    data = opened.recipe.data
+    need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
+    taken = None if data.frames is None else Taken(frames=data.frames, rate=data.frame_rate)
+
+    def checked(done: int, total: int) -> None:
+        work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
+
+    def scan_into(folder: Path, other: Path | None, is_trained: bool) -> None:
+        apart = None if other is None or is_same(folder, other) else other
+        skipping = _skipping(opened.recipe) if is_trained else None
+        rules = Rules(apart=apart, may_skip=is_trained, skipping=skipping)
+        found.append(Folder(*examine(folder, need, taken=taken, progress=checked, rules=rules)))
+
+    scans = [partial(scan_into, data.train, data.validation, True)]
+    if data.validation is not None:
+        scans.append(partial(scan_into, data.validation, data.train, False))
+    if data.validation is not None and is_same(data.train, data.validation):
+        logger.warning(
+            'data=%s validation="data.validation is the folder of data.train: its pictures are trained on"', data.train
+        )
+    problems: list[ConfigError] = []
+    checks: list[Check] = [partial(check_optimizer, opened), *others, *scans]
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+    return found[0].dataset, found[1].dataset if len(found) > 1 else None
+
+
+def check_optimizer(opened: Model) -> None:
+    """Refuse an optimizer that cannot train these parameters on this device, before anything is measured.
+
+    Raises:
+        ConfigError: names the parameters, or the arguments.
+    """
+    groups = parameter_groups(opened.recipe, opened.model)
+    for group, recipe in groups.recipes.items():
+        settings = recipe.optimizer
+        shapes = {p.name: p.shape for p in opened.model.parameters if groups.group_of.get(p.name) == group}
+        problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
+        if problem is not None:
+            raise ConfigError(f"optimizer.name: {problem}")
+        dimensions = max(map(len, shapes.values()), default=2)
+        problem = problem_of_step(settings.name, dimensions, settings.arguments, opened.device)
+        if problem is not None:
+            raise ConfigError(f"optimizer.arguments: {problem}")
+
+
+def _augmentation(recipe: Recipe) -> Augmentation:
+    return Augmentation(
+        random_crop=recipe.data.random_crop,
+        flip=recipe.data.flip,
+        random_start=recipe.data.frames is not None,
+        condition_dropout=recipe.data.caption_dropout,
+        self_conditioning=as_fraction(recipe.objective.self_conditioning),
+        offset_noise=recipe.objective.offset_noise,
+    )
+
+
+def _skipping(recipe: Recipe) -> Skipping | None:
+    if recipe.data.on_error is OnError.STOP:
+        return None
+    return Skipping(folder=recipe.run.folder, most=recipe.data.max_skipped)
+
+
+def _tokenizers(opened: Model) -> dict[str, Tokenizer]:
+    return {
+        member.component(spec.name): open_tokenizer(member.folder, spec.name)
+        for member in opened.members
+        for spec in member.graph.inputs
+        if spec.name in TOKENS
+    }
+
+
+def _source(
+    opened: Model, dataset: Dataset, augmentation: Augmentation, tokenizers: Mapping[str, Tokenizer]
+) -> BatchSource:
+    return BatchSource(
+        dataset=dataset,
+        inputs=opened.graph.inputs,
+        seed=opened.recipe.training.seed,
+        tokenizers=tokenizers,
+        null_label=_null_label(opened),
+        augmentation=augmentation,
+        frame_rate=opened.recipe.data.frame_rate,
+        guidance=trained_guidance(opened.recipe),
+    )
+
+
+def _null_label(opened: Model) -> int | None:
+    """The label of no class, for all models that read labels.
+
+    Raises:
+        ConfigError: they have different numbers of classes.
+    """
+    labels = {
+        member.name: null_label(member.graph)
+        for member in opened.members
+        if any(spec.name == "labels" for spec in member.graph.inputs)
+    }
+    if len(set(labels.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in labels.items())
+        raise ConfigError(f"the models have different numbers of classes ({shown}); train models of the same classes")
+    return next(iter(labels.values()), None)

@@ -1,0 +1,421 @@
+"""A training run from beginning to end on one rank.
+
+    recipe ─> session ─> [checkpoint] ─> steps: train, validate, draw, save ─> last checkpoint ─> export ─> timeline
+
+What is drawn and how a plan is made comes from above (`Hooks`), because the execution half knows neither pictures nor
+planning.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+
+import torch.distributed as dist
+from torch import Tensor
+
+from diffusionpipe.errors import NonFiniteLossError, TrainingError
+from diffusionpipe.ir.files import write_timeline
+from diffusionpipe.runtime.job.agreement import from_first, on_all
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.job.progress import RECORDING, STEP
+from diffusionpipe.runtime.job.stall import stacks_file
+from diffusionpipe.runtime.machine.cores import data_workers_for
+from diffusionpipe.runtime.machine.occupied_memory import forget_peak
+from diffusionpipe.trainer.checkpoints.checkpoint import read_state
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
+from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from diffusionpipe.trainer.checkpoints.training_state import load_training
+from diffusionpipe.trainer.course.copy_memory import saves_beside_training
+from diffusionpipe.trainer.course.documents import write_documents
+from diffusionpipe.trainer.course.evaluation import averaged, validate
+from diffusionpipe.trainer.course.first_steps import FirstSteps
+from diffusionpipe.trainer.course.kept_samples import keep_in_session, sample_folder
+from diffusionpipe.trainer.course.preparation import Data, Resumed, locked_folder, prepare_folder, read_data
+from diffusionpipe.trainer.course.recipe_changes import Settled, settle, state_of
+from diffusionpipe.trainer.course.resuming import checkpoint_of
+from diffusionpipe.trainer.course.run_end import EXPORT, forget_end, has_ended, note_end
+from diffusionpipe.trainer.course.run_identity import GROWTH, OF_DATA, check_resumed, run_identity
+from diffusionpipe.trainer.course.run_samples import check_sampling, sampling_settings, wish_of
+from diffusionpipe.trainer.course.run_state import Hooks, RunState, names_of, planning_of
+from diffusionpipe.trainer.course.step_reports import StepReports
+from diffusionpipe.trainer.course.traced import Trace, measured_timeline
+from diffusionpipe.trainer.data.ledger import write_ledger
+from diffusionpipe.trainer.data.levels import keeps_levels
+from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.exports.export import export
+from diffusionpipe.trainer.exports.run_export import export_settings
+from diffusionpipe.trainer.inference.cascade_drawing import captions_of, draw_in_session, shown
+from diffusionpipe.trainer.inference.clip_rate import drawn_rate, write_rate
+from diffusionpipe.trainer.launching.exit_status import ExitStatus
+from diffusionpipe.trainer.launching.launch import LOGS
+from diffusionpipe.trainer.model.members import Member, Model, open_model
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter
+from diffusionpipe.trainer.reporting.progress import TrainingProgress
+from diffusionpipe.trainer.reporting.screen import Screen, steps_of
+from diffusionpipe.trainer.reporting.trackers import Trackers, open_trackers
+from diffusionpipe.trainer.setup.session import open_session
+from diffusionpipe.trainer.setup.start import Start, loading_of, places
+from diffusionpipe.trainer.step.loop import Stepper
+from diffusionpipe.trainer.step.spikes import Spikes, kept_values
+from diffusionpipe.trainer.step.step_result import StepResult
+from diffusionpipe.trainer.step.stopping import Stopping
+from diffusionpipe.trainer.step.windows import WindowStepper
+
+logger = logging.getLogger(__name__)
+
+NUM_TRACED = 15
+"""Last steps of a run of which one, of median length, becomes the run's timeline."""
+
+
+def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
+    """Train as the recipe says and return the number of steps done, fewer than asked after a signal.
+
+    Every rank of the job calls it with the same arguments. Results stand in the run's folder, which no other job may
+    use meanwhile; `take_over`: not even one on another machine that gives no sign of life.
+
+    Raises:
+        ConfigError: the recipe, the data, the model or the checkpoint cannot be used; nothing long has started.
+        NonFiniteLossError: the loss is not finite.
+        PeerError: another rank died.
+    """
+    with locked_folder(recipe.run.folder, job, take_over=take_over):
+        return _run(recipe, job, hooks, resume)
+
+
+def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
+    """`run`, once the folder is this job's."""
+    folder, is_first = recipe.run.folder, job.membership.rank == 0
+    job.progress.configure(recipe.run.stuck_after, folder / LOGS)
+    job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
+    prepare_folder(folder, resume)
+    stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
+    screen = hooks.screen if is_first else Screen(speaks=False)
+    screen.listener = job.progress
+    with screen.work("verifying the checkpoint"):
+        checkpoint = checkpoint_of(folder, resume)
+    settled = _settled(recipe, job, hooks, checkpoint)
+    recipe = settled.recipe
+    resumed = _resumed(checkpoint, recipe) if checkpoint is not None else None
+    with screen.work("reading model and data") as work:
+        opened = open_model(recipe, job)
+        data = read_data(opened, work, lambda: check_sampling(opened), resumed=resumed)
+    identity = run_identity(opened, data.train.dataset)
+    step = 0 if resumed is None else resumed.step
+    if checkpoint is not None:
+        _check(checkpoint, identity, recipe, data)
+        if step == recipe.training.steps:
+            _end_again(opened, job, checkpoint, screen)
+            return step
+    if is_first and hooks.tell_data is not None:
+        hooks.tell_data(data.survey)
+    # A login may be missing: before anything long.
+    trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
+    try:
+        planning = planning_of(hooks, screen, is_resumed=checkpoint is not None)
+        session = open_session(recipe, job, planning, opened)
+    except BaseException:
+        trackers.close()
+        raise
+    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
+    with stopping.listening():
+        state = RunState(
+            session=session,
+            hooks=hooks,
+            screen=screen,
+            data=data,
+            stopping=stopping,
+            metrics=None,
+            kept=identity | state_of(settled),
+            step=step,
+            spikes=Spikes(recipe.training.on_spike),
+            checkpoints=RunCheckpoints(
+                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=saves_beside_training(session)
+            ),
+        )
+        if checkpoint is not None:
+            _load(state, checkpoint)
+        _announce(state, checkpoint)
+        if session.is_first:
+            _record(state, trackers, is_resumed=checkpoint is not None)
+        try:
+            _train(state)
+            if state.checkpoints.saved != state.step:
+                _save(state, is_last=True)
+            state.checkpoints.finish()
+        except BaseException as error:
+            state.checkpoints.leave(error)
+            if isinstance(error, TrainingError):  # after the last checkpoint is complete
+                raise type(error)(f"{error}\n{kept_of(folder).remedy(may_be_ruined=True)}") from error
+            raise
+        finally:
+            if state.metrics is not None:
+                state.metrics.close()
+    _finish(state)
+    return state.step
+
+
+def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
+    """Open what rank 0 records the run in; a resumed run opens its trackers only now, because they need the step."""
+    session, step = state.session, state.step
+    recipe = session.recipe
+    forget_end(recipe.run.folder)
+    assert state.data.ledger is not None, "it is that of rank 0"
+    write_ledger(recipe.run.folder, state.data.ledger)
+    write_documents(recipe, session.plan)
+    write_rate(recipe.run.folder, drawn_rate(recipe, state.data.train.dataset))
+    if is_resumed:
+        trackers = open_trackers(recipe, step)
+    state.metrics = MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers)
+    state.progress = TrainingProgress(
+        num_steps=recipe.training.steps, first_step=step, batch=session.plan.batch, screen=state.screen
+    )
+
+
+def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) -> Settled:
+    """The recipe with which the run goes on; every rank calls it, and rank 0 says what has changed."""
+    settled = Settled(recipe=recipe, stated=hooks.stated)
+    if checkpoint is not None:
+        settled = on_all(lambda: settle(recipe, hooks.stated, read_state(checkpoint), checkpoint))
+    if hooks.settled is not None:
+        hooks.settled(settled.recipe)
+    for note in settled.notes if job.membership.rank == 0 else ():
+        logger.info("%s", note)
+    return settled
+
+
+def _resumed(checkpoint: Path, recipe: Recipe) -> Resumed:
+    """The run that goes on; every rank calls it."""
+
+    def read() -> Resumed:
+        state = read_state(checkpoint)
+        step = check_resumed(state, {}, recipe.training.steps, str(checkpoint))
+        return Resumed(step=step, has_grown=bool(state.get(GROWTH)))
+
+    return on_all(read)
+
+
+def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, data: Data) -> None:
+    """Refuse a checkpoint of another run; every rank calls it."""
+
+    def check() -> None:
+        compared = {name: value for name, value in identity.items() if not (data.is_continued and name in OF_DATA)}
+        check_resumed(read_state(checkpoint), compared, recipe.training.steps, str(checkpoint))
+
+    from_first(check)
+
+
+def _load(state: RunState, checkpoint: Path) -> None:
+    """Go on where the checkpoint was written."""
+    with state.screen.work("loading the checkpoint"):
+        loaded = load_training(checkpoint, state.session.state, is_verified=True)
+    state.spikes = Spikes(state.session.recipe.training.on_spike, kept_values(loaded))
+
+
+def _announce(state: RunState, checkpoint: Path | None) -> None:
+    """Hand all that is settled to the command line, on every rank."""
+    session = state.session
+    hosts, devices = places(session.job)
+    if state.hooks.announce is not None:
+        samples, held_out = state.data.train.dataset.samples, state.data.validation
+        start = Start(
+            recipe=session.recipe,
+            model=session.model,
+            plan=session.plan,
+            hosts=hosts,
+            devices=devices,
+            samples=len(samples),
+            conditions=sum(sample.condition is not None for sample in samples),
+            held_out=len(held_out.dataset.samples) if held_out is not None else None,
+            step=state.step,
+            checkpoint=checkpoint,
+            loading=loading_of(session.job, _loader(state), hosts),
+        )
+        state.hooks.announce(start)
+
+
+def _train(state: RunState) -> None:
+    session, recipe, progress = state.session, state.session.recipe, state.session.job.progress
+    worker = session.worker
+    progress.executors = [*worker.executors.values(), *([worker.window] if worker.window else [])]
+    loader = _loader(state)
+    traces: list[Trace] = []
+    forget_peak(session.job.device)
+    with (
+        closing(progress.taken(iter(loader))) as batches,
+        closing(FirstSteps(state)) as first_steps,
+        state.progress or nullcontext(),
+        StepReports(state, lambda: stepper.take_times()) as reports,
+        progress.phase(STEP),
+        ExitStack() as beginning,
+    ):
+        beginning.enter_context(state.screen.work("first step"))
+        stepper = _stepper(state, batches)
+        if (first := worker.prologue) is not None:
+            worker.feed(first, next(batches))
+            first.run()
+        while state.step < recipe.training.steps:
+            started, progress.step = perf_counter(), state.step + 1
+            inputs = next(batches) if worker.window is None else {}  # a window takes the batches that begin in it
+            waited = perf_counter() - started
+            is_traced = worker.window is None and state.step >= recipe.training.steps - NUM_TRACED
+            if is_traced:
+                dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
+            reports.waited(state.step + 1, waited)
+            first_steps.begin()
+            results = stepper.step(state.step, inputs)
+            first_steps.end(stepper)
+            beginning.close()
+            progress.end_step(perf_counter() - started)
+            state.step += 1
+            if is_traced:
+                traces.append((*session.worker.train.recording.spans(), stepper.phases()))
+            if _needs_final_weights(state, results):
+                results += stepper.settle()
+                stepper.finish_times()
+            with progress.phase(RECORDING):
+                reports.write(results)
+            for result in results:
+                state.checkpoints.after(result.step, result.saving_votes)
+            _evaluate(state)
+            stops = any(result.decision.stops for result in results)
+            if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
+                _save(state, is_last=stops or state.step == recipe.training.steps)
+            if state.progress is not None:
+                state.progress.pause()
+            if stops:
+                status = ExitStatus.STOPPED
+                logger.warning("stopped step=%d reason=requested exit_status=%d resume=latest", state.step, status)
+                break
+    if traces and state.step == recipe.training.steps:
+        state.timeline = measured_timeline(session, traces)
+
+
+def _loader(state: RunState) -> StepLoader:
+    """The training batches of this rank from the run's step on."""
+    session, recipe = state.session, state.session.recipe
+    workers = recipe.data.workers
+    return StepLoader(
+        source=state.data.train,
+        batch=session.plan.batch,
+        positions=session.positions,
+        first_step=state.step,
+        num_steps=recipe.training.steps - state.step + session.worker.encodes_ahead,
+        workers=data_workers_for(session.job.device.type, os.environ) if workers is None else workers,
+        pin_memory=session.job.device.type == "cuda",
+        has_levels=keeps_levels(session.job.device),
+        on_start=session.job.progress.help_from,
+    )
+
+
+def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper | WindowStepper:
+    """What runs the steps, with a flush at the end of each or without."""
+    session = state.session
+    if session.worker.window is None:
+        return Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
+    return WindowStepper(session, state.stopping, names_of(state), batches, partial(is_flush, session.recipe))
+
+
+def is_flush(recipe: Recipe, step: int) -> bool:
+    """Whether the pipeline of a training without a flush is empty behind so many steps."""
+    every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
+    return step >= recipe.pipeline.num_unflushed(recipe.training.steps) or any(_is_due(one, step) for one in every)
+
+
+def _reading_weights(recipe: Recipe) -> tuple[int | None, ...]:
+    """After how many steps the weights are read outside of training."""
+    return recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.steps
+
+
+def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool:
+    """Whether the weights are read outside of training after this step."""
+    wanted = _reading_weights(state.session.recipe)
+    decided = any(result.decision.saves or result.decision.stops for result in results)
+    return decided or any(_is_due(every, state.step) for every in wanted)
+
+
+def _is_due(every: int | None, step: int) -> bool:
+    return every is not None and step % every == 0
+
+
+def _evaluate(state: RunState) -> None:
+    """Validation and pictures, where they are due."""
+    session, recipe = state.session, state.session.recipe
+    is_last = state.step == recipe.training.steps
+    if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_last):
+        with state.screen.work("validating"):
+            result = validate(session, state.data.validation)
+        if not isfinite(result.loss):
+            raise NonFiniteLossError(
+                f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
+                "Lower optimizer.learning_rate or set training.clip_norm."
+            )
+        state.validated = state.step
+        if state.metrics is not None:
+            logger.info("step=%d validation_loss=%.5f", state.step, result.loss)
+            by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
+            by_backbone = {f"validation_loss/{name}": loss for name, loss in result.by_backbone if name}
+            state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
+    if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
+        rate = drawn_rate(recipe, state.data.train.dataset)
+        wish, settings = wish_of(recipe, rate), [sampling_settings(member) for member in session.members]
+        started = perf_counter()
+        with state.screen.work("drawing samples") as work, averaged(session):
+            drawn = draw_in_session(session, wish, settings, on_step=steps_of(work))
+        if drawn is not None:
+            assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
+            with session.job.progress.phase(RECORDING):
+                kept = keep_in_session(session, state.step, drawn[-1], wish, settings[-1])
+                state.metrics.show(state.step, kept)
+                grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
+                captions = captions_of([member.name for member in session.members], wish.captions)
+                state.hooks.save_grid(shown(drawn), captions, grid)
+            logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
+
+
+def _save(state: RunState, *, is_last: bool) -> None:
+    values = {"step": state.step, **state.kept, **state.spikes.state()}
+    is_proven = state.validated == state.step
+    state.checkpoints.save(state.step, state.session.state, values, is_proven=is_proven, is_last=is_last)
+
+
+def _finish(state: RunState) -> None:
+    """Export and timeline, on rank 0; the others wait at the job's end."""
+    session, recipe = state.session, state.session.recipe
+    if not session.is_first or state.step < recipe.training.steps:
+        return
+    folder = recipe.run.folder
+    if state.timeline is not None:
+        write_timeline(state.timeline, folder / "timeline.json")
+    checkpoint = latest(folder)
+    assert checkpoint is not None, "just saved"
+    _export(recipe, session.members, checkpoint, state.screen)
+
+
+def _export(recipe: Recipe, members: Sequence[Member], checkpoint: Path, screen: Screen) -> None:
+    """Export what the last checkpoint holds, and note that the run has ended; on rank 0."""
+    started, destination = perf_counter(), recipe.run.folder / EXPORT
+    with screen.work("exporting"):
+        for member in members:
+            export(checkpoint, destination / member.name, export_settings(member))
+    note_end(recipe, checkpoint)
+    logger.info("step=%d export=%s export_s=%.1f", recipe.training.steps, destination, perf_counter() - started)
+
+
+def _end_again(opened: Model, job: Job, checkpoint: Path, screen: Screen) -> None:
+    """Complete what a run whose steps are done has left to do, mostly nothing; every rank calls it."""
+    recipe = opened.recipe
+    is_complete = from_first(lambda: has_ended(recipe, checkpoint))
+    if job.membership.rank:
+        return
+    folder, steps = recipe.run.folder, f"all {recipe.training.steps:,} steps are done"
+    if is_complete:
+        logger.info("nothing to do: %s, and %s is complete; raise training.steps to train on", steps, folder / EXPORT)
+        return
+    logger.info("%s, but %s is not complete: it is written again", steps, folder / EXPORT)
+    _export(recipe, opened.members, checkpoint, screen)

@@ -1,0 +1,45 @@
+"""The note that a run has ended: all steps are done, and what it leaves is complete. Then there is nothing to do.
+
+runs/x/ended.json    {"checkpoint": "step-00002000", "merged": false}
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.trainer.recipe import Recipe
+
+EXPORT = "export"
+_NOTE = "ended.json"
+_INDEX = "README.md"
+"""The last file of an export."""
+
+
+def note_end(recipe: Recipe, checkpoint: Path) -> None:
+    """Note that the export is that of the checkpoint."""
+    write_atomically(recipe.run.folder / _NOTE, json.dumps(_content(recipe, checkpoint)) + "\n")
+
+
+def forget_end(folder: Path) -> None:
+    """The run in this folder trains again."""
+    (folder / _NOTE).unlink(missing_ok=True)
+
+
+def has_ended(recipe: Recipe, checkpoint: Path) -> bool:
+    """Whether the run has left all that it should after this checkpoint, its last one."""
+    folder = recipe.run.folder
+    try:
+        noted = read_json(folder / _NOTE)
+    except (OSError, ValueError):
+        return False
+    return noted == _content(recipe, checkpoint) and all(path.is_file() for path in _exports(recipe))
+
+
+def _content(recipe: Recipe, checkpoint: Path) -> dict[str, object]:
+    return {"checkpoint": checkpoint.name, "merged": recipe.lora.merge}
+
+
+def _exports(recipe: Recipe) -> Iterable[Path]:
+    return (recipe.run.folder / EXPORT / name / _INDEX for name in recipe.backbones)

@@ -1,0 +1,95 @@
+"""The identity of a run: its data, models and objective, which must be the same where it goes on."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from diffusionpipe.errors import CheckpointError
+from diffusionpipe.trainer.course.recipe_changes import refusal
+from diffusionpipe.trainer.data.dataset import Dataset
+from diffusionpipe.trainer.model.lora import lora_identity
+from diffusionpipe.trainer.model.members import Member, Model
+from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection
+
+GROWTH = "growth"
+OF_DATA = ("data", "picture files", GROWTH)
+"""Entries of the identity that say which the training data are."""
+
+
+def check_resumed(
+    state: Mapping[str, object], identity: Mapping[str, object], num_steps: int, source: str = "the checkpoint"
+) -> int:
+    """The step to go on with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
+
+    Raises:
+        CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
+    """
+    differing = [
+        f"{name} was {state.get(name)!r} and is {value!r}"
+        for name, value in identity.items()
+        if name in state and state[name] != value  # an older version may not have kept it
+    ]
+    if differing:
+        raise CheckpointError(refusal(source, differing))
+    step = state.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise CheckpointError(f"{source}: state.json has the step {str(step)[:100]!r}; it was not written by a run")
+    if step > num_steps:
+        raise CheckpointError(
+            f"{source} is from step {step}, but the recipe ends at step {num_steps}; "
+            "resume from an earlier one with --resume STEP, or raise training.steps"
+        )
+    return step
+
+
+def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
+    """What must not change between a run and its continuation, beside values of the recipe."""
+    recipe = opened.recipe
+    noun = "pictures" if recipe.data.frames is None else "clips"
+    described = repr([(sample.name, sample.text, sample.label) for sample in train.samples])
+    return {
+        "seed": recipe.training.seed,
+        "batch": recipe.training.batch,
+        "data": f"{len(train.samples)} {noun}, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
+        "picture files": f"fingerprint {train.contents}",
+        **({GROWTH: [list(pair) for pair in train.growth]} if train.growth else {}),
+        "model": recipe.model.path,
+        "lora": lora_identity(recipe),
+        "prediction": ", ".join(str(member.prediction) for member in opened.members),
+        "objective": objective_identity(recipe.objective),
+        **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
+        **_low_resolutions(opened.members),
+        **_clips(recipe.data),
+    }
+
+
+def _clips(data: DataSection) -> dict[str, str]:
+    """What is taken of clips."""
+    if data.frames is None:
+        return {}
+    return {
+        "clips": f"{data.frames} frames, {'all' if data.frame_rate is None else f'{data.frame_rate:g}'} of a second"
+    }
+
+
+def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
+    """The small pictures that models of super-resolution read."""
+    return {
+        member.component("low_resolution"): f"{member.low.resolution}, noised below {member.low.augmentation:g}"
+        for member in members
+        if member.low is not None
+    }
+
+
+def objective_identity(objective: ObjectiveSection) -> str:
+    """All keys of [objective] but the target, with their values; younger keys only where they say something."""
+    defaults = ObjectiveSection().model_dump(mode="json")
+    values = objective.model_dump(mode="json", exclude={"kind"})
+    older = {
+        "snr_gamma",
+        "time_sampling",
+        "shift",
+        "variance",
+        "guidance",
+    }  # runs of before the others have the same identity
+    values = {key: value for key, value in values.items() if key in older or value != defaults[key]}
+    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

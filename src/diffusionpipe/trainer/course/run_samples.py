@@ -1,0 +1,93 @@
+"""The samples that a run draws while it trains: what they show, and how they are drawn."""
+
+import torch
+
+from diffusionpipe.models.opening.folder import family_of, resolve_folder
+from diffusionpipe.trainer.inference.cascade_drawing import check_chain, links
+from diffusionpipe.trainer.inference.conditions import (
+    Wish,
+    check_noise_level,
+    is_steered,
+    raw_conditions,
+    steering_pictures,
+)
+from diffusionpipe.trainer.inference.denoise import SamplingSettings, build_scheduler, set_times
+from diffusionpipe.trainer.inference.diffusers_pipeline import Order, check_pipeline
+from diffusionpipe.trainer.inference.drawing import spacing_of
+from diffusionpipe.trainer.model.guidance import drawn_guidance
+from diffusionpipe.trainer.model.members import Member, Model, clip_of, learns_variance
+from diffusionpipe.trainer.model.scheduler import sampling_scheduler
+from diffusionpipe.trainer.recipe import Recipe
+
+
+def check_sampling(session: Model) -> None:
+    """Refuse before the first step what could not be drawn later.
+
+    Raises:
+        RecipeError: the prompts, labels or level of noise do not suit a model, there is no such scheduler, or of
+            several models one does not read what the one before draws.
+    """
+    if session.recipe.sampling.every is None:
+        return
+    check_chain(links(session.members))
+    for member in session.members:
+        settings = sampling_settings(member)
+        check_noise_level(member.folder, settings)
+        raw_conditions(wish_of(session.recipe), member.graph, member.folder, settings)
+        scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
+        if family_of(member.folder).call is not None:
+            backbone = next(one for one in session.model.backbones if one.name == member.name)
+            check_pipeline(
+                Order(
+                    folder=member.folder,
+                    variant=member.recipe.model.variant,
+                    settings=settings,
+                    num_samples=1,
+                    latents=session.model.tensor(backbone.noisy).shape,
+                    resolution=member.recipe.data.resolution,
+                    clip=clip_of(member.recipe),
+                    device=torch.device("cpu"),
+                )
+            )
+        else:
+            set_times(scheduler, settings.scheduler, settings.steps, spacing_of(member.graph))
+
+
+def wish_of(recipe: Recipe, rate: float | None = None) -> Wish:
+    """What the run draws: its prompts, those of a ControlNet with validation's conditioning pictures, or its labels.
+
+    `rate`: frames of a second of clips.
+
+    Raises:
+        DataError: a picture of the validation data has no conditioning picture.
+    """
+    drawn, data = recipe.sampling, recipe.data.validation
+    is_first_steered = is_steered(resolve_folder(recipe.alone(recipe.backbones[0]).model.path))
+    return Wish(
+        prompts=drawn.prompts,
+        labels=drawn.labels,
+        negatives=drawn.negatives,
+        conditions=steering_pictures(data, len(drawn.prompts)) if is_first_steered and data is not None else (),
+        frame_rate=rate,
+    )
+
+
+def sampling_settings(member: Member) -> SamplingSettings:
+    """How the run draws samples of one of its models: with the scheduler that its export will have."""
+    recipe = member.recipe
+    guidance = drawn_guidance(recipe, member.folder)
+    return SamplingSettings(
+        steps=recipe.sampling.steps,
+        guidance=guidance.scale,
+        embedded_guidance=guidance.embedded,
+        unguided=guidance.unguided,
+        seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
+        scheduler=sampling_scheduler(
+            member.folder,
+            member.prediction,
+            recipe.objective.shift,
+            has_learned_range=learns_variance(recipe, member.folder),
+        ),
+        scheduler_class=recipe.sampling.scheduler,
+        noise_level=None if member.low is None else recipe.sampling.noise_level,
+    )

@@ -1,0 +1,130 @@
+"""What a run consists of while it is under way."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from diffusionpipe.ir import Timeline
+from diffusionpipe.ir.recorded import Recorded
+from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from diffusionpipe.trainer.course.preparation import Data
+from diffusionpipe.trainer.data.batch import sample_indices
+from diffusionpipe.trainer.data.survey import Line
+from diffusionpipe.trainer.inference.drawing import Picture
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.reporting.metrics import MetricsWriter
+from diffusionpipe.trainer.reporting.progress import TrainingProgress
+from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.setup.job_profile import ProfileShelf
+from diffusionpipe.trainer.setup.planning import CheckPlan, MakePlan, Planning
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.trainer.setup.start import Start
+from diffusionpipe.trainer.step.not_finite import NamesOf
+from diffusionpipe.trainer.step.spikes import Spikes
+from diffusionpipe.trainer.step.stopping import Stopping
+from diffusionpipe.units import Bytes
+
+
+class PredictionJudge(Protocol):
+    """Holds a run against its prediction; on rank 0."""
+
+    def check(self, recorded: Recorded, memory: Sequence[Bytes]) -> Mapping[str, float]:
+        """Say by how much the first steps differ, and return what the metrics get; `memory`: of each rank's device."""
+        ...
+
+    def give_up(self, steps: tuple[int, int], others: float) -> None:
+        """Say that nothing is judged by steps `steps`: other programs used this part of the cores."""
+        ...
+
+    def look(self) -> None:
+        """Called after every step: say what has been found meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Training is over."""
+        ...
+
+
+SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
+"""`save_grid(pictures, captions, path)` writes a captioned grid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the command line hands in."""
+
+    make_plan: MakePlan
+    check_plan: CheckPlan | None = None
+    """Refuses a plan file that does not fit in memory; None for no check."""
+    save_grid: SaveGrid
+    profiles: ProfileShelf | None = None
+    """Where profiles of other runs are; None to measure always."""
+    screen: Screen = field(default_factory=Screen)
+    """Where rank 0 shows what is under way."""
+    judge: PredictionJudge | None = None
+    """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
+    stated: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Keys that the command line sets for this start, with the values that the recipe's file has for them."""
+    settled: Callable[[Recipe], None] | None = None
+    """Called on every rank with the recipe as the run goes on with it."""
+    tell_data: Callable[[Sequence[Line]], None] | None = None
+    """Called on rank 0 with what is to be said of the data, before anything is measured; None to say nothing."""
+    announce: Callable[[Start], None] | None = None
+    """Called on rank 0 before the first step; None to say nothing of the run."""
+
+
+def planning_of(hooks: Hooks, screen: Screen, *, is_resumed: bool) -> Planning:
+    """How a run with these hooks comes by its plan."""
+    return Planning(
+        make_plan=hooks.make_plan,
+        check_plan=hooks.check_plan,
+        shelf=hooks.profiles,
+        screen=screen,
+        is_resumed=is_resumed,
+    )
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """One run under way on one rank."""
+
+    session: Session
+    hooks: Hooks
+    screen: Screen
+    data: Data
+    stopping: Stopping
+    metrics: MetricsWriter | None
+    """On rank 0."""
+    kept: Mapping[str, object]
+    """What the checkpoints say about the run: its identity and its recipe."""
+    spikes: Spikes
+    checkpoints: RunCheckpoints
+    progress: TrainingProgress | None = None
+    """On rank 0."""
+    step: int = 0
+    """Steps done."""
+    validated: int | None = None
+    """The last step whose weights had a finite validation loss."""
+    timeline: Timeline | None = field(default=None)
+
+
+def names_of(state: RunState) -> NamesOf:
+    """How the samples of a step are called in messages."""
+    dataset, training = state.data.train.dataset, state.session.recipe.training
+    samples = dataset.samples
+
+    def names(step: int, positions: Sequence[int]) -> tuple[str, ...]:
+        indices = sample_indices(
+            len(samples),
+            seed=training.seed,
+            batch=state.session.plan.batch,
+            step=step,
+            positions=positions,
+            growth=dataset.growth,
+        )
+        return tuple(f"{index} ({samples[index].name})" for index in indices)
+
+    return names

@@ -1,0 +1,95 @@
+"""What rank 0 reports of each step: a line of metrics.jsonl, the progress bar.
+
+The device's own times of a step are known one step later (`trainer.step.loop`), and so its line is written then. Nothing else
+waits for them: the progress shows a step at once. Before a checkpoint, a validation or a sampling all lines are
+written; if training fails, the last ones are written without these times.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import isnan, nan
+from types import TracebackType
+from typing import Self
+
+from diffusionpipe.runtime.machine.occupied_memory import PEAK, occupied_memory
+from diffusionpipe.trainer.course.run_state import RunState
+from diffusionpipe.trainer.data.skipped import count_skipped
+from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
+from diffusionpipe.units import Seconds
+
+
+class StepReports:
+    """Used as a context. Mutable: it holds the results whose times are not known yet."""
+
+    def __init__(self, state: RunState, take_times: Callable[[], Sequence[StepTimes]]) -> None:
+        """`take_times` returns what has become known since its last call."""
+        self._state, self._take_times = state, take_times
+        self._waits: dict[int, Seconds] = {}
+        self._untimed: deque[tuple[StepResult, Seconds, dict[str, float]]] = deque()
+        """Each with its wait for the batch and the memory that was in use after it."""
+        self._bubble: dict[str, float] = {}
+        """The last one that is known."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.write(())
+        while self._untimed:
+            self._write(StepTimes(step=self._untimed[0][0].step, iteration=nan, bubble=nan))
+
+    def waited(self, step: int, seconds: Seconds) -> None:
+        """Note for how long step `step`, counted from 1, waited for its batch."""
+        self._waits[step] = seconds
+
+    def write(self, results: Sequence[StepResult]) -> None:
+        """Report these results, and the times that are known by now, in the order of steps."""
+        times = self._take_times()
+        if self._state.progress is None:
+            return
+        memory = occupied_memory(self._state.session.job.device)
+        fresh = [(result, self._waits.pop(result.step) + result.waited, memory) for result in results]
+        self._untimed += fresh
+        for one in times:
+            self._write(one)
+        peak = {PEAK: memory[PEAK]} if PEAK in memory else {}
+        for result, waited, _ in fresh:
+            values = {"loss": result.loss, **self._rate(result.seconds + waited), **self._bubble, **peak}
+            self._state.progress.update(result.step - 1, values)
+
+    def _rate(self, step_s: Seconds) -> dict[str, float]:
+        return {"step_s": step_s, "samples_per_s": self._state.session.plan.batch / step_s}
+
+    def _write(self, times: StepTimes) -> None:
+        """The line of the oldest step that has none."""
+        result, waited, memory = self._untimed.popleft()
+        assert result.step == times.step, (result.step, times.step)
+        assert self._state.metrics is not None, "rank 0 has metrics and progress"
+        # The host may issue a step in less time than the device needs for it.
+        seconds = result.seconds if isnan(times.iteration) else max(result.seconds, times.iteration)
+        self._bubble = {} if isnan(times.bubble) else {"bubble": times.bubble}
+        self._state.metrics.write(
+            result.step,
+            {
+                "loss": result.loss,
+                "gradient_norm": result.gradient_norm,
+                "learning_rate": result.learning_rate,
+                **{key: value for one in result.backbones for key, value in one.numbers().items()},
+                **self._rate(seconds + waited),
+                "bubble": times.bubble,
+                "data_s": waited,
+                "iteration_s": times.iteration,
+                "update_s": seconds - times.iteration,
+                **memory,
+                **({"amended": 1.0} if result.is_amended else {}),
+                **({"skipped_step": 1.0} if result.is_skipped else {}),
+                **_skipped(self._state, result.step),
+            },
+        )
+
+
+def _skipped(state: RunState, step: int) -> dict[str, float]:
+    """Samples so far whose pictures could not be decoded, where these are replaced."""
+    if state.data.train.skipping is None:
+        return {}
+    return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}

@@ -1,0 +1,1 @@
+"""A finished run as a folder that other programs open, with its model card."""

@@ -1,0 +1,154 @@
+"""The part of a model card that draws a picture: a program for diffusers, or a command where it has no sampler."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.opening.pipeline_defaults import Guidance
+from diffusionpipe.trainer.data.clips import PLAYED
+
+FOLDER = "path/to/this/folder"
+RUN = "path/to/the/run"
+CONDITION = "path/to/the/conditioning/picture.png"
+SMALL = "path/to/a/small/picture.png"
+_OF_FLOWS = (
+    "StableDiffusion3",
+    "Flux",
+    "QwenImage",
+    "Wan",
+    "ZImage",
+    "Chroma",
+    "AuraFlow",
+    "LTX",
+    "HunyuanVideo",
+    "Sana",
+    "Krea2",
+)
+_OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
+_WITH_RATE = "LTXPipeline"
+"""It tells the model how many frames of a second a clip has."""
+_SUPER_RESOLUTION = "IFSuperResolutionPipeline"
+_PROMPT = "a photo"
+_DIT_CLASSES = 1000
+_FLOW_REASON = (
+    "The model predicts a flow. The {} of diffusers opens such a model, but cannot sample it: it was written for\n"
+    "models that predict noise, and scales and initialises the latents accordingly."
+)
+_CLASSES_REASON = (
+    "The model has {} classes. The DiTPipeline of diffusers opens such a model, but cannot sample it with guidance:\n"
+    "it takes class 1000 for the null class."
+)
+OF_CLASSES = ("DDPMPipeline", "DiTPipeline")
+_NO_LABELS_REASON = (
+    "The DDPMPipeline of diffusers opens this model, but cannot sample it: it gives the U-Net neither a class nor a\n"
+    "small picture."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """The picture that is drawn."""
+
+    prompt: str = _PROMPT
+    label: int = 0
+    """For a model of classes."""
+    num_classes: int | None = None
+    """Of such a model."""
+    steps: int = 30
+    guidance: Guidance
+    resolution: int | None = None
+    """In pixels; None: as large as the pipeline chooses."""
+    height: int | None = None
+    """None: as `resolution`."""
+    frames: int | None = None
+    """Of a clip; None: a picture."""
+    frame_rate: float | None = None
+    """Of a clip, a second; None: `PLAYED`."""
+
+
+def snippet(
+    example: Example,
+    *,
+    pipeline: str,
+    prediction: Prediction,
+    base_model: str | None,
+    is_on_hub: bool,
+    scheduler: Mapping[str, Any] | None,
+) -> str:
+    """The text below the heading "Sampling".
+
+    `base_model`: what adapters are loaded into; None for a whole model. `scheduler`: the configuration of another
+    scheduler than the loaded folder's; None to keep that.
+    """
+    folder = FOLDER if base_model is None else RUN
+    if prediction is Prediction.FLOW_MATCHING and not pipeline.startswith(_OF_FLOWS):
+        return _command(_FLOW_REASON.format(pipeline), example, pipeline, folder)
+    if pipeline == "DDPMPipeline":
+        return _command(_NO_LABELS_REASON, example, pipeline, folder)
+    if example.num_classes not in (None, _DIT_CLASSES):
+        return _command(_CLASSES_REASON.format(example.num_classes), example, pipeline, folder)
+    imports = [f"from diffusers import {pipeline}"]
+    source = FOLDER if base_model is None else base_model if is_on_hub else f"path/to/{base_model}"
+    lines = [f'pipeline = {pipeline}.from_pretrained("{source}")  # on a GPU: .to("cuda")']
+    if base_model is not None:
+        lines.append(f'pipeline.load_lora_weights("{FOLDER}")')
+    if scheduler is not None:
+        kind = scheduler["_class_name"]
+        imports[0] = f"from diffusers import {', '.join(sorted({kind, pipeline}))}"
+        lines.append(f"pipeline.scheduler = {kind}.from_config({dict(scheduler)!r})")
+    if "ControlNet" in pipeline or pipeline == _SUPER_RESOLUTION:
+        imports.append("from diffusers.utils import load_image")
+    arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
+    if example.frames is not None:
+        imports.append("from diffusers.utils import export_to_gif")
+        rate = example.frame_rate or PLAYED
+        lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_gif(frames, "clip.gif", fps={rate:g})']
+    else:
+        result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
+        lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
+    return "\n".join(["```python", *imports, "", *lines, "```\n"])
+
+
+def _arguments(example: Example, pipeline: str) -> list[str]:
+    """The arguments of the pipeline's call."""
+    guidance = example.guidance
+    found = [f"class_labels=[{example.label}]" if pipeline == "DiTPipeline" else _quoted(example.prompt)]
+    if "ControlNet" in pipeline:
+        found.append(f'image=load_image("{CONDITION}")')
+    elif pipeline == _SUPER_RESOLUTION:
+        found.append(f'image=load_image("{SMALL}")')
+    elif pipeline != "DiTPipeline" and example.resolution is not None:
+        found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
+    found.append(f"num_inference_steps={example.steps}")
+    if pipeline in _OF_CLIPS:
+        found += [f"num_frames={example.frames or 1}", 'output_type="pil"']
+    if pipeline == _WITH_RATE and example.frames is not None and example.frame_rate is not None:
+        found.append(f"frame_rate={example.frame_rate:g}")
+    if pipeline not in ("FluxPipeline", "Flux2Pipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
+        return [*found, f"guidance_scale={guidance.scale:g}"]
+    if guidance.embedded is not None:
+        found.append(f"guidance_scale={guidance.embedded:g}")
+    if guidance.scale != 1:
+        found += ['negative_prompt=""', f"true_cfg_scale={guidance.scale:g}"]
+    return found
+
+
+def _quoted(text: str) -> str:
+    """The text in double quotes; JSON's are Python's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
+    """How our own command draws from a model that diffusers' pipeline cannot sample."""
+    if "ControlNet" in pipeline:
+        return f"{reason}\n"
+    is_class = pipeline in OF_CLASSES
+    what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]
+    size = [] if example.resolution is None else ["--resolution", str(example.resolution)]
+    words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]
+    command = shlex.join(["diffusionpipe", "sample", folder, *words, "--out", "picture.png"])
+    where = f"; `{RUN}` is the folder of the training run" if folder == RUN else ""
+    return f"{reason}\nUse DiffusionPipe{where}:\n\n```\n{command}\n```\n"

@@ -1,0 +1,433 @@
+"""A checkpoint as a complete diffusers folder, or as a folder of adapters that diffusers' pipelines load."""
+
+import json
+import logging
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from diffusionpipe.errors import CheckpointError, ModelError
+from diffusionpipe.models.base.self_conditioning import widen, widened_config
+from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.opening.folder import (
+    component_config,
+    family_of,
+    is_component,
+    open_component,
+    open_components,
+    scheduler_config,
+)
+from diffusionpipe.models.opening.pipeline_defaults import default_guidance
+from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
+from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters, save_adapters
+from diffusionpipe.models.parameters.stored import StoredWeights, opened, stored_weights
+from diffusionpipe.models.parameters.weights import names_in, tensors_of
+from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
+from diffusionpipe.trainer.checkpoints.manifest import read_manifest
+from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
+from diffusionpipe.trainer.checkpoints.training_state import EMA, MODEL
+from diffusionpipe.trainer.exports.card_snippet import Example
+from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card
+from diffusionpipe.trainer.inference.clip_rate import kept_rate
+from diffusionpipe.trainer.model.guidance import drawn_guidance
+from diffusionpipe.trainer.model.scheduler import sampling_scheduler
+from diffusionpipe.trainer.recipe import Recipe
+
+_INDEX = "model_index.json"
+_CONFIG = "config.json"
+_SCHEDULER = "scheduler"
+_SCHEDULER_CONFIG = "scheduler_config.json"
+# Weights that a source folder may hold several times: other formats and variants; what is read is copied by itself.
+_WEIGHTS = (
+    *("*.safetensors", "*.bin", "*.safetensors.index.*json", "*.bin.index.*json"),
+    *("*.msgpack", "*.msgpack.index.json", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data"),
+)
+_DTYPES = ("torch_dtype", "dtype")
+"""Keys of a configuration that transformers writes for the type of the weights."""
+# Components that diffusers' pipelines can do without, and that a download for training leaves out.
+_OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")
+_JSON = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What is exported and what its model card says."""
+
+    source_model: Path
+    """The diffusers folder that the training started from; gives all that was not trained."""
+    variant: str | None = None
+    """The variant of its weights; see `stored_weights`."""
+    trained: Mapping[str, str]
+    """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
+    prediction: Prediction
+    """What the denoiser has learnt to predict."""
+    untrained: Collection[str] = ()
+    """Parameters of trained components that do not learn, e.g. {"transformer.blocks.2.bias"}; see `models.cut.unread`.
+
+    Of a component with adapters all of its own weights, by their names beside the adapters.
+    """
+    shift: float | None = None
+    """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
+    has_learned_range: bool = False
+    """Whether the denoiser has learnt variances too."""
+    use_ema: bool = True
+    """Whether to export the moving average, where the checkpoint has one."""
+    base_model: str | None = None
+    """The base model as the recipe names it; the source folder's name if None."""
+    recipe: Recipe | None = None
+    """The recipe, for the model card."""
+    self_conditioning: bool = False
+    """Whether the denoiser reads its own estimate."""
+    lora: LoraSettings | None = None
+    """The adapters, where they alone were trained; then `trained` is the one component that has them."""
+    is_merged: bool = False
+    """Whether adapters are added to the weights of the base model, instead of being exported alone."""
+
+
+def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
+    """Writes `destination`, a folder that diffusers' `DiffusionPipeline.from_pretrained` opens, and returns it.
+
+    Of adapters that are not merged the folder holds nothing else, and `load_lora_weights` of diffusers' pipelines reads
+    it. One process calls it; the weights of one trained component at a time are in memory. An existing export is
+    replaced only when the new one is complete. The weights have the type of the checkpoint, a moving average float32.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or lacks weights of a trained component.
+        ModelError: the source folder is incomplete.
+    """
+    verify(checkpoint)
+    index = _read_json(settings.source_model / _INDEX)
+    original = dict(index)
+    temporary = destination.with_name(f".{destination.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        modules = open_components(settings.source_model, is_plain=settings.self_conditioning)
+        if settings.self_conditioning:
+            _widen(modules, settings.source_model)
+        if absent := [component for component in settings.trained if component not in modules]:
+            raise ModelError(f"{settings.source_model} has no component {absent[0]}; it has {', '.join(modules)}")
+        if settings.lora is not None and not settings.is_merged:
+            has_ema = _write_adapters(checkpoint, temporary, modules, settings, str(index.get("_class_name")))
+        else:
+            has_ema = _write_model(checkpoint, temporary, modules, settings, index)
+        card = _card(settings, original, index, step=read_manifest(checkpoint).step, is_average=has_ema)
+        (temporary / "README.md").write_text(model_card(card), encoding="utf-8")
+        _make_readable(temporary)
+        _replace(temporary, destination)
+    except OSError as error:
+        raise CheckpointError(f"the export {destination} could not be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return destination
+
+
+def _widen(modules: Mapping[str, nn.Module], source: Path) -> None:
+    """Gives the denoiser the inputs for its own estimate, also in its configuration."""
+    family = family_of(source)
+    denoiser: Any = modules[family.trainable[0]]
+    assert family.convolution is not None
+    widen(denoiser, family.convolution)
+    denoiser.register_to_config(**widened_config(denoiser))
+
+
+def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_average: bool) -> Card:
+    """What the model card tells; `original` and `index` are the model_index.json of source and export."""
+    kept = [name for name, entry in index.items() if _is_used(entry)]
+    recipe, source = settings.recipe, settings.source_model
+    guidance = default_guidance(source) if recipe is None else drawn_guidance(recipe, source)
+    example = Example(guidance=guidance, num_classes=_num_classes(source, index))
+    if recipe is not None:
+        drawn = recipe.sampling
+        prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
+        data = recipe.data
+        example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=data.resolution)
+        rate = kept_rate(recipe.run.folder) if data.frames is not None else None
+        example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate or rate)
+    return Card(
+        pipeline=str(index.get("_class_name")),
+        base_model=settings.base_model or source.name,
+        trained=tuple(settings.trained),
+        prediction=settings.prediction,
+        step=step,
+        is_average=is_average,
+        copied=tuple(name for name in kept if name not in settings.trained and name != _SCHEDULER),
+        left_out=tuple(name for name, entry in original.items() if _is_used(entry) and name not in kept),
+        own_scheduler=scheduler_config(source),
+        scheduler=_sampling_scheduler(settings),
+        example=example,
+        recipe=recipe,
+        self_conditioning=settings.self_conditioning,
+        adapters=None if settings.lora is None else Adapters(settings.lora.rank, is_merged=settings.is_merged),
+    )
+
+
+def _num_classes(source: Path, index: _JSON) -> int | None:
+    """Classes of a class-conditional model."""
+    if index.get("_class_name") != "DiTPipeline":
+        return None
+    return int(component_config(source, "transformer").get("num_embeds_ada_norm") or 0)
+
+
+def _is_used(entry: object) -> bool:
+    """Whether an entry of model_index.json names a component."""
+    return is_component(entry) and entry != [None, None]
+
+
+def _write_model(
+    checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export, index: _JSON
+) -> bool:
+    """Writes the whole model; returns whether averages were among what was trained."""
+    _copy_frozen(settings, index, destination)
+    has_ema = False
+    for component, prefix in settings.trained.items():
+        folder, module = destination / component, modules[component]
+        if settings.lora is None:
+            has_ema |= _write_component(checkpoint, folder, module, prefix, settings)
+        else:
+            has_ema |= _write_merged(checkpoint, folder, module, settings, str(index.get("_class_name")))
+    index[_SCHEDULER] = _write_scheduler(settings, index, destination / _SCHEDULER)
+    _write_json(destination / _INDEX, index)
+    return has_ema
+
+
+def _write_adapters(
+    checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export, pipeline: str
+) -> bool:
+    """Writes the adapters alone, as diffusers does; returns whether they are averages."""
+    assert settings.lora is not None
+    ((component, prefix),) = settings.trained.items()
+    for name, parameter in modules[component].named_parameters():
+        if f"{component}.{name}" in settings.untrained:  # weights with an adapter have another name there
+            parameter.requires_grad_(False)
+    add_lora(modules, component, settings.lora)
+    names = [name for name in modules[component].state_dict() if is_adapter(name)]
+    adapters, is_average = _trained_tensors(checkpoint, names, component, prefix, use_ema=settings.use_ema)
+    save_adapters(adapters, destination, modules[component], component, settings.lora, pipeline=pipeline)
+    return is_average
+
+
+def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: Export, pipeline: str) -> bool:
+    """Writes the component with the adapters added to its weights; returns whether they are averages."""
+    folder.mkdir()
+    merged = open_component(settings.source_model, folder.name, device=torch.device("cpu"), variant=settings.variant)
+    is_average = _write_adapters(checkpoint, folder, {folder.name: module}, settings, pipeline)
+    load_adapters(merged, folder, folder.name)
+    (folder / ADAPTERS).unlink()
+    merged.fuse_lora()
+    merged.unload_lora()
+    merged.save_pretrained(folder, safe_serialization=True)
+    _write_as_source(folder, merged, settings)
+    return is_average
+
+
+def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
+    """Copies the components that were not trained, links resolved; the scheduler is written anew."""
+    for name, entry in tuple(index.items()):
+        if not _is_used(entry) or name in settings.trained or name == _SCHEDULER:
+            continue
+        source = settings.source_model / name
+        if not source.is_dir() and name in _OPTIONAL:
+            logger.warning("export=%s component=%s reason=not_in_the_source_folder", destination, name)
+            index[name] = [None, None]
+            continue
+        if not source.is_dir():
+            raise ModelError(f"{settings.source_model / _INDEX} names the component {name}, but {source} is missing")
+        stored = stored_weights(source, settings.variant)
+        shutil.copytree(source, destination / name, ignore=shutil.ignore_patterns(*_WEIGHTS) if stored else None)
+        if stored:
+            _copy_weights(stored, destination / name)
+
+
+def _copy_weights(stored: StoredWeights, folder: Path) -> None:
+    """Copies the files of weights under their plain names, which every program looks for first."""
+    for file in stored.files:
+        shutil.copyfile(file, folder / stored.plain_name(file))
+    if stored.index is not None:
+        content = _read_json(stored.index)
+        names = {file.name: stored.plain_name(file) for file in stored.files}
+        table = {tensor: names[file] for tensor, file in content["weight_map"].items()}
+        _write_json(folder / stored.plain_name(stored.index), content | {"weight_map": table})
+
+
+def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: str, settings: Export) -> bool:
+    """Writes one trained component's configuration and weights; returns whether averages were among them."""
+    untrained = {name for name in module.state_dict() if f"{folder.name}.{name}" in settings.untrained}
+    kept = _kept(module, settings.source_model / folder.name, untrained, settings.variant)
+    names = [name for name in module.state_dict() if name not in kept]
+    tensors, is_average = _trained_tensors(checkpoint, names, folder.name, prefix, use_ema=settings.use_ema)
+    dtype = next(iter(tensors.values())).dtype
+    kept |= {name: kept[name].to(dtype) for name in untrained}
+    _fill(module, kept | tensors, checkpoint)
+    library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
+    library_module.save_pretrained(folder, safe_serialization=True)
+    _write_as_source(folder, module, settings)
+    return is_average
+
+
+def _write_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
+    """Gives a written component the configuration and the names of the source folder's.
+
+    Today's libraries write settings that earlier versions do not know, or know by other names.
+    """
+    source, path = settings.source_model / folder.name / _CONFIG, folder / _CONFIG
+    written, own = _read_json(path), _read_json(source)
+    is_widened = settings.self_conditioning and "in_channels" in written  # a text encoder is not
+    changed = {key: written[key] for key in ("in_channels", "out_channels") if is_widened}
+    changed |= {key: str(_dtype_in(folder)).removeprefix("torch.") for key in _DTYPES if key in own}
+    if own | changed == own:
+        shutil.copyfile(source, path)  # the same text, not the same values alone
+    else:
+        _write_json(path, own | changed)
+    _rename_as_source(folder, module, settings)
+
+
+def _dtype_in(folder: Path) -> torch.dtype:
+    """The type of the written weights, all of which have the same."""
+    written = stored_weights(folder)
+    assert written is not None, "save_pretrained has written weights"
+    with opened(written.files[0]) as tensors:
+        return next(tensor.dtype for tensor in map(tensors.get, tensors.names()) if tensor.is_floating_point())
+
+
+def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
+    """Gives the tensors of a written component the names of the source folder's.
+
+    transformers 5 writes others than earlier versions, which would take random values for those that they do not find.
+    """
+    source = stored_weights(settings.source_model / folder.name, settings.variant)
+    names = names_in(module, source) if source is not None else {}
+    written = stored_weights(folder)
+    assert written is not None, "save_pretrained has written weights"
+    for file in written.files if names else ():
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata()
+            renamed = {names.get(name, name): content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no dict)
+        new = file.with_name(f"{file.name}.new")
+        save_file(renamed, new, metadata=metadata)
+        new.replace(file)
+    if names and written.index is not None:
+        content = _read_json(written.index)
+        table = {names.get(name, name): file for name, file in content["weight_map"].items()}
+        _write_json(written.index, content | {"weight_map": table})
+
+
+def _trained_tensors(
+    checkpoint: Path, names: Sequence[str], component: str, prefix: str, *, use_ema: bool
+) -> tuple[dict[str, Tensor], bool]:
+    """Tensors of a component by their names in it, and whether averages, which go first if wanted, are among them."""
+    stored = stored_tensors(checkpoint)
+    tensors: dict[str, Tensor] = {}
+    name_in_module: dict[str, str] = {}
+    missing = []
+    for name in names:
+        average, plain = EMA + prefix + name, MODEL + prefix + name
+        source = average if use_ema and average in stored else plain
+        if source not in stored:
+            missing.append(prefix + name)
+            continue
+        tensors[source] = torch.empty_like(stored[source], device="cpu")
+        name_in_module[source] = name
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint} lacks {len(missing)} of {len(missing) + len(tensors)} tensors of {component}: "
+            f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}; was it trained from another model?"
+        )
+    read(checkpoint, tensors)
+    has_ema = any(source.startswith(EMA) for source in tensors)
+    return {name_in_module[source]: tensor for source, tensor in tensors.items()}, has_ema
+
+
+def _kept(module: nn.Module, source: Path, untrained: Collection[str], variant: str | None) -> dict[str, Tensor]:
+    """What is saved with a module but not trained: buffers such as SD3's positions, and `untrained` parameters.
+
+    As the source has it, else, for buffers, as computed.
+    """
+    stored = module.state_dict()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
+    kept = buffers | {name: stored[name] for name in untrained}
+    files = stored_weights(source, variant) if kept else None
+    if files is not None:
+        kept |= tensors_of(source.name, module, files, list(kept))
+    # A model that was trained from scratch has no source of them. Nothing depends on them, so zeros do.
+    return {name: torch.zeros_like(t, device="cpu") if t.is_meta else t for name, t in kept.items()}
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
+    """Puts the weights into a module on the meta device."""
+    try:
+        module.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{checkpoint} does not fit the source model: {error}") from error
+
+
+def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
+    """Writes the scheduler that samples what was learnt; returns its entry in model_index.json."""
+    entry = index.get(_SCHEDULER)
+    library, name = entry if isinstance(entry, list) and len(entry) == 2 else ("diffusers", None)
+    source = settings.source_model / _SCHEDULER / _SCHEDULER_CONFIG
+    config = _sampling_scheduler(settings)
+    own = config.get("_class_name", name)
+    folder.mkdir()
+    if config == _read_json(source):
+        shutil.copyfile(source, folder / _SCHEDULER_CONFIG)  # the same text, not the same values alone
+    else:
+        _write_json(folder / _SCHEDULER_CONFIG, config | {"_class_name": own})
+    return [str(library) if own == name else "diffusers", str(own)]
+
+
+def _sampling_scheduler(settings: Export) -> dict[str, Any]:
+    return sampling_scheduler(
+        settings.source_model,
+        settings.prediction,
+        settings.shift,
+        has_learned_range=settings.has_learned_range,
+    )
+
+
+def _make_readable(folder: Path) -> None:
+    """Gives all files the permissions that new files have; safetensors writes files that their owner alone can read."""
+    mode = (folder / "README.md").stat().st_mode
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
+def _replace(temporary: Path, destination: Path) -> None:
+    """Gives the finished folder its name, in place of an older one."""
+    old = destination.with_name(f".{destination.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if destination.exists():
+        destination.rename(old)
+    try:
+        temporary.rename(destination)
+    except OSError:
+        if old.exists():
+            old.rename(destination)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_json(path: Path) -> _JSON:
+    """A JSON object from a file of the source folder."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Writes a JSON object as diffusers does."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,174 @@
+"""The README.md of an exported model: what the files hold, how to draw a picture from them, and the recipe."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.opening.folder import is_hub_id
+from diffusionpipe.trainer.exports.card_snippet import OF_CLASSES, Example, snippet
+from diffusionpipe.trainer.recipe import Recipe, tables_of, tables_to_toml
+
+_FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
+"""Keys whose texts may hold slashes without being paths."""
+
+_OF_ESTIMATES = """The denoiser was trained with self-conditioning: beside the noisy latents it reads its own
+estimate of the clean ones, from the step before (zeros at the first step). So it has twice the input channels. The
+pipelines of diffusers open these files, but do not feed the estimate back, and cannot draw with them. Draw with
+DiffusionPipe:
+
+    diffusionpipe sample FOLDER
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """What was trained, if it was adapters."""
+
+    rank: int
+    is_merged: bool
+    """Whether the files hold the whole model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a card tells."""
+
+    pipeline: str
+    base_model: str
+    """The base model's hub id or folder."""
+    trained: tuple[str, ...]
+    prediction: Prediction
+    step: int
+    is_average: bool
+    """Whether the files hold the moving average of the trained weights."""
+    copied: tuple[str, ...] = ()
+    """Components that are the base model's."""
+    left_out: tuple[str, ...] = ()
+    """Components of the pipeline that neither the base folder nor the export has."""
+    own_scheduler: Mapping[str, Any]
+    """The configuration of the base model's scheduler."""
+    scheduler: Mapping[str, Any]
+    """The configuration of the scheduler that samples what was learnt."""
+    example: Example
+    recipe: Recipe | None = None
+    self_conditioning: bool = False
+    """Whether the denoiser reads its own estimate."""
+    adapters: Adapters | None = None
+
+    @property
+    def are_alone(self) -> bool:
+        """Whether the files hold adapters and nothing else."""
+        return self.adapters is not None and not self.adapters.is_merged
+
+
+def model_card(card: Card) -> str:
+    """The card in the Hugging Face Hub's form. It names no path of this machine."""
+    name = public_name(card.base_model)
+    title = f"Adapters for {name}" if card.are_alone else f"{card.pipeline} trained from {name}"
+    parts = [
+        _head(card),
+        f"# {title}\n",
+        f"Trained with DiffusionPipe: {_subject(card)}, {card.step} steps, objective `{card.prediction}`.\n",
+        _contents(card) + "\n",
+        "## Sampling\n",
+        _OF_ESTIMATES if card.self_conditioning else _snippet(card, name),
+    ]
+    if card.recipe is not None:
+        parts += ["## Recipe\n", f"```toml\n{public_recipe(card.recipe).strip()}\n```\n"]
+    return "\n".join(parts)
+
+
+def _snippet(card: Card, name: str) -> str:
+    """How a picture is drawn."""
+    return snippet(
+        card.example,
+        pipeline=card.pipeline,
+        prediction=card.prediction,
+        base_model=name if card.are_alone else None,
+        is_on_hub=is_hub_id(card.base_model),
+        scheduler=card.scheduler if card.are_alone and card.scheduler != card.own_scheduler else None,
+    )
+
+
+def _head(card: Card) -> str:
+    """The card's metadata; the hub links it to a base model that it knows."""
+    from huggingface_hub import ModelCardData
+
+    tags = ["lora"] * card.are_alone + ["controlnet"] * ("ControlNet" in card.pipeline)
+    is_from_scratch = card.recipe is not None and card.recipe.model.from_scratch
+    data = ModelCardData(
+        library_name="diffusers",
+        pipeline_tag="unconditional-image-generation" if card.pipeline in OF_CLASSES else "text-to-image",
+        base_model=card.base_model if is_hub_id(card.base_model) and not is_from_scratch else None,
+        tags=tags or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _subject(card: Card) -> str:
+    what = ", ".join(card.trained)
+    if card.adapters is not None:
+        return f"adapters (LoRA) of rank {card.adapters.rank} on {what}"
+    is_from_scratch = card.recipe is not None and card.recipe.model.from_scratch
+    return f"{what}, from random weights" if is_from_scratch else what
+
+
+def _contents(card: Card) -> str:
+    """What the files hold, and how they differ from the base model."""
+    weights = "the exponential moving average of the weights" if card.is_average else "the weights as trained"
+    if card.are_alone:
+        lines = [f"The files hold {weights}; the base model is needed beside them."]
+    else:
+        added = "; they are added to the base model's" if card.adapters is not None else ""
+        lines = [f"The files hold {weights}{added}."]
+        if card.copied:
+            lines.append(f"Unchanged copies from the base model: {', '.join(card.copied)}.")
+    lines.append(_scheduler_text(card.own_scheduler, card.scheduler))
+    if card.left_out:
+        lines.append(f"Not included, because the base model's folder did not have them: {', '.join(card.left_out)}.")
+    return "\n".join(lines)
+
+
+def _scheduler_text(own: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    if own == ours:
+        return "The scheduler is the base model's."
+    if own.get("_class_name") != ours.get("_class_name"):
+        return f"The scheduler is `{ours.get('_class_name')}`; the base model's is `{own.get('_class_name')}`."
+    changed = ", ".join(f"`{key} = {value}`" for key, value in ours.items() if own.get(key) != value)
+    return f"The scheduler is the base model's, except for {changed}."
+
+
+def public_name(path_or_id: str) -> str:
+    """A hub id as it is; of a path the last part, which names no other folder of this machine."""
+    return path_or_id if is_hub_id(path_or_id) else _last_part(path_or_id)
+
+
+def public_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML, with the last part in place of every path."""
+    tables = {
+        section: {key: _public(key, value) for key, value in table.items()}
+        for section, table in tables_of(recipe).items()
+    }
+    tables["model"]["path"] = public_name(recipe.model.path)
+    return tables_to_toml(tables)
+
+
+def _public(key: str, value: object) -> object:
+    """The value without paths, also inside of lists and tables."""
+    match value:
+        case str() if key in _FREE_TEXT and not re.match(r"[/\\~]|[A-Za-z]:[/\\]", value):
+            return value
+        case str():
+            return _last_part(value)
+        case list():
+            return [_public(key, item) for item in value]
+        case dict():
+            return {name: _public(name, item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1].removeprefix("~")

@@ -1,0 +1,49 @@
+"""What a run exports, from its session or from its recipe alone."""
+
+from pathlib import Path
+
+from diffusionpipe.models.graphs.graph import canonical_names
+from diffusionpipe.models.opening.folder import resolve_folder
+from diffusionpipe.trainer.exports.export import Export, export
+from diffusionpipe.trainer.model.lora import lora_of
+from diffusionpipe.trainer.model.members import Member, learns_variance, open_member
+from diffusionpipe.trainer.recipe import Recipe
+
+
+def export_settings(member: Member) -> Export:
+    """How a run's checkpoints become the diffusers folder of one of its models."""
+    recipe, names = member.recipe, canonical_names(member.graph.components)
+    trained = sorted({name.partition(".")[0] for p, name in names.items() if p.requires_grad})
+    return Export(
+        source_model=member.folder,
+        variant=recipe.model.variant,
+        trained={name: f"{member.component(name)}." for name in trained},
+        prediction=member.prediction,
+        untrained={name for p, name in names.items() if name.partition(".")[0] in trained and not p.requires_grad},
+        shift=recipe.objective.shift,
+        has_learned_range=learns_variance(recipe, member.folder),
+        base_model=recipe.model.path,
+        self_conditioning=recipe.objective.self_conditioning > 0,
+        recipe=_alone(member),
+        lora=lora_of(recipe),
+        is_merged=recipe.lora.merge,
+    )
+
+
+def _alone(member: Member) -> Recipe:
+    """The recipe of a model alone: what it took from the model before it is in it."""
+    recipe = member.recipe
+    if member.low is None:
+        return recipe
+    model = recipe.model.model_copy(update={"low_resolution": member.low.resolution})
+    return recipe.model_copy(update={"model": model})
+
+
+def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Path:
+    """The export of one checkpoint of a run of one model, as the run itself writes it at its end.
+
+    Raises:
+        ConfigError: the model's folder cannot be read, or the checkpoint is damaged or of another model.
+    """
+    member = open_member(recipe, resolve_folder(recipe.model.path, recipe.model.variant))
+    return export(checkpoint, destination, export_settings(member))

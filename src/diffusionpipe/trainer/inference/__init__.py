@@ -1,0 +1,1 @@
+"""Drawing pictures and clips with the models of a run or a folder."""

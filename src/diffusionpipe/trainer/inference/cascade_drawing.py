@@ -1,0 +1,183 @@
+"""Drawing with several models, one after the other: each enlarges the pictures that the one before has drawn.
+
+    caption ──> base ──> 8x8 pixels ──> enlarged, noised ──> super-resolution ──> 32x32 pixels
+
+Through the pipelines that train (`draw_in_session`), every model has its own schedule over the same workers, maybe in
+the opposite direction. The first worker shows the pictures of each, and brings them to all for the next.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.drawing import (
+    PLAIN,
+    Arithmetic,
+    Picture,
+    decode,
+    decoded_if_possible,
+    latents_in_session,
+    still,
+)
+from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.model.members import Member
+    from diffusionpipe.trainer.setup.session import Session
+
+OnStep = Callable[[int, int], None]
+
+
+def draw_in_session(
+    session: "Session", wish: Wish, settings: Sequence[SamplingSettings], *, on_step: OnStep | None = None
+) -> tuple[list[Picture], ...] | None:
+    """Pictures of each of the session's models on the rank that shows them, None on others or without memory for them.
+
+    Every rank of the job calls it. `settings` are those of each model; `on_step` is told the denoising steps done and
+    all of them.
+    """
+    drawn: list[list[Picture]] = []
+    small: Tensor | None = None
+    for index, member in enumerate(session.members):
+        own = part_of(on_step, settings, index)
+        latents = latents_in_session(session, member, wish, settings[index], small, on_step=own)
+        if session.is_first:
+            drawn.append(
+                []
+                if latents is None
+                else decoded_if_possible(member.folder, latents, member.recipe.model.variant) or []
+            )
+        if index < len(session.members) - 1:
+            backbone = next(one for one in session.model.backbones if one.name == member.name)
+            small = brought(latents, (len(wish), *session.model.tensor(backbone.noisy).shape), session.job)
+    return tuple(drawn) if session.is_first and all(drawn) else None
+
+
+def brought(latents: Tensor | None, shape: Sequence[int], job: Job) -> Tensor:
+    """What the first worker has drawn, on every rank; `shape` is that of all latents."""
+    if job.membership.rank > 0:
+        latents = torch.empty(tuple(shape), dtype=torch.float32, device=job.device)
+    assert latents is not None
+    latents = latents.float().contiguous()
+    dist.broadcast(latents, 0)
+    return latents
+
+
+def draw_from_folders(
+    sources: Sequence[Source],
+    wish: Wish,
+    settings: Sequence[SamplingSettings],
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic = PLAIN,
+    on_step: OnStep | None = None,
+) -> tuple[list[Picture], ...]:
+    """Pictures of each of the models in these folders, in one process; else as `latents_from_folder`."""
+    drawn: list[list[Picture]] = []
+    latents: Tensor | None = None
+    for index, source in enumerate(sources):
+        own = part_of(on_step, settings, index)
+        small = latents if index else None
+        latents = latents_from_folder(
+            source, wish, settings[index], small, device=device, arithmetic=arithmetic, on_step=own
+        )
+        drawn.append(decode(source.folder, latents, source.variant))
+    return tuple(drawn)
+
+
+def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index: int) -> OnStep | None:
+    """What a model tells of its steps, among those of all."""
+    if on_step is None or len(settings) == 1:
+        return on_step
+    before, total = sum(one.steps for one in settings[:index]), sum(one.steps for one in settings)
+    return lambda done, _: on_step(before + done, total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A model of a chain in which each reads what the one before draws."""
+
+    name: str
+    resolution: int
+    low: int | None
+    """Side of the small pictures that it reads."""
+
+
+def links(members: Sequence["Member"]) -> list[Link]:
+    """The models of a run."""
+    return [
+        Link(
+            name=member.name,
+            resolution=member.recipe.data.resolution,
+            low=None if member.low is None else member.low.resolution,
+        )
+        for member in members
+    ]
+
+
+def check_chain(chain: Sequence[Link]) -> None:
+    """Refuse models that cannot draw one after the other.
+
+    Raises:
+        RecipeError: names the one that does not read what the one before draws.
+    """
+    if chain[0].low is not None:
+        raise RecipeError(
+            f"{chain[0].name or 'the model'} draws from small pictures, which another model must draw first; train "
+            "both, or draw with diffusers"
+        )
+    for before, link in pairwise(chain):
+        if link.low is None:
+            raise RecipeError(
+                f"{link.name} does not read the pictures that {before.name} draws, so they cannot draw together; draw "
+                'from each export, and set sampling.every to "none"'
+            )
+        if link.low != before.resolution:
+            raise RecipeError(
+                f"models.{link.name}.low_resolution: {link.low} are not the {before.resolution} pixels that "
+                f"{before.name} draws; remove it, or set it to these"
+            )
+
+
+def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
+    """Pictures for a grid: of one model its own, of several side by side; of a clip some of its frames.
+
+    the first model's (squares) | ... | the last one's | the first one's, enlarged bicubically
+    """
+    if len(drawn) == 1:
+        return [still(picture) for picture in drawn[0]]
+    return [_beside(pictures) for pictures in zip(*drawn, strict=True)]
+
+
+def captions_of(names: Sequence[str], captions: Sequence[str]) -> list[str]:
+    """What stands below the pictures that `shown` makes: before the caption, the names of their parts from the left.
+
+    `names` are those of the models that drew.
+
+    >>> captions_of(["base", "super"], ["a cat"])
+    ['base | super | bicubic: a cat']
+    >>> captions_of([""], ["a cat"])
+    ['a cat']
+    """
+    if len(names) == 1:
+        return list(captions)
+    parts = " | ".join([*names, "bicubic"])
+    return [f"{parts}: {caption}" for caption in captions]
+
+
+def _beside(pictures: Sequence[Picture]) -> Picture:
+    side = pictures[-1].shape[0]
+    images = [Image.fromarray(np.ascontiguousarray(picture)) for picture in pictures]
+    large = [image.resize((side, side), Image.Resampling.NEAREST) for image in images]
+    return np.concatenate([*large, images[0].resize((side, side), Image.Resampling.BICUBIC)], axis=1)

@@ -1,0 +1,312 @@
+"""Prompts and labels to the conditions of a drawing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import DataError, ModelError, RecipeError
+from diffusionpipe.models.base.family import Absent, Negative, Prompt
+from diffusionpipe.models.families.deepfloyd import enlarged, noise_levels, noised_at
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.opening.folder import family_of, model_index, scheduler_config
+from diffusionpipe.trainer.data.captions import METADATA
+from diffusionpipe.trainer.data.dataset import Condition, scan
+from diffusionpipe.trainer.data.dataset_problems import problems_of_conditions
+from diffusionpipe.trainer.data.images import load_levels
+from diffusionpipe.trainer.data.levels import values_of_pictures
+from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
+from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
+
+_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to draw: prompts for a text model, or labels for a class model."""
+
+    prompts: tuple[str, ...] = ()
+    labels: tuple[int, ...] = ()
+    negatives: tuple[str, ...] = ()
+    """What guidance leads away from, one for each prompt; empty: no text, which is the empty one for most models."""
+    conditions: tuple[Path, ...] = ()
+    """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
+    frame_rate: float | None = None
+    """Frames of a second of clips; None: as many as diffusers' pipeline tells the model."""
+
+    def __len__(self) -> int:
+        return len(self.prompts) or len(self.labels)
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """What stands below the pictures."""
+        return self.prompts or tuple(f"class {label}" for label in self.labels)
+
+
+def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: SamplingSettings) -> dict[str, Tensor]:
+    """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
+
+    Raises:
+        PictureError: a conditioning picture cannot be decoded.
+        RecipeError: prompts for a class model, labels for a text model, negative prompts without guidance, or not a
+            conditioning picture for each prompt of a ControlNet.
+    """
+    inputs = {spec.name for spec in graph.inputs}
+    if wish.conditions and "condition" not in inputs:
+        raise RecipeError("conditioning pictures steer a ControlNet, and the model is none; leave them out")
+    if "input_ids" in inputs:
+        if not wish.prompts:
+            raise RecipeError("the model draws from captions; give prompts, not labels")
+        if any(wish.negatives) and not settings.is_guided:
+            key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
+            raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
+        negatives = [Negative(text) for text in wish.negatives] or [Absent()] * len(wish.prompts)
+        texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
+        found = _text_conditions(graph, folder, texts, settings.embedded_guidance)
+        if "frame_rate" in inputs:
+            rate = family_of(folder).frame_rate if wish.frame_rate is None else wish.frame_rate
+            assert rate is not None, "it is set for models that read it"
+            found["frame_rate"] = torch.full((len(texts),), float(rate))
+        return found | (_steering(wish, graph, settings) if "condition" in inputs else {})
+    if "labels" in inputs:
+        if not wish.labels:
+            raise RecipeError("the model draws classes; give labels, not prompts")
+        null = null_label(graph)
+        if bad := [label for label in wish.labels if not 0 <= label < null]:
+            raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
+        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
+    raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
+
+
+def _steering(wish: Wish, graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
+    """The conditioning pictures, in [0, 1]; the same ones again, if guided.
+
+    Raises:
+        PictureError: one cannot be decoded.
+        RecipeError: there is not one for each prompt.
+    """
+    if len(wish.conditions) != len(wish.prompts):
+        raise RecipeError(
+            f"a ControlNet draws from a conditioning picture for each prompt; there are {len(wish.conditions)} for "
+            f"{len(wish.prompts)}: {NO_CONDITIONS}"
+        )
+    channels, resolution, _ = next(spec.shape for spec in graph.inputs if spec.name == "condition")
+    of_path = {
+        path: load_levels(path, size=(resolution, resolution), channels=channels)
+        for path in dict.fromkeys(wish.conditions)
+    }
+    values = values_of_pictures("condition", torch.stack([of_path[path] for path in wish.conditions]))
+    return {"condition": torch.cat([values] * settings.copies)}
+
+
+NO_CONDITIONS = (
+    f'name one as "conditioning_image" for each picture of data.validation in its {METADATA}, or give --condition to '
+    "sample"
+)
+"""What to do."""
+
+
+def steering_pictures(data: Path, count: int) -> tuple[Path, ...]:
+    """A conditioning picture for each of so many prompts: those of the folder's pictures by name, maybe repeated.
+
+    Raises:
+        DataError: the folder's metadata cannot be used, or a picture has no conditioning picture.
+    """
+    dataset = scan(data, Condition.TEXT, check_headers=False)
+    if problems := problems_of_conditions(dataset):
+        raise DataError("\n".join(problems))
+    paths = [data / str(sample.condition) for sample in dataset.samples]
+    return tuple(paths[number % len(paths)] for number in range(count))
+
+
+def is_steered(folder: Path) -> bool:
+    """Whether the folder's model is a ControlNet."""
+    return "controlnet" in family_of(folder).components
+
+
+def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
+    """Refuse a level of noise that the small pictures of the model in a folder cannot have.
+
+    Raises:
+        RecipeError: it is above the last level.
+    """
+    augmentation = family_of(folder).augmentation
+    if augmentation is None or settings.noise_level is None:
+        return
+    last = noise_levels(scheduler_config(folder, augmentation)).num_timesteps - 1
+    if settings.noise_level > last:
+        raise RecipeError(f"noise_level: {settings.noise_level} is above the last level, {last}; use at most {last}")
+
+
+def small_conditions(
+    small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
+) -> dict[str, Tensor]:
+    """What super-resolution reads of small pictures (N, C, r, r): them, enlarged and noised, and the noise's level.
+
+    The same pictures again, if guided: both halves see the same noise.
+    """
+    augmentation = family_of(folder).augmentation
+    assert augmentation is not None
+    assert settings.noise_level is not None, "it is set for models of super-resolution"
+    levels = noise_levels(scheduler_config(folder, augmentation))
+    shape = next(spec.shape for spec in graph.inputs if spec.name == "pixels")
+    large = enlarged(small.cpu(), shape[-1])
+    noise = drawn_noise("augmentation", settings, len(small), shape, model)
+    noised = noised_at(levels, large, noise, settings.noise_level)
+    return {
+        "upsampled": torch.cat([noised] * settings.copies),
+        "noise_level": torch.full((settings.copies * len(small),), settings.noise_level),
+    }
+
+
+def null_label(graph: LayerGraph) -> int:
+    """The label that stands for no class: the number of classes, which is the last row of the embedding."""
+    for component in graph.components.values():
+        num_classes = getattr(getattr(component, "config", None), "num_embeds_ada_norm", None)
+        if isinstance(num_classes, int):
+            return num_classes
+        num_rows = getattr(getattr(component, "config", None), "num_class_embeds", None)
+        if isinstance(num_rows, int):
+            return num_rows - 1
+    raise ModelError("the model has no class embedding")
+
+
+def _text_conditions(
+    graph: LayerGraph, folder: Path, texts: Sequence[str], embedded_guidance: float | None
+) -> dict[str, Tensor]:
+    """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
+    shapes = {spec.name: spec.shape for spec in graph.inputs}
+    tokenizers = tokenizers_of(graph, folder)
+    conditions = {name: token_ids(tokenizer, texts, shapes[name][0]) for name, tokenizer in tokenizers.items()}
+    for mask, name in MASKS.items():
+        if mask in shapes:
+            conditions[mask] = token_mask(tokenizers[name], texts, shapes[mask][0])
+    size = float(shapes["pixels"][-1])
+    if "time_ids" in shapes:
+        conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
+    if "guidance" in shapes:
+        assert embedded_guidance is not None, "it is set for distilled models"
+        conditions["guidance"] = torch.full((len(texts),), embedded_guidance)
+    return conditions
+
+
+def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
+    """The tokenizers of a model folder by the raw inputs that they make; {} for a model without captions.
+
+    Raises:
+        ModelError: as `open_tokenizer`.
+    """
+    names = {spec.name for spec in graph.inputs}
+    return {name: open_tokenizer(folder, name) for name in TOKENS if name in names}
+
+
+def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
+    """The tokenizer of a model folder that makes the raw input `name`.
+
+    Raises:
+        ModelError: it has none, or one that cannot be read.
+    """
+    import transformers
+
+    path = folder / name.replace("input_ids", "tokenizer")
+    kind = _tokenizer_class(folder, path.name)
+    if not path.is_dir():
+        raise ModelError(f"{path} is missing; a model that reads captions needs a {kind} there")
+    try:
+        tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
+    except Exception as error:  # a damaged file raises nearly anything
+        raise ModelError(f"{path} does not hold a {kind}: {type(error).__name__}: {error}") from error
+    family = family_of(folder)
+    if family.zeroed is not None and model_index(folder).get(family.zeroed, True):
+        return _Marked(tokenizer)
+    prompt = family.prompts.get(name)
+    return tokenizer if prompt is None else _Prompted(tokenizer, prompt)
+
+
+class _Marked:
+    """A tokenizer that makes a row of one token, which no text has, where there is no text; see `sdxl`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.plain = tokenizer
+
+    def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
+        """Tokens and masks, as the tokenizer makes them of texts."""
+        tokens: Mapping[str, Any] = self.plain(list(texts), **options)
+        rows = zip(texts, tokens["input_ids"], strict=True)
+        marked = [[row[-1]] * len(row) if isinstance(text, Absent) else row for text, row in rows]
+        return {**tokens, "input_ids": marked}
+
+
+class _Prompted:
+    """A tokenizer that puts a template around its texts and pads where the model expects it."""
+
+    def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
+        self.plain, self._prompt = tokenizer, prompt
+        self._suffix: Mapping[str, list[int]] | None = tokenizer(prompt.suffix) if prompt.suffix else None
+        if prompt.side is not None:
+            tokenizer.padding_side = prompt.side
+
+    def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
+        """Tokens and masks, as the tokenizer makes them."""
+        if self._prompt.instruction:
+            return self._instructed(texts, is_cut=options.get("truncation", False))
+        around = [self._around(text) for text in texts]
+        end = self._suffix
+        if end is not None and "max_length" in options:
+            options["max_length"] -= len(end["input_ids"])
+        tokens: Mapping[str, Any] = self.plain(around, add_special_tokens=self._prompt.adds_marks, **options)
+        return tokens if end is None else {name: [[*row, *end[name]] for row in tokens[name]] for name in end}
+
+    @property
+    def has_template(self) -> bool:
+        """Whether more than the tokenizer's marks stands around a caption."""
+        prompt = self._prompt
+        return bool(prompt.instruction or prompt.suffix or prompt.chat is not None or prompt.template != "{}")
+
+    def _instructed(self, texts: Sequence[str], *, is_cut: bool) -> Mapping[str, Any]:
+        """Tokens behind the instruction, and before them a gap of padding.
+
+        Raises:
+            ModelError: the tokenizer makes too many tokens of the instruction.
+        """
+        prompt, rows = self._prompt, []
+        first = len(self.plain(prompt.instruction)["input_ids"]) - 1  # one more than diffusers' encoding adds
+        if first > prompt.dropped + 1:
+            raise ModelError(
+                f"the tokenizer makes {first + 1} tokens of the instruction before each caption; at most "
+                f"{prompt.dropped + 2} are supported; use the tokenizer of the published model"
+            )
+        for text in texts:
+            lead, split = ("", 1) if isinstance(text, Negative) else (prompt.instruction, first)
+            length = split + prompt.length - prompt.dropped - 1
+            cut = {"padding": "max_length", "max_length": length, "truncation": True} if is_cut else {}
+            row = self.plain(lead + self._around(text), verbose=False, **cut)
+            gap = [0] * (prompt.length - length)
+            rows.append(
+                {name: [*row[name][:split], *gap, *row[name][split:]] for name in ("input_ids", "attention_mask")}
+            )
+        return {name: [row[name] for row in rows] for name in ("input_ids", "attention_mask")}
+
+    def _around(self, caption: str) -> str:
+        text = self._prompt.clean(caption)
+        if self._prompt.chat is None:
+            return self._prompt.template.format(text)
+        chat: str = self.plain.apply_chat_template(**self._prompt.chat(text), tokenize=False)
+        return chat
+
+
+def _tokenizer_class(folder: Path, name: str) -> str:
+    """The class that the folder's index gives the tokenizer. Raises ModelError for one that we do not know."""
+    entry = model_index(folder).get(name)
+    kind = str(entry[1]) if isinstance(entry, list) and len(entry) == 2 else "None"
+    kind = kind.removesuffix("Fast")
+    if kind == "None":
+        return _TOKENIZERS[0]
+    if kind == "PixtralProcessor":
+        return "AutoTokenizer"  # the folder is that of its tokenizer, too; captions need no more
+    if kind not in _TOKENIZERS:
+        raise ModelError(f"{folder / 'model_index.json'}: {name} is {kind}; supported: {', '.join(_TOKENIZERS)}")
+    return kind

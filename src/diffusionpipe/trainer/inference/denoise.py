@@ -1,0 +1,358 @@
+"""Drawing samples: the denoising loop over any predictor, and the predictor that runs through the pipeline.
+
+    latents ──> [two copies for guidance] ──> predict ──> guided prediction ──> scheduler.step ──> latents
+                                                 │
+                       one process: layers in order; or a forward-only schedule over all stages
+
+Under a pipeline every worker walks through the same time steps. Those that read the noisy latents keep them and step
+the scheduler; the workers of the last stage send them the prediction. Where adapters alone are trained, the denoiser's
+first layers are frozen and stand in no stage: the workers that read what they write run them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import Backbone
+from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.ir import Range
+from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler, shift_of
+from diffusionpipe.models.objectives.noise_levels import FLOWS, refuse_unknown
+from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.engine.worker import Worker
+from diffusionpipe.trainer.data.randomness import generator, normal
+from diffusionpipe.trainer.inference.transfers import ends_of, transfers
+from diffusionpipe.trainer.model.scheduler import refuse_unknown_times
+
+Predict = Callable[[Tensor | None, Tensor], Tensor | None]
+"""`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
+
+FeedBack = Callable[[Tensor, Tensor, Tensor], None]
+"""`feed_back(prediction, noisy, timestep)`: what a denoiser that reads its own estimate is given at the next step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """How samples are drawn."""
+
+    steps: int
+    guidance: float
+    """Scale of classifier-free guidance."""
+    seed: int
+    scheduler: Mapping[str, object]
+    """Configuration of a diffusers scheduler, its class under "_class_name"."""
+    scheduler_class: str | None = None
+    """Another class to use with that configuration."""
+    embedded_guidance: float | None = None
+    """What a distilled model is told; None for other models."""
+    noise_level: int | None = None
+    """Of super-resolution: the time step whose noise is added to the small pictures; None for other models."""
+    unguided: float = 1.0
+    """The scale that is without guidance; diffusers' pipelines do not agree on it."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether every sample takes two rows: with and without its condition."""
+        return self.guidance != self.unguided
+
+    @property
+    def copies(self) -> int:
+        """Rows of a sample."""
+        return 2 if self.is_guided else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spacing:
+    """How diffusers' pipeline of a model spaces the time steps."""
+
+    num_tokens: int | None = None
+    """Of a sample; None for a denoiser without tokens."""
+    has_even_sigmas: bool = False
+    """As in `LayerGraph`."""
+
+
+class Scheduler(Protocol):
+    """What we use of diffusers' schedulers."""
+
+    timesteps: Tensor
+
+    def set_timesteps(self, num_inference_steps: int, **extra: object) -> None:
+        """Choose the time steps."""
+
+    def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, **extra: object) -> tuple[Tensor, ...]:
+        """One denoising step."""
+        ...
+
+
+def build_scheduler(config: Mapping[str, object], class_name: str | None = None) -> Scheduler:
+    """The diffusers scheduler of a configuration, as another class if `class_name` says so.
+
+    Raises:
+        RecipeError: diffusers has no such scheduler, or it samples what the model does not predict, or at other times.
+    """
+    import diffusers
+
+    if not isinstance(config.get("_class_name"), str):
+        raise RecipeError("scheduler_config.json: _class_name does not name a scheduler; restore the model's own file")
+    own = str(config["_class_name"])
+    name = class_name or own
+    scheduler_class = getattr(diffusers, name, None)
+    if scheduler_class is None:
+        source = "" if class_name else "scheduler_config.json: "
+        raise RecipeError(
+            f"{source}diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler"
+        )
+    try:
+        refuse_unknown(name)
+    except ModelError as error:
+        raise RecipeError(f"{'' if class_name else 'scheduler_config.json: '}{error}") from error
+    if name != own and (name in FLOWS) != is_flow_scheduler(config):  # they read each other's models wrongly
+        raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
+    if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
+        raise RecipeError(
+            f"{name} cannot shift times by the number of tokens, as the model's scheduler does; use {own}, or set "
+            "objective.shift to a number"
+        )
+    needed = [key for key, one in signature(scheduler_class.step).parameters.items() if one.default is Parameter.empty]
+    if others := set(needed) - {"self", "model_output", "timestep", "sample", "args", "kwargs"}:
+        raise RecipeError(f"{name} cannot be drawn with: its steps also need {', '.join(sorted(others))}; use another")
+    try:
+        scheduler: Scheduler = scheduler_class.from_config(dict(config))
+    except Exception as error:  # a wrong value leads to anything
+        raise RecipeError(f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}") from error
+    return scheduler
+
+
+def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int, spacing: Spacing) -> None:
+    """Chooses the time steps as diffusers' pipelines do; `config` is the configuration that the scheduler is made of.
+
+    Raises:
+        ModelError: the configuration shifts in a way that is not supported.
+        RecipeError: it does not make so many steps.
+    """
+    extra: dict[str, object] = {}
+    if spacing.has_even_sigmas and "sigmas" in signature(scheduler.set_timesteps).parameters:
+        extra["sigmas"] = np.linspace(1.0, 1 / num_steps, num_steps)
+    if config.get("use_dynamic_shifting"):
+        shift = shift_of(config)
+        shift.factor(spacing.num_tokens)
+        assert shift.dynamic is not None
+        assert spacing.num_tokens is not None
+        extra["mu"] = shift.dynamic.mu(spacing.num_tokens)
+    try:
+        scheduler.set_timesteps(num_steps, **extra)
+        refuse_unknown_times(scheduler)
+    except Exception as error:  # a wrong value of the configuration leads to anything
+        why = f"{type(error).__name__}: {error}; use fewer steps, or another scheduler"
+        name = type(scheduler).__name__
+        raise RecipeError(f"scheduler_config.json: {name} cannot make {num_steps} denoising steps: {why}") from error
+
+
+def draw(
+    predict: Predict,
+    settings: SamplingSettings,
+    *,
+    num_samples: int,
+    latent_shape: tuple[int, ...],
+    device: torch.device,
+    holds_latents: bool = True,
+    spacing: Spacing = Spacing(),
+    feed_back: FeedBack | None = None,
+    model: str = "",
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
+
+    Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The noise of
+    sample i depends on (seed, i) and, of several models, on the name of the `model`. `feed_back` is told every guided
+    prediction, of one row a sample. `on_step(done, total)` shows progress.
+    """
+    scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
+    set_times(scheduler, settings.scheduler, settings.steps, spacing)
+    noise = step_noise(settings, model)
+    latents: Tensor | None = None
+    if holds_latents:
+        first = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device)
+        latents = first * getattr(scheduler, "init_noise_sigma", 1.0)
+    scale = getattr(scheduler, "scale_model_input", None)
+    for number, timestep in enumerate(scheduler.timesteps, start=1):
+        rows: Tensor | None = None
+        if latents is not None:
+            scaled = latents if scale is None else scale(latents, timestep)
+            rows = torch.cat([scaled] * settings.copies)  # (num_rows, ...)
+        prediction = predict(rows, timestep)
+        if latents is not None:
+            assert prediction is not None
+            guided = _guide(prediction.to(latents.dtype), settings, latents.shape[1])
+            if not _has_learned_variance(scheduler):
+                guided = guided[:, : latents.shape[1]]
+            if feed_back is not None:
+                feed_back(guided[:, : latents.shape[1]], scaled, timestep)
+            latents = _step(scheduler, guided, timestep, latents, noise)
+        if on_step is not None:
+            on_step(number, len(scheduler.timesteps))
+    return latents
+
+
+def drawn_noise(
+    purpose: str, settings: SamplingSettings, num_samples: int, shape: tuple[int, ...], model: str = ""
+) -> Tensor:
+    """Noise of samples, (num_samples, *shape), keyed by purpose, seed, sample and, of several, the model."""
+    return normal(
+        seed=settings.seed,
+        purpose=f"{model}/{purpose}" if model else purpose,
+        step=0,
+        positions=range(num_samples),
+        shape=shape,
+    )
+
+
+def step_noise(settings: SamplingSettings, model: str = "") -> torch.Generator:
+    """What a scheduler that draws noise draws from; several models draw other noise."""
+    seed = settings.seed
+    if model:
+        seed = int(generator(seed=seed, purpose=f"{model}/steps", step=0, position=0).integers(2**63))
+    return torch.Generator().manual_seed(seed)
+
+
+def _has_learned_variance(scheduler: Scheduler) -> bool:
+    """Whether the scheduler reads the variance that a denoiser states in further channels."""
+    reads = "variance_type" in signature(type(scheduler)).parameters
+    kind = getattr(scheduler, "config", {}).get("variance_type")
+    return reads and kind in ("learned", "learned_range")
+
+
+def _guide(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
+    """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it.
+
+    Channels beyond those of the latents, which state variances, are those with the condition.
+    """
+    if not settings.is_guided:
+        return prediction
+    with_condition, without = (half[:, :channels] for half in prediction.chunk(2))
+    guided = without + settings.guidance * (with_condition - without)
+    if prediction.shape[1] == channels:
+        return guided
+    return torch.cat([guided, prediction.chunk(2)[0][:, channels:]], dim=1)
+
+
+def _step(
+    scheduler: Scheduler, prediction: Tensor, timestep: Tensor, latents: Tensor, noise: torch.Generator
+) -> Tensor:
+    """One step of the scheduler; those that draw noise get a generator, which is in the same state on all ranks."""
+    extra = {"generator": noise} if "generator" in signature(scheduler.step).parameters else {}
+    return scheduler.step(prediction, timestep, latents, return_dict=False, **extra)[0]
+
+
+class PipelinePredictor:
+    """Predicts through the pipeline's sampling schedule; every worker of the pipeline calls it in the same order."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        transport: Transport,
+        backbone: Backbone,
+        *,
+        conditions: Mapping[str, Tensor],
+        num_rows: int,
+        device: torch.device,
+        lead: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+        is_everywhere: bool = False,
+    ) -> None:
+        """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
+
+        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are
+        here, the noisy latents. `is_everywhere`: every worker holds latents and gets the prediction, not only those
+        that need them.
+        """
+        self._backbone = backbone
+        self._executor = worker.sample(backbone.name)
+        self._transport = transport
+        self._num_rows = num_rows
+        self._device = device
+        self._lead = lead
+        self._model = worker.model
+        placement = self._executor.schedule.placement
+        self._pipeline = placement.pipelines[0]
+        self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
+        self._worker = worker.place.worker
+        self._holders, self._writers = ends_of(worker, backbone)
+        if is_everywhere:
+            self._holders = tuple(range(worker.plan.mesh.pipeline))
+        for name, value in conditions.items():
+            if name in self._executor.store:
+                self._executor.store.write(name, Range(0, num_rows), value)
+        if self.reads_estimate:
+            self.remember(self._empty(str(backbone.estimate), num_rows).zero_())
+
+    @property
+    def reads_estimate(self) -> bool:
+        """Whether this worker reads the denoiser's own estimate."""
+        return str(self._backbone.estimate) in self._executor.store
+
+    def remember(self, estimate: Tensor) -> None:
+        """Let the next step read this estimate, the same for every row of a sample; (samples or rows, ...)."""
+        copies = self._num_rows // len(estimate)
+        self._executor.store.write(
+            str(self._backbone.estimate), Range(0, self._num_rows), torch.cat([estimate] * copies)
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the schedule takes at a time."""
+        return self._pipeline.num_samples
+
+    @property
+    def holds_latents(self) -> bool:
+        """Whether this worker has noisy latents: it reads or shows them."""
+        return self._worker in self._holders
+
+    @property
+    def shows(self) -> bool:
+        """Whether this is the one worker that decodes and keeps the pictures."""
+        return self._worker == self._holders[0]
+
+    def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor | None:
+        """See `Predict`. Rows beyond `num_rows` are padding."""
+        store, rows = self._executor.store, Range(0, self._num_rows)
+        latents, times = self._backbone.noisy, self._backbone.timesteps
+        if noisy is not None and latents in store:
+            store.write(latents, rows, noisy)
+        if times in store:
+            store.view(times, Range(0, self.capacity)).fill_(timestep)
+        if self._lead is not None:
+            given = {times: self._empty(times, self._num_rows).fill_(timestep)}
+            if noisy is not None:
+                given[latents] = noisy.to(getattr(torch, self._model.tensor(latents).dtype))
+            for name, value in self._lead(given).items():
+                store.write(name, rows, value)
+        outputs = self._executor.run()
+        return self._exchange({(o.rows.start, o.rows.stop): o.value for o in outputs})
+
+    def _exchange(self, outputs: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+        """Bring the rows of the prediction from the last stage's workers to those that hold latents."""
+        works: list[Work] = []
+        sent = {rows: value.contiguous() for rows, value in outputs.items()}
+        prediction: Tensor | None = None
+        if self.holds_latents:
+            prediction = self._empty(str(self._backbone.prediction), self.capacity)
+            for start, stop in self._writers.get(self._worker, ()):
+                prediction[start:stop] = sent[start, stop]
+        for writer, holder, start, stop in transfers(self._writers, self._holders):
+            if writer == self._worker:
+                works.append(self._transport.send(sent[start, stop], self._rank_of[holder]))
+            elif holder == self._worker:
+                assert prediction is not None
+                works.append(self._transport.recv(prediction[start:stop], self._rank_of[writer]))
+        for work in works:
+            work.wait()
+        return None if prediction is None else prediction[: self._num_rows]
+
+    def _empty(self, name: str, num_rows: int) -> Tensor:
+        spec = self._model.tensor(name)
+        return torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=self._device)

@@ -1,0 +1,279 @@
+"""Pictures by diffusers' own pipeline, whose transformer is a stand-in without weights.
+
+Scheduler, guidance and decoding are the pipeline's. It gets numbers of rows in place of states of prompts. The
+stand-in finds them in the arguments of each call, and answers with those rows of a prediction by our layers:
+
+    pipeline ── latents, numbers of rows ──> stand-in ── latents of all rows, time ──> predict
+       ^                                        │
+       └────────── rows of the prediction ──────┘
+
+A pipeline may call its transformer once for each half of guidance. The first of these calls predicts all rows, so both
+halves go through the stages together; the second is answered from memory.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.models.base.family import Clip
+from diffusionpipe.models.base.pipeline_call import PipelineCall
+from diffusionpipe.models.opening.folder import component_config, family_of, is_component, model_index
+from diffusionpipe.models.opening.meta import module_on_meta
+from diffusionpipe.models.parameters.stored import stored_weights
+from diffusionpipe.models.parameters.weights import tensors_of
+from diffusionpipe.runtime.machine.error_file import is_shortage
+from diffusionpipe.trainer.data.randomness import normal
+from diffusionpipe.trainer.inference.decoding import decoded, open_vae
+from diffusionpipe.trainer.inference.denoise import Predict, SamplingSettings, build_scheduler
+
+logger = logging.getLogger(__name__)
+
+_MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
+"""How pipelines call the masks of prompts."""
+_POOLED = ("pooled_prompt_embeds",)
+"""And their pooled embeddings."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is drawn."""
+
+    folder: Path
+    settings: SamplingSettings
+    num_samples: int
+    latents: tuple[int, ...]
+    """Shape of a sample's."""
+    resolution: int
+    device: torch.device
+    clip: Clip | None = None
+    """The size of a sample that is no square picture of `resolution`."""
+    variant: str | None = None
+    """The variant of the folder's weights that is read; see `stored_weights`."""
+    needs_pictures: bool = True
+    """Whether it is an error if there is no memory to decode them; else the drawing ends without them."""
+    release: Callable[[], None] = _nothing
+    """Frees what is not needed to decode pictures; called before."""
+
+
+@dataclass(slots=True)
+class _StandIn:
+    """A transformer's forward."""
+
+    call: PipelineCall
+    order: Order
+    predict: Predict
+    scheduler: Any
+    config: Any
+    parameters: Mapping[str, Parameter]
+    """Of the forward that it stands for."""
+    num_steps: int = 0
+    """Steps of the scheduler that are done."""
+    seen: Tensor | None = None
+    """Latents whose prediction is kept."""
+    kept: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any]:
+        """The prediction for the rows that are asked for."""
+        named = dict(zip(self.parameters, args, strict=False)) | kwargs
+        hidden, text = named[next(iter(self.parameters))], named[self.call.text]
+        rows = [int(row.flatten()[0]) for row in text]
+        latents = self.call.reads(hidden, self.order.latents)  # (rows, *latents)
+        num_samples = self.order.num_samples
+        place = {row % num_samples: index for index, row in enumerate(rows)}
+        samples = latents[[place[sample] for sample in range(num_samples)]]
+        if self.seen is None or not torch.equal(samples, self.seen):
+            time = self.scheduler.timesteps[self.num_steps]
+            copies = 2 if self.order.settings.is_guided else 1
+            prediction = self.predict(torch.cat([samples] * copies), time)
+            assert prediction is not None, "every rank has the prediction"
+            if self.call.scale is None and copies == 2:
+                prompted, other = prediction.chunk(2)
+                prediction = other + self.order.settings.guidance * (prompted - other)
+            self.seen, self.kept = samples, prediction.to(latents.dtype)
+        return (self.call.returns(self.kept[rows], self.config),)
+
+    def stepped(self) -> None:
+        """The scheduler has done a step."""
+        self.num_steps += 1
+        self.seen = None
+
+
+def draw_by_pipeline(
+    order: Order, predict: Predict, *, decodes: bool, on_step: Callable[[int, int], None] | None = None
+) -> Tensor | None:
+    """Pictures (N, H, W, 3) or clips (N, F, H, W, 3) with values in [0, 1], on the CPU.
+
+    None without `decodes`, which saves the VAE. None too, with a warning, if the order can do without pictures and
+    there is no memory to decode them.
+
+    `predict` takes and gives rows as in `sampling.draw`; every rank needs its result. The first noise of sample i
+    depends on (seed, i) only.
+
+    Raises:
+        RecipeError: the pipeline refuses what it shall draw, or the scheduler.
+    """
+    family = family_of(order.folder)
+    call, settings = family.call, order.settings
+    assert call is not None, "a family that is drawn by its pipeline"
+    scheduler: Any = build_scheduler(settings.scheduler, settings.scheduler_class)
+    parts = {name: _weightless(order, name) for name in ("vae", family.trainable[0])}
+    transformer = parts[family.trainable[0]]
+    parameters = signature(transformer.forward).parameters
+    stand_in = _StandIn(call, order, predict, scheduler, transformer.config, parameters)
+    transformer.forward = stand_in
+    decoder = parts["vae"].decode = _Decoder(order)
+    _watch(scheduler, stand_in, on_step)
+    pipeline = _pipeline(order.folder, {**parts, "scheduler": scheduler})
+    arguments = _arguments(pipeline, order, call) | {"output_type": "pt" if decodes else "latent"}
+    try:
+        pictures = pipeline(**arguments)[0]
+    except (ValueError, TypeError, AttributeError, IndexError, RuntimeError, MemoryError) as error:
+        if decoder.has_given_up:
+            return None
+        if stand_in.num_steps or stand_in.seen is not None:
+            raise
+        raise RecipeError(
+            f"diffusers' {type(pipeline).__name__} cannot draw with a {type(scheduler).__name__} of "
+            f"scheduler_config.json, {settings.steps} steps and {_named(order)}: {error}"
+        ) from error
+    if not decodes:
+        return None
+    frames: Tensor = pictures[:, 0] if pictures.ndim == 5 and pictures.shape[1] == 1 else pictures  # (N, [F,] 3, H, W)
+    return frames.movedim(-3, -1).float().cpu()
+
+
+def _named(order: Order) -> str:
+    """The size of what is drawn."""
+    if order.clip is None:
+        return f"{order.resolution} pixels"
+    return str(order.clip)
+
+
+def check_pipeline(order: Order) -> None:
+    """Refuses what the pipeline would refuse, by its own loop with latents for predictions: that takes milliseconds.
+
+    Raises:
+        RecipeError: as `draw_by_pipeline`.
+    """
+    draw_by_pipeline(order, lambda noisy, timestep: noisy, decodes=False)
+
+
+def _weightless(order: Order, name: str) -> Any:
+    """A component of the folder without weights, which says that it is on the device."""
+    config = component_config(order.folder, name)
+    kind = family_of(order.folder).components[name]
+    module: nn.Module = module_on_meta(kind, config, source=order.folder / name / "config.json")
+    _read_buffers(module, order, name)
+    own = type(module)
+    claims = {"device": order.device, "dtype": torch.float32, "__module__": own.__module__}
+    module.__class__ = type(own.__name__, (own,), claims)
+    return module
+
+
+def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
+    """Gives the module the stored values of its buffers, e.g. statistics of latents."""
+    own = [key for key, _ in module.named_buffers()]
+    source = stored_weights(order.folder / name, order.variant) if own else None
+    for key, value in tensors_of(name, module, source, own).items() if source else ():
+        parent, _, buffer = key.rpartition(".")
+        setattr(module.get_submodule(parent), buffer, value.to(order.device))
+
+
+@dataclass(slots=True)
+class _Decoder:
+    """A VAE's `decode` by the folder's weights, read when it is called."""
+
+    order: Order
+    has_given_up: bool = False
+    """Whether there was no memory, and the order can do without pictures."""
+
+    def __call__(self, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
+        self.order.release()
+        try:
+            return (
+                decoded(open_vae(self.order.folder, latents.device, self.order.variant), latents, *times, **options),
+            )
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error) and not self.order.needs_pictures:
+                warn_of_shortage(error)
+                self.has_given_up = True
+            raise
+
+
+def warn_of_shortage(error: BaseException) -> None:
+    """Say that there is no memory to decode pictures, and that training goes on."""
+    logger.warning(
+        'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
+        'leave more memory free"; training continues',
+        str(error).splitlines()[0] if str(error) else type(error).__name__,
+    )
+
+
+def _watch(scheduler: Any, stand_in: _StandIn, on_step: Callable[[int, int], None] | None) -> None:
+    """Tells of the scheduler's steps."""
+    step = scheduler.step
+
+    @wraps(step)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        stand_in.stepped()
+        if on_step is not None:
+            on_step(stand_in.num_steps, len(scheduler.timesteps))
+        return result
+
+    scheduler.step = watched
+
+
+def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
+    """The folder's pipeline with these parts, without all others, and with the folder's settings."""
+    import diffusers
+
+    index = model_index(folder)
+    kind = getattr(diffusers, str(index["_class_name"]))
+    wanted = signature(kind.__init__).parameters
+    settings = {key: value for key, value in index.items() if key in wanted and not is_component(value)}
+    absent = dict.fromkeys(name for name, p in wanted.items() if name != "self" and p.default is Parameter.empty)
+    pipeline = kind(**{**absent, **settings, **parts})
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any]:
+    """What the pipeline is called with."""
+    settings, device, count = order.settings, order.device, order.num_samples
+    noise = normal(seed=settings.seed, purpose="sampling", step=0, positions=range(count), shape=order.latents)
+    rows = torch.arange(2 * count, dtype=torch.float32, device=device).view(2, count, 1, 1)
+    masks = torch.ones(count, 1, dtype=torch.int64, device=device)
+    taken = signature(type(pipeline).__call__).parameters
+    texts = {"prompt_embeds": call.rows(rows[0]), **{name: masks for name in _MASKS if name in taken}}
+    texts |= {name: rows[0] for name in _POOLED if name in taken}
+    guided = {} if call.scale is None else {call.scale: settings.guidance}
+    if settings.is_guided and guided:
+        texts["negative_prompt_embeds"] = call.rows(rows[1])
+        texts |= {f"negative_{name}": rows[1] for name in _POOLED if name in taken}
+        texts |= {f"negative_{name}": masks for name in _MASKS if name in taken}
+    clip = order.clip or Clip.square(order.resolution)
+    return {
+        **texts,
+        **({"negative_prompt": None} if "negative_prompt" in taken else {}),
+        "latents": call.takes(noise.to(device)),
+        "generator": torch.Generator().manual_seed(settings.seed),
+        "num_inference_steps": settings.steps,
+        "height": clip.height,
+        "width": clip.width,
+        **guided,
+        **call.options,
+        **({"num_frames": clip.frames} if "num_frames" in taken else {}),
+    }

@@ -1,0 +1,251 @@
+"""Pictures from prompts or labels: conditions in, denoised latents, decoded pictures out.
+
+Here through the pipeline that trains; `folder_drawing` does it in one process from a diffusers folder,
+`ranks_drawing` over several ranks, and `cascade_drawing` with several models, each of which enlarges what the one
+before has drawn.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffusionpipe.models.base.self_conditioning import CONDITIONED, ESTIMATE
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Objective
+from diffusionpipe.models.opening.folder import family_of
+from diffusionpipe.runtime.machine.error_file import is_shortage
+from diffusionpipe.trainer.inference.conditions import Wish, raw_conditions, small_conditions
+from diffusionpipe.trainer.inference.decoding import decoded, open_vae
+from diffusionpipe.trainer.inference.denoise import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
+from diffusionpipe.trainer.inference.diffusers_pipeline import Order, draw_by_pipeline, warn_of_shortage
+from diffusionpipe.trainer.inference.frozen_part import frozen_part
+from diffusionpipe.trainer.model.members import clip_of
+from diffusionpipe.trainer.recipe import Precision
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.model.members import Member
+    from diffusionpipe.trainer.setup.session import Session
+
+MOVING = ("noisy", "timesteps", ESTIMATE)
+"""What changes from one denoising step to the next."""
+
+Picture = NDArray[np.uint8]
+"""(H, W, 3), a clip (F, H, W, 3)."""
+_PICTURE = 3
+"""Dimensions of a picture."""
+_FRAMES_SHOWN = 4
+
+
+def still(picture: Picture) -> Picture:
+    """A picture as it is; of a clip up to four frames side by side, from the first to the last."""
+    if picture.ndim == _PICTURE:
+        return picture
+    count = min(_FRAMES_SHOWN, len(picture))
+    places = [round(number * (len(picture) - 1) / (count - 1)) for number in range(count)]
+    return np.concatenate([picture[place] for place in places], axis=1)
+
+
+def decode(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture]:
+    """Pictures of latents through the folder's own VAE; diffusers' own pipelines have decoded theirs already."""
+    return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents, variant))
+
+
+def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture] | None:
+    """The pictures; None where this rank has no memory for them. The others wait for none of it and train on."""
+    try:
+        return decode(folder, latents, variant)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        warn_of_shortage(error)
+        return None
+    finally:
+        if latents.is_cuda:
+            torch.cuda.empty_cache()
+
+
+def in_levels(values: Tensor) -> list[Picture]:
+    """Pictures of 256 levels from values in [0, 1], (N, H, W, 3)."""
+    return [picture.numpy() for picture in (values * 255).round().byte()]
+
+
+def decode_exactly(folder: Path, latents: Tensor, variant: str | None = None) -> Tensor:
+    """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU.
+
+    Latents of a model without a VAE are the pictures themselves.
+    """
+    if "vae" not in family_of(folder).components:
+        pictures = (latents.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
+        return pictures.expand(-1, -1, -1, 3)
+    vae = open_vae(folder, latents.device, variant)
+    shift = getattr(vae.config, "shift_factor", None) or 0.0
+    pictures = decoded(vae, latents.float() / vae.config.scaling_factor + shift)  # (N, 3, H, W)
+    return (pictures / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+
+
+def latents_in_session(
+    session: "Session",
+    member: "Member",
+    wish: Wish,
+    settings: SamplingSettings,
+    small: Tensor | None = None,
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """Latents of one of the session's models on the ranks that hold them; None on others, and in groups that draw none.
+
+    Where diffusers' pipeline draws, decoded pictures on the first rank, or None without memory for them.
+
+    `small`: the small pictures that the model reads. `on_step` is told the denoising steps done and all of them.
+
+    The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
+    that they are gathered together: then all draw the same.
+    """
+    worker = session.worker
+    if worker.place.group != 0 and session.plan.mesh.shard == 1:
+        return None
+    backbone = next(one for one in session.model.backbones if one.name == member.name)
+    raw = _conditions(member, wish, settings, small)
+    moving = [name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None]
+    fed = [name for name in worker.sample(backbone.name).store if name not in moving]
+    autocast = Arithmetic(precision=session.recipe.training.precision).context(session.job.device)
+    with torch.no_grad(), autocast:
+        on_device = {name: value.to(session.job.device) for name, value in raw.items()}
+        frozen = frozen_part(session.graph, fed, on_device, moving, worker.host_weights)
+    predict = PipelinePredictor(
+        worker,
+        session.transport,
+        backbone,
+        conditions={name: value for name, value in frozen.tensors.items() if name in fed},
+        num_rows=len(next(iter(raw.values()))),
+        device=session.job.device,
+        lead=frozen.leader(autocast, worker.sample(backbone.name).schedule.placement.pipelines[0].microbatches[0]),
+        is_everywhere=family_of(member.folder).call is not None,
+    )
+    del on_device, frozen  # the stages have copies
+    order = Order(
+        folder=member.folder,
+        variant=member.recipe.model.variant,
+        settings=settings,
+        num_samples=len(wish),
+        latents=session.model.tensor(backbone.noisy).shape,
+        resolution=member.recipe.data.resolution,
+        clip=clip_of(member.recipe),
+        device=session.job.device,
+        needs_pictures=False,
+    )
+    is_first = worker.place.group == 0
+    return drawn_by_stages(order, predict, member.graph, model=member.name, is_shown=is_first, on_step=on_step)
+
+
+def drawn_by_stages(
+    order: Order,
+    predict: PipelinePredictor,
+    graph: LayerGraph,
+    *,
+    model: str,
+    is_shown: bool = True,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """As `drawn`, through the stages of a pipeline; `is_shown`: the pipeline's first worker decodes."""
+    return drawn(
+        order,
+        predict,
+        graph,
+        model=model,
+        feed_back=predict.remember if predict.reads_estimate else None,
+        holds_latents=predict.holds_latents,
+        is_shown=is_shown and predict.shows,
+        on_step=on_step,
+    )
+
+
+def _conditions(member: "Member", wish: Wish, settings: SamplingSettings, small: Tensor | None) -> dict[str, Tensor]:
+    """The raw inputs of conditions, named as in the graph of all models."""
+    raw = with_mask(raw_conditions(wish, member.graph, member.folder, settings))
+    if small is not None:
+        raw |= small_conditions(small, member.graph, member.folder, settings, member.name)
+    return {member.component(name): value for name, value in raw.items()}
+
+
+def drawn(
+    order: Order,
+    predict: Predict,
+    graph: LayerGraph,
+    *,
+    model: str,
+    feed_back: Callable[[Tensor], None] | None,
+    holds_latents: bool = True,
+    is_shown: bool = True,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """Latents by our loop, or decoded pictures by diffusers' pipeline, as the family wants it; None where are none.
+
+    `feed_back` gets the last estimate, for a denoiser that reads it. `is_shown`: this rank decodes.
+    """
+    if family_of(order.folder).call is not None:
+        return draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
+    latents = draw(
+        predict,
+        order.settings,
+        num_samples=order.num_samples,
+        latent_shape=order.latents,
+        holds_latents=holds_latents,
+        spacing=spacing_of(graph),
+        feed_back=None if feed_back is None else partial(_remembered, graph, feed_back),
+        device=order.device,
+        model=model,
+        on_step=on_step,
+    )
+    order.release()
+    return latents
+
+
+def with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The raw inputs of conditions, with the mask of a denoiser that reads its own estimate: all rows do."""
+    return {**raw, CONDITIONED: torch.ones(len(next(iter(raw.values()))))}
+
+
+def _remembered(
+    graph: LayerGraph, remember: Callable[[Tensor], None], prediction: Tensor, noisy: Tensor, timestep: Tensor
+) -> None:
+    """`FeedBack` of a denoiser that reads its own estimate: that of a guided prediction."""
+    objective = graph.components["objective"]
+    assert isinstance(objective, Objective)
+    times = timestep.to(noisy.device).expand(len(noisy))
+    remember(objective.estimate(prediction, noisy, times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How rows go through the denoiser; the same pictures bit for bit need the same."""
+
+    rows: int | None = None
+    """Rows at a time, the last ones filled up; None: all."""
+    precision: Precision = Precision.FLOAT32
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The dtype of autocast; None for none."""
+        return torch.bfloat16 if self.precision is Precision.BFLOAT16 else None
+
+    def context(self, device: torch.device) -> torch.autocast:
+        """Autocast for layers, where they compute in bfloat16."""
+        is_narrow = self.narrow is not None
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
+
+
+PLAIN = Arithmetic()
+"""All rows at once, in float32."""
+
+
+def spacing_of(graph: LayerGraph) -> Spacing:
+    """How time steps are spaced for this model."""
+    return Spacing(num_tokens=graph.num_tokens, has_even_sigmas=graph.has_even_sigmas)

@@ -1,0 +1,259 @@
+"""Pictures from a diffusers folder, in one process: what `sample` draws, and what examples and tests compare with."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.models.base.family import Clip, LowResolution
+from diffusionpipe.models.base.self_conditioning import ESTIMATE
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
+from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import build_graph, reads_estimate, scheduler_config, weight_sources
+from diffusionpipe.models.parameters.lora_file import load_adapters
+from diffusionpipe.models.parameters.narrow_weights import widening
+from diffusionpipe.models.parameters.weights import materialize
+from diffusionpipe.runtime.compute.stage import LayerStage
+from diffusionpipe.runtime.job.agreement import rank_in
+from diffusionpipe.trainer.data.caption_lengths import readings_of
+from diffusionpipe.trainer.data.survey import cut_prompts
+from diffusionpipe.trainer.inference.conditions import Wish, raw_conditions, small_conditions, tokenizers_of
+from diffusionpipe.trainer.inference.denoise import SamplingSettings
+from diffusionpipe.trainer.inference.diffusers_pipeline import Order
+from diffusionpipe.trainer.inference.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
+from diffusionpipe.trainer.inference.fixed_batches import in_parts
+
+logger = logging.getLogger(__name__)
+
+
+class _Predictor:
+    """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
+
+    def __init__(
+        self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic, times: torch.dtype | None
+    ) -> None:
+        """`times`: of the times that the stage reads; None: as the scheduler gives them."""
+        self._stage, self._conditions, self._arithmetic, self._times = stage, conditions, arithmetic, times
+        self._estimate: Tensor | None = None
+
+    def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
+        """See `sampling.Predict`."""
+        assert noisy is not None
+        times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
+        inputs = {"noisy": noisy, "timesteps": times, **self._conditions}
+        if ESTIMATE in self._stage.reads:
+            last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
+            inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
+        with self._arithmetic.context(noisy.device):
+            return in_parts(self._stage, inputs, self._arithmetic.rows)["prediction"]
+
+    def remember(self, estimate: Tensor) -> None:
+        """Let the next step read this estimate, the same for every row of a sample."""
+        self._estimate = estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A diffusers folder that is drawn from, in one process."""
+
+    folder: Path
+    resolution: int
+    """Side of the pictures, in pixels."""
+    adapters: Path | None = None
+    """A folder with the file of adapters that diffusers writes, to be added to the denoiser."""
+    name: str = ""
+    """Of the model among several."""
+    small: int | None = None
+    """Side of the small pictures that it reads; None: it reads none."""
+    clip: Clip | None = None
+    """The size of what is drawn, where that is no square picture of `resolution`."""
+    variant: str | None = None
+    """The variant of the folder's weights that is read; see `stored_weights`."""
+
+    @property
+    def low(self) -> LowResolution | None:
+        """The small pictures that it reads."""
+        return None if self.small is None else LowResolution(resolution=self.small, augmentation=1.0)
+
+
+def draw_from_folder(
+    folder: Path,
+    wish: Wish,
+    settings: SamplingSettings,
+    *,
+    resolution: int,
+    device: torch.device,
+    adapters: Path | None = None,
+    clip: Clip | None = None,
+    variant: str | None = None,
+    arithmetic: Arithmetic = PLAIN,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[Picture]:
+    """Pictures or clips of one model, else as `latents_from_folder`."""
+    source = Source(folder=folder, resolution=resolution, adapters=adapters, clip=clip, variant=variant)
+    latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
+    return decode(folder, latents, variant)
+
+
+def latents_from_folder(
+    source: Source,
+    wish: Wish,
+    settings: SamplingSettings,
+    small: Tensor | None = None,
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic = PLAIN,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Latents of pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
+
+    `small`: the small pictures that the model reads.
+
+    Raises:
+        ModelError: the folder is not one of a supported model, or the adapters are not of that model.
+        RecipeError: prompts and labels do not suit the model.
+    """
+    opened = open_source(source, wish, settings, small)
+    conditions = opened.conditions(device, arithmetic)
+    opened.materialize(opened.trained, device, arithmetic)
+    stage = LayerStage(opened.trained, opened.graph.components, outputs=["prediction"])
+    fed = {name: conditions[name] for name in stage.reads if name not in MOVING}
+    times = torch.float32 if opened.objective.prediction is Prediction.FLOW_MATCHING else None
+    with torch.no_grad():
+        predict = _Predictor(stage, fed, arithmetic, times)
+        remember = predict.remember if ESTIMATE in stage.reads else None
+        order = opened.order(settings, len(wish), device)
+        latents = drawn(order, predict, opened.graph, model=source.name, feed_back=remember, on_step=on_step)
+    assert latents is not None
+    return latents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A source's model, and what is asked of it."""
+
+    source: Source
+    graph: LayerGraph
+    """On the meta device, until layers are materialized."""
+    raw: Mapping[str, Tensor]
+    """The raw inputs of the conditions."""
+    frozen: tuple[Layer, ...]
+    """The layers that make the conditions."""
+    trained: tuple[Layer, ...]
+    """Those of the denoiser, and of the ControlNet that steers it."""
+    objective: ObjectiveSettings
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the component that predicts."""
+        return self.trained[-1].component
+
+    def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
+        """What the denoiser reads beside latents and times; the encoders have their weights as long as this takes."""
+        self.materialize(self.frozen, device, arithmetic)
+        fed = {name for layer in self.trained for name in layer.reads} - set(MOVING)
+        with torch.no_grad(), arithmetic.context(device):
+            on_device = {name: value.to(device) for name, value in self.raw.items()}
+            found = on_device | run_layers(self.frozen, self.graph.components, on_device, targets=fed)
+        for name in {layer.component for layer in self.frozen}:
+            self.graph.components[name].to("meta")
+        return found
+
+    def materialize(self, layers: Collection[Layer], device: torch.device, arithmetic: Arithmetic) -> None:
+        """Gives the layers their weights, also adapters, in no more bytes than it takes to compute the same bits.
+
+        In bfloat16 factors are stored as autocast reads them; in float32 they stay as narrow as the folder has them.
+
+        Raises:
+            ModelError: a weight is missing, or the adapters are not of that model.
+        """
+        for component in self.graph.components.values():
+            component.requires_grad_(False)  # nothing is trained, and frozen factors may be as autocast reads them
+        names = [layer.name for layer in layers]
+        sources = weight_sources(self.source.folder, self.graph, variant=self.source.variant)
+        materialize(
+            self.graph,
+            names,
+            sources,
+            device=device,
+            dtype=torch.float32,
+            seed=0,
+            frozen_dtype=arithmetic.narrow,
+            keeps_narrow=arithmetic.narrow is None,
+        )
+        if self.source.adapters is not None and any(layer.component == self.denoiser for layer in layers):
+            load_adapters(self.graph.components[self.denoiser], self.source.adapters, self.denoiser)
+
+    def order(self, settings: SamplingSettings, num_samples: int, device: torch.device) -> Order:
+        """What is drawn."""
+        return Order(
+            folder=self.source.folder,
+            variant=self.source.variant,
+            settings=settings,
+            num_samples=num_samples,
+            latents=next(spec.shape for spec in self.graph.inputs if spec.name == "noise"),
+            resolution=self.source.resolution,
+            clip=self.source.clip,
+            device=device,
+            release=self.release,
+        )
+
+    def release(self) -> None:
+        """Free the weights of the denoiser, which has drawn by now."""
+        for name in {layer.component for layer in self.trained}:
+            self.graph.components[name].to("meta")
+
+
+def open_source(
+    source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None, *, tells: bool = True
+) -> Opened:
+    """A source's model on the meta device; else as in `latents_from_folder`.
+
+    `tells`: rank 0 says which prompts are longer than the model reads.
+
+    Raises:
+        ModelError: the folder is not one of a supported model.
+        RecipeError: prompts and labels do not suit the model.
+    """
+    folder = source.folder
+    objective = _objective_of(folder)
+    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low, clip=source.clip)
+    graph = replace(graph, layers=tuple(widening(layer) for layer in graph.layers))
+    raw = with_mask(raw_conditions(wish, graph, folder, settings))
+    if tells and rank_in() == 0:
+        texts = list(dict.fromkeys((*wish.prompts, *wish.negatives)))
+        for text in cut_prompts(texts, readings_of(graph.inputs, tokenizers_of(graph, folder)) if texts else ()):
+            logger.warning("%s%s", f"{source.name}: " if source.name else "", text)
+    if small is not None:
+        raw |= small_conditions(small, graph, folder, settings, source.name)
+    (backbone,) = graph.backbones
+    assert backbone.prediction is not None, "supported pipelines can be sampled from"
+    layers = needed_layers(graph.layers, (backbone.prediction,), given=(*MOVING, *raw))
+    moving = set(MOVING)
+    denoisers = set()
+    for layer in layers:
+        if not moving.isdisjoint(layer.reads):
+            denoisers.add(layer.component)
+            moving.update(layer.writes)
+    return Opened(
+        source=source,
+        graph=graph,
+        raw=raw,
+        frozen=tuple(layer for layer in layers if layer.component not in denoisers),
+        trained=tuple(layer for layer in layers if layer.component in denoisers),
+        objective=objective,
+    )
+
+
+def _objective_of(folder: Path) -> ObjectiveSettings:
+    """What the folder's denoiser predicts, and whether it reads its own estimate."""
+    config = scheduler_config(folder)
+    kind = Prediction.V_PREDICTION if config.get("prediction_type") == "v_prediction" else Prediction.EPSILON
+    if is_flow_scheduler(config):
+        kind = Prediction.FLOW_MATCHING
+    return ObjectiveSettings(prediction=kind, self_conditioning=float(reads_estimate(folder)))

@@ -1,0 +1,81 @@
+"""What frozen layers do while samples are drawn through stages: conditions, once, and what leads a denoiser.
+
+    captions ──> text encoder ──> conditions ─────────────> stages        once
+    time     ──> layers without weights, or before all adapters ──> stages    at every time step
+
+The second ones belong to no stage, because nothing of theirs is trained.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.runtime.weights.host_weights import HostWeights
+from diffusionpipe.trainer.inference.fixed_batches import in_parts
+
+Lead = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""From times and, where they are here, noisy latents: what leading layers write for a rank's stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenPart:
+    """What frozen layers do for a rank's stages."""
+
+    graph: LayerGraph
+    tensors: Mapping[str, Tensor]
+    """Conditions: the same at every time step."""
+    lead: tuple[Layer, ...]
+    """Layers of the denoiser that see latents or times, to be run at every time step; more than none with adapters."""
+    led: frozenset[str]
+    """What the stages read of those."""
+
+    def leader(self, autocast: AbstractContextManager[object], rows: int) -> Lead | None:
+        """Runs the leading layers, on so many rows at a time; None where there are none."""
+        reads = {name for layer in self.lead for name in layer.reads}
+        given = {name: tensor for name, tensor in self.tensors.items() if name in reads}  # the others may be freed
+        layers, components, led = self.lead, self.graph.components, self.led
+
+        def run(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return run_layers(layers, components, part, targets=led)
+
+        def lead(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            with torch.no_grad(), autocast:
+                return in_parts(run, {**given, **changed}, rows)
+
+        return lead if self.lead else None
+
+
+def frozen_part(
+    graph: LayerGraph,
+    names: Collection[str],
+    given: Mapping[str, Tensor],
+    changing: Collection[str],
+    weights: HostWeights | None = None,
+) -> FrozenPart:
+    """The tensors of these names that the given ones lead to, and the layers that make the others of latents and times.
+
+    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers'
+    weights to the device, if they rest in host memory.
+    """
+    moving = set(changing)
+    lead, before = [], []
+    for layer in needed_layers(graph.layers, names, given=(*given, *changing)):
+        if moving.isdisjoint(layer.reads):
+            before.append(layer)
+        else:
+            lead.append(layer)
+            moving.update(layer.writes)
+    if weights is not None:
+        before, lead = list(weights.brought(before)), list(weights.brought(lead))
+    wanted = {*names, *(name for layer in lead for name in layer.reads)} - moving
+    return FrozenPart(
+        graph=graph,
+        tensors=dict(given) | run_layers(before, graph.components, dict(given), targets=wanted),
+        lead=tuple(lead),
+        led=frozenset(moving.intersection(names)),
+    )

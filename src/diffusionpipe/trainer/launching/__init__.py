@@ -1,0 +1,1 @@
+"""Starting the ranks of a run and ending them: signals, restarts, exit statuses, the lock of its folder."""

@@ -1,0 +1,53 @@
+"""Ranks that are frozen while their job ends: they cannot end by themselves.
+
+Torch's agent waits 30 s for them if the job fails, and for ever if the other ranks have done all their work. A process
+that was stopped (SIGSTOP, a debugger) or that waits for a device or a network file system does not answer, so the other
+ranks end because of it. The launcher then kills it at once, and remembers that it was frozen: otherwise it would look
+like a rank that somebody has killed.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from diffusionpipe.runtime.job.verdict import FROZEN, state_of_process
+from diffusionpipe.units import Seconds
+
+_PATIENCE: dict[str, Seconds] = {"T": 0.5, "t": 0.5, "D": 5.0}
+"""How long a rank must have been in a state to count as frozen; every process waits for a disk now and then."""
+_LAST: Seconds = 8.0
+"""How long a rank may be frozen when another has ended well: it has nothing left to do but end."""
+_ENDED = ("", "Z", "X")
+"""States of processes that do not exist any more, or wait to be forgotten."""
+
+
+class FrozenRanks:
+    """Watches the processes of a job's ranks. Mutable: remembers which have been frozen, and since when."""
+
+    def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        self.killed: dict[int, str] = {}
+        """Why each rank that was killed here counts as frozen."""
+        self._clock = clock
+        self._since: dict[int, tuple[str, Seconds]] = {}
+
+    def look(self, pids: Sequence[int], is_failing: Callable[[], bool]) -> None:
+        """Kill the ranks that are frozen, if the job ends; `pids` are the process ids by rank.
+
+        `is_failing`: whether a rank has left a note; only asked if one is frozen. Ranks end well only after all have
+        done their work. Without a note and with all ranks alive, a rank that somebody has paused can go on later.
+        """
+        now = self._clock()
+        states = [state_of_process(pid) for pid in pids]
+        for rank, (pid, found) in enumerate(zip(pids, states, strict=True)):
+            state = found or ""
+            before, since = self._since.get(rank, ("", now))
+            since = since if state == before else now
+            self._since[rank] = state, since
+            if state not in FROZEN or now - since < _PATIENCE[state] or rank in self.killed:
+                continue
+            if is_failing() or (now - since >= _LAST and any(other in _ENDED for other in states)):
+                self.killed[rank] = FROZEN[state]
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,85 @@
+"""Who holds the lock of a run folder, whether its job lives, and what a second job is told."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+
+from diffusionpipe.runtime.job.verdict import Member, is_gone
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How often an owner beats, and how long others wait for it."""
+
+    beat: Seconds = 5.0
+    stale: Seconds = 60.0
+    """Silence after which an owner on another machine may be dead."""
+    ending: Seconds = 15.0
+    """Wait for the ranks of a launcher that was killed."""
+
+
+USUAL = Timing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The process that holds a lock."""
+
+    host: str
+    pid: int
+    machine: str
+    """Boot and process namespace, see `Member.machine`."""
+    started: Seconds
+    """Since the epoch."""
+
+    def __str__(self) -> str:
+        try:
+            since = datetime.fromtimestamp(self.started).astimezone().isoformat(sep=" ", timespec="seconds")
+        except (ValueError, OverflowError, OSError):  # a clock that was wrong, or a file of a stranger
+            since = "an unknown time"
+        return f"process {self.pid} on {self.host}, which has used it since {since}"
+
+
+class Life(StrEnum):
+    """What is known of the owner of a lock."""
+
+    NONE = "no owner"
+    GONE = "its process is gone"
+    ENDING = "its process is gone, but ranks of its job still live"
+    ALIVE = "it is alive"
+    ELSEWHERE = "it is on another machine"
+
+
+def life_of(owner: Owner | None, me: Member, *, is_locked: bool | None) -> Life:
+    """What a process can know of a lock's owner at a glance.
+
+    Args:
+        owner: the file's content; None: it is empty.
+        me: the process that asks.
+        is_locked: whether another process holds the flock; None: the file system has none.
+    """
+    if owner is None:
+        return Life.ALIVE if is_locked else Life.NONE
+    is_same_kernel = bool(me.machine) and owner.machine.partition("/")[0] == me.machine.partition("/")[0]
+    is_process_gone = is_gone(Member(rank=0, host=owner.host, pid=owner.pid, machine=owner.machine), me)
+    if is_locked is False and is_same_kernel:
+        return Life.GONE
+    if is_process_gone:
+        return Life.ENDING if is_locked else Life.GONE
+    is_seen = owner.machine == me.machine or (is_locked is True and is_same_kernel)
+    return Life.ALIVE if is_seen and me.machine else Life.ELSEWHERE
+
+
+def refusal(folder: Path, owner: Owner | None, life: Life, *, age: Seconds, take_over: bool) -> str:
+    """Why a second job may not use the folder, and what to do."""
+    who = str(owner) if owner is not None else "a job that is just starting"
+    text = f"{folder} is in use by {who}"
+    if life is not Life.ELSEWHERE:
+        useless = "; --take-over is only for jobs that are dead" if take_over and life is Life.ALIVE else ""
+        return f"{text}. Wait until that job has ended, stop it, or choose another run.folder{useless}."
+    sign = f"{text}. Its last sign of life was {max(0.0, age):.0f} s ago"
+    if age <= USUAL.stale:
+        return f"{sign}: wait until that job has ended, stop it, or choose another run.folder."
+    return f"{sign}. If it is dead, add --take-over: it waits for a sign of life and takes the folder if there is none."

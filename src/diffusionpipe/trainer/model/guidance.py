@@ -1,0 +1,81 @@
+"""Guidance as a recipe states it: of a distilled model its embedding, of any other the classifier-free guidance."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.models.opening.folder import family_of
+from diffusionpipe.models.opening.pipeline_defaults import Guidance, default_guidance
+from diffusionpipe.trainer.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+TRAINED_GUIDANCE = 1.0
+"""What a distilled model is told while it is trained: that its prediction is that of the data, without guidance."""
+
+
+def guidance_of(folder: Path, given: float | None, true_cfg_scale: float, *, has_negative: bool) -> Guidance:
+    """How the model in a folder is drawn from; `given` is the guidance, None for that of diffusers' pipeline.
+
+    Some of these pipelines guide only where they are given a negative prompt. So do we, and warn where they are not.
+
+    Raises:
+        RecipeError: `true_cfg_scale` has no effect.
+    """
+    wanted = _wanted(folder, given, true_cfg_scale)
+    if has_negative or not wanted.is_guided or not family_of(folder).needs_negative:
+        return wanted
+    logger.warning(
+        "guidance=%g effect=none reason=no_negative_prompt; diffusers' pipeline of this model guides only away from a "
+        "negative prompt; give one, which may be the empty text",
+        wanted.scale,
+    )
+    return replace(wanted, scale=wanted.unguided)
+
+
+def _wanted(folder: Path, given: float | None, true_cfg_scale: float) -> Guidance:
+    """The guidance that is asked for. Raises RecipeError as `guidance_of`."""
+    default = default_guidance(folder)
+    if default.embedded is not None:
+        return Guidance(scale=true_cfg_scale, embedded=default.embedded if given is None else given)
+    if true_cfg_scale != 1:
+        raise RecipeError(
+            f"true_cfg_scale: {true_cfg_scale:g} has no effect, because the model has no guidance embedding; its "
+            "guidance is classifier-free guidance already. Set guidance instead"
+        )
+    return default if given is None else replace(default, scale=given)
+
+
+def drawn_guidance(recipe: Recipe, folder: Path) -> Guidance:
+    """How a run draws from its model. Raises RecipeError as `guidance_of`."""
+    drawn = recipe.sampling
+    return guidance_of(folder, drawn.guidance, drawn.true_cfg_scale, has_negative=bool(drawn.negatives))
+
+
+def trained_guidance(recipe: Recipe) -> float:
+    """What a distilled model is told while it is trained."""
+    return TRAINED_GUIDANCE if recipe.objective.guidance is None else recipe.objective.guidance
+
+
+def check_guidance(recipe: Recipe, folder: Path) -> None:
+    """Refuses guidance that would have no effect on the model in the folder.
+
+    Raises:
+        RecipeError: every reason is listed.
+    """
+    if problems := list(_problems(recipe, folder)):
+        raise RecipeError("\n".join(problems))
+
+
+def _problems(recipe: Recipe, folder: Path) -> Iterator[str]:
+    if recipe.objective.guidance is not None and default_guidance(folder).embedded is None:
+        yield (
+            f"objective.guidance: {recipe.objective.guidance:g} has no effect, because the model has no guidance "
+            "embedding (guidance_embeds); remove it"
+        )
+    try:
+        drawn_guidance(recipe, folder)
+    except RecipeError as error:
+        yield f"sampling.{error}"

@@ -1,0 +1,106 @@
+"""Weights of the layers that a rank runs, brought to where its plan wants them."""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from time import perf_counter
+
+import torch
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.ir import Plan
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.parameters.stored import StoredWeights
+from diffusionpipe.models.parameters.weights import materialize
+from diffusionpipe.runtime.comm.places import trained_blocks, trained_layers
+from diffusionpipe.runtime.engine.sharder import Sharder
+from diffusionpipe.runtime.weights.host_weights import hosted_parameters
+from diffusionpipe.runtime.weights.node_memory import NodeMemory
+from diffusionpipe.runtime.weights.sharding import ShardedBlock
+from diffusionpipe.trainer.reporting.counts import short_count
+from diffusionpipe.trainer.reporting.screen import Screen, Work
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Where a model's weights come from and what they become."""
+
+    graph: LayerGraph
+    model: ModelGraph
+    sources: Mapping[str, StoredWeights | None]
+    """By component, as `materialize` wants them."""
+    dtype: torch.dtype
+    frozen_dtype: torch.dtype | None
+    seed: int
+
+
+def load_weights(
+    weights: Weights,
+    plan: Plan,
+    sharder: Sharder,
+    device: torch.device,
+    screen: Screen,
+    node: NodeMemory | None = None,
+) -> dict[int, ShardedBlock] | None:
+    """Give the layers of a rank their weights; its blocks in parts by id, None where the plan leaves them whole.
+
+    What the plan leaves in host memory, which the ranks of a machine share as `node`, its first rank alone reads.
+
+    Raises:
+        ModelError: as `materialize`.
+    """
+    rank, frozen = sharder.rank, weights.model.frozen_layers
+    layers = {*trained_layers(plan, rank), *frozen}
+    started = perf_counter()
+    with screen.work("loading weights") as work:
+        count = _Count(_sizes(weights.model, layers), work)
+        load = partial(
+            materialize,
+            weights.graph,
+            sources=weights.sources,
+            dtype=weights.dtype,
+            seed=weights.seed,
+            frozen_dtype=weights.frozen_dtype,
+            on_value=count.add,
+        )
+        sharded = None
+        if plan.offload_frozen:  # first, so that what trained layers use too goes to the device after it
+            others = node is not None and not node.is_first
+            load(
+                layers=frozen, device="cpu", hollow=hosted_parameters(weights.graph, plan.blocks[-1]) if others else ()
+            )
+            frozen = ()
+        if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
+            sharded = {}
+            for block in trained_blocks(plan, rank):
+                load(layers=plan.blocks[block], device=device)
+                sharded[block] = sharder.shard(block)
+            load(layers=frozen, device=device)
+        else:
+            load(layers={*trained_layers(plan, rank), *frozen}, device=device)
+    logger.info("loaded weights parameters=%s load_s=%.1f", short_count(count.total), perf_counter() - started)
+    return sharded
+
+
+def _sizes(model: ModelGraph, layers: Collection[str]) -> dict[str, int]:
+    """Numbers of each parameter of these layers."""
+    names = model.parameters_of(layers)
+    return {p.name: prod(p.shape) for p in model.parameters if p.name in names}
+
+
+class _Count:
+    """Parameters that have their values. Mutable: grows with each."""
+
+    def __init__(self, sizes: dict[str, int], work: Work) -> None:
+        self.total = sum(sizes.values())
+        self._left, self._work, self._done = sizes, work, 0
+
+    def add(self, name: str) -> None:
+        """The parameter of this canonical name has its value; others than those of the layers count nothing."""
+        self._done += self._left.pop(name, 0)
+        words = {"parameters": f"{short_count(self._done)}/{short_count(self.total)}"}
+        self._work.show(self._done, self.total, words)

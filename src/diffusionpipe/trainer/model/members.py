@@ -1,0 +1,255 @@
+"""The models that a recipe trains, before they have weights or a plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.errors import ConfigError, ModelError, RecipeError
+from diffusionpipe.models.base.family import Clip, LowResolution
+from diffusionpipe.models.compose.cascade import cascade_graph, names_elsewhere
+from diffusionpipe.models.compose.common_encoders import Opened, common_encoders
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
+from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
+from diffusionpipe.models.objectives.noise_levels import refuse_unknown
+from diffusionpipe.models.objectives.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
+from diffusionpipe.models.opening.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
+from diffusionpipe.models.parameters.stored import StoredWeights
+from diffusionpipe.models.parameters.weights import frozen_factors
+from diffusionpipe.runtime.job.agreement import on_all
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.model.guidance import check_guidance
+from diffusionpipe.trainer.model.lora import frozen_dtype_of, lora_of
+from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
+from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One of the models that a recipe trains; the only one has no name."""
+
+    name: str
+    recipe: Recipe
+    """Of this model alone."""
+    folder: Path
+    """Its diffusers folder."""
+    prediction: Prediction
+    low: LowResolution | None
+    """The small pictures that it reads."""
+    graph: LayerGraph
+    """Of this model alone, on the meta device."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Its components and tensors that another model has alike, and what they are called in the graph of all."""
+
+    def component(self, name: str) -> str:
+        """What one of its components or raw inputs is called in the graph of all."""
+        return self.elsewhere.get(name, f"{self.name}/{name}" if self.name else name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a recipe trains, before it has weights or a plan; the same on every rank."""
+
+    recipe: Recipe
+    members: tuple[Member, ...]
+    """The models, in the order of sampling."""
+    graph: LayerGraph
+    """Of all."""
+    model: ModelGraph
+    device: str
+    """The kind of device that will train it."""
+
+    @property
+    def folder(self) -> Path:
+        """The only model's diffusers folder."""
+        return only(self.members).folder
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the only model predicts."""
+        return only(self.members).prediction
+
+
+def only(members: Sequence[Member]) -> Member:
+    """The one model of a run; what needs it is refused before, where there are several."""
+    (member,) = members
+    return member
+
+
+def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
+    """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
+    if recipe.objective.kind is not ObjectiveKind.AUTO:
+        return Prediction(recipe.objective.kind.value)
+    return stored_prediction(folder)
+
+
+def stored_prediction(folder: Path) -> Prediction:
+    """What the denoiser in a diffusers folder predicts, by its scheduler.
+
+    Raises:
+        ConfigError: nothing that can be trained.
+    """
+    config = scheduler_config(folder)
+    refuse_unknown(str(config.get("_class_name")))
+    if is_flow_scheduler(config):
+        return Prediction.FLOW_MATCHING
+    kind = str(config.get("prediction_type", "epsilon"))
+    if kind not in {"epsilon", "v_prediction"}:
+        raise ConfigError(
+            f"scheduler_config.json of {folder} says that the model predicts {kind!r}; set objective.kind to what it "
+            "predicts"
+        )
+    return Prediction(kind)
+
+
+def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
+    """The objective as the recipe and the folder's scheduler state it."""
+    return ObjectiveSettings(
+        prediction=prediction_of(recipe, folder),
+        min_snr_gamma=recipe.objective.snr_gamma,
+        **{key: getattr(recipe.objective, key) for key in DEFAULTS},
+        shift=recipe.objective.shift,
+        self_conditioning=recipe.objective.self_conditioning,
+        has_learned_range=learns_variance(recipe, folder),
+    )
+
+
+def learns_variance(recipe: Recipe, folder: Path) -> bool:
+    """Whether the denoiser also learns variances: as the recipe says or, if it does not, as the scheduler draws."""
+    stated = recipe.objective.variance
+    if stated is not None:
+        return stated is Variance.LEARNED_RANGE
+    if not family_of(folder).has_variances or prediction_of(recipe, folder) is Prediction.FLOW_MATCHING:
+        return False
+    return scheduler_config(folder).get("variance_type") == "learned_range"
+
+
+def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | None) -> LowResolution | None:
+    """The small pictures that the model of a recipe reads, by default `before` pixels a side; None if it reads none.
+
+    Raises:
+        RecipeError: their size is not known, or it has no effect; the keys are those of the model called `name`.
+    """
+    section = f"models.{name}" if name else "model"
+    model, augmentation = recipe.model, family_of(folder).augmentation
+    if augmentation is None:
+        given = [key for key in ("low_resolution", "noise_augmentation") if getattr(model, key) is not None]
+        if given:
+            raise RecipeError(f"{section}.{given[0]}: {folder} reads no small pictures; remove it")
+        return None
+    resolution = model.low_resolution or before
+    if resolution is None:
+        moved = "" if not name else f", or put [{section}] behind the section of the model that draws them"
+        raise RecipeError(
+            f"{section}.low_resolution: {folder} reads small pictures; set their side, e.g. "
+            f"{recipe.data.resolution // 4}{moved}"
+        )
+    return LowResolution(resolution=resolution, augmentation=model.noise_augmentation or 0.5)
+
+
+def clip_of(recipe: Recipe) -> Clip | None:
+    """The size of the recipe's samples, where they are no square pictures."""
+    return clip_of_size(recipe.data.resolution, recipe.data.height, recipe.data.frames)
+
+
+def sample_size(recipe: Recipe) -> Clip:
+    """The size of the recipe's samples."""
+    return clip_of(recipe) or Clip.square(recipe.data.resolution)
+
+
+def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:
+    """The size of samples by the keys of [data]; None: square pictures."""
+    if frames is None and height is None:
+        return None
+    return Clip(width=resolution, height=height or resolution, frames=frames or 1)
+
+
+def build_model(recipe: Recipe, device: str) -> Model:
+    """The models of a recipe on the meta device, and the description of all as they will run on `device`.
+
+    Raises:
+        ConfigError: a folder or the objective is not one that can be trained.
+    """
+    recipes = {name: recipe.alone(name) for name in recipe.backbones}
+    members: tuple[Member, ...] = ()
+    for name, own in recipes.items():
+        before = members[-1].recipe.data.resolution if members else None
+        members += (open_member(own, resolve_folder(own.model.path, own.model.variant), name, before=before),)
+    graph = members[0].graph
+    if recipe.models:
+        common = common_encoders(
+            {member.name: Opened(member.folder, member.graph, member.recipe.model.variant) for member in members}
+        )
+        graph = cascade_graph({member.name: member.graph for member in members}, common)
+        elsewhere = (names_elsewhere(member.graph, common[member.name]) for member in members)
+        members = tuple(replace(member, elsewhere=names) for member, names in zip(members, elsewhere, strict=True))
+    source = ", ".join(str(member.folder) for member in members)
+    try:
+        model = describe(graph, autocast=autocast_of(recipe), device=device)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+    return Model(recipe=recipe, members=members, graph=graph, model=model, device=device)
+
+
+def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
+    """One of the models of a recipe; `recipe` is that of it alone, `before` the resolution of the model before it.
+
+    Raises:
+        ConfigError: the folder or the objective is not one that can be trained.
+    """
+    check_guidance(recipe, folder)
+    low = low_resolution_of(recipe, folder, name, before)
+    graph = build_graph(
+        folder,
+        objective=objective_of(recipe, folder),
+        resolution=recipe.data.resolution,
+        train=recipe.model.train or None,
+        dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
+        lora=lora_of(recipe),
+        low=low,
+        clip=clip_of(recipe),
+    )
+    _cast(graph, recipe)
+    prediction = prediction_of(recipe, folder)
+    return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
+
+
+def _cast(graph: LayerGraph, recipe: Recipe) -> None:
+    """Parameters on meta in the dtype in which they will be real, so that the description has it."""
+    dtype, narrow = parameter_dtype(recipe), frozen_dtype_of(recipe)
+    factors = frozen_factors(graph) if narrow is not None else frozenset()
+    for parameter, name in canonical_names(graph.components).items():
+        parameter.data = parameter.data.to(narrow if name in factors else dtype)
+
+
+def parameter_dtype(recipe: Recipe) -> torch.dtype:
+    """Parameters, gradients and optimizer: float32, or float64 in tests."""
+    return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
+
+
+def autocast_of(recipe: Recipe) -> torch.dtype | None:
+    """The dtype of torch.autocast, None for none."""
+    return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
+
+
+def open_model(recipe: Recipe, job: Job) -> Model:
+    """The model of a job's recipe. Every rank calls it.
+
+    Raises:
+        ConfigError: on every rank, as `build_model`.
+    """
+    return on_all(lambda: build_model(recipe, job.device.type))
+
+
+def sources_of(member: Member) -> dict[str, StoredWeights | None]:
+    """Where the weights of a model's components are, by their names in the graph of all.
+
+    Raises:
+        ModelError: as `weight_sources`.
+    """
+    own = member.recipe.model
+    found = weight_sources(member.folder, member.graph, variant=own.variant, from_scratch=own.from_scratch)
+    return {member.component(name): stored for name, stored in found.items()}

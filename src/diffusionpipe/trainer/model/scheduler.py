@@ -1,0 +1,92 @@
+"""The scheduler of a trained model: the source folder's own, but for what the recipe says otherwise."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler, shift_of
+from diffusionpipe.models.objectives.noise_levels import FLOWS
+from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.opening.folder import family_of, scheduler_config
+
+_FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+_WITHOUT_SHIFT = "LTXEulerAncestralRFScheduler"
+"""Its class has no `shift`; it draws at the times that its configuration would give the other one."""
+
+
+def sampling_scheduler(
+    source_model: Path, prediction: Prediction, shift: float | None, *, has_learned_range: bool = False
+) -> dict[str, Any]:
+    """The configuration of the scheduler that samples what was learnt, its class under "_class_name".
+
+    It is the source folder's, field by field, unless that belongs to another kind of prediction. `shift`: the recipe's
+    number for flow matching, which takes the place of all shifting in the folder's; None if the recipe says nothing.
+    `has_learned_range`: whether variances were learnt; without, those that the denoiser states are not drawn with.
+
+    Raises:
+        ModelError: the source folder has no scheduler.
+    """
+    config = scheduler_config(source_model)
+    if family_of(source_model).has_variances:
+        is_learned = str(config.get("variance_type")).startswith("learned")
+        if has_learned_range or is_learned:
+            config |= {"variance_type": "learned_range" if has_learned_range else "fixed_small"}
+    timesteps = config.get("num_train_timesteps", 1000)
+    if prediction is Prediction.FLOW_MATCHING and is_flow_scheduler(config):
+        if shift is None:
+            return config
+        if config["_class_name"] == _WITHOUT_SHIFT:
+            config = {"num_train_timesteps": timesteps, "_class_name": _FLOW_SCHEDULER}
+        return config | _static(config, shift)
+    if prediction is Prediction.FLOW_MATCHING:
+        return {"num_train_timesteps": timesteps, "shift": shift or 1.0, "_class_name": _FLOW_SCHEDULER}
+    if is_flow_scheduler(config):
+        # The betas are then the defaults of DDPMScheduler, as in training.
+        config = {"num_train_timesteps": timesteps, "clip_sample": False, "_class_name": "DDPMScheduler"}
+    is_stated = config.get("prediction_type", str(Prediction.EPSILON)) == str(prediction)
+    return config if is_stated else config | {"prediction_type": str(prediction)}
+
+
+def refuse_unknown_times(scheduler: object) -> None:
+    """Refuse times that a scheduler without sigmas, such as DDIM's, cannot look up in its table of noise.
+
+    diffusers adds `steps_offset` to its times, so with as many steps as the model has times the first is too late.
+
+    Raises:
+        ValueError: there is such a time.
+    """
+    table, times = getattr(scheduler, "alphas_cumprod", None), getattr(scheduler, "timesteps", None)
+    if table is None or times is None or hasattr(scheduler, "sigmas") or not len(times):
+        return
+    if (last := int(max(times))) >= len(table):
+        raise ValueError(f"they begin at time {last}, and the last time of the model is {len(table) - 1}")
+
+
+def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
+    """The fields that differ from the configuration if times are shifted by `shift` and by nothing else."""
+    name = "shift" if config["_class_name"] in FLOWS else "flow_shift"
+    wanted = {name: shift, "use_dynamic_shifting": False, "shift_terminal": None}
+    defaults = {name: 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
+    return {key: value for key, value in wanted.items() if config.get(key, defaults[key]) != value}
+
+
+def shift_contradiction(folder: Path, graph: LayerGraph, prediction: Prediction, shift: float | None) -> str | None:
+    """A warning with both numbers where the recipe's shift is not that of the folder's scheduler, else None."""
+    config = scheduler_config(folder)
+    if prediction is not Prediction.FLOW_MATCHING or shift is None or not is_flow_scheduler(config):
+        return None
+    own = shift_of(config)
+    factor = own.factor(graph.num_tokens)
+    if factor == shift and not own.terminal:
+        return None
+    details = []
+    if own.dynamic is not None:
+        details.append(f"{graph.num_tokens} tokens")
+    if own.terminal:
+        details.append(f"shift_terminal {own.terminal:g}")
+    stated = f"{factor:.4g}" + (f" ({', '.join(details)})" if details else "")
+    return (
+        f"objective.shift is {shift:g}, but the model's own scheduler shifts times by {stated}; the run trains, draws "
+        f"and exports with {shift:g}. Remove objective.shift to train as the model was trained."
+    )

@@ -1,0 +1,46 @@
+"""What a recipe's training holds in memory besides the model."""
+
+from diffusionpipe.costs import Workload
+from diffusionpipe.models.opening.folder import resolve_folder
+from diffusionpipe.trainer.model.guidance import drawn_guidance
+from diffusionpipe.trainer.model.parameter_groups import has_average
+from diffusionpipe.trainer.optim.optimizer import state_per_parameter
+from diffusionpipe.trainer.recipe import Precision, Recipe
+
+
+def workload_of(recipe: Recipe) -> Workload:
+    """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
+
+    Where groups of parameters differ in what the optimizer keeps, the most counts for all.
+    With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
+    are counted as wide as the model's description says, which has them as they will be stored.
+    Where the frozen part rests is the search's to say, if there is one.
+    """
+    groups = recipe.groups()
+    optimizers = [group.optimizer for group in groups.values()]
+    width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
+    return Workload(
+        batch=recipe.training.batch,
+        parameter_bytes=width,
+        gradient_bytes=width,
+        optimizer_bytes=width * max(state_per_parameter(one.name, one.arguments) for one in optimizers),
+        ema_bytes=width if has_average(groups) else 0,
+        has_backup=recipe.training.post_validation,
+        checkpointed=recipe.training.activation_checkpointing,
+        encode_chunk=recipe.pipeline.sizes.encode_chunk,
+        offload_frozen=recipe.pipeline.sizes.offload_frozen and not recipe.pipeline.is_searched,
+    )
+
+
+def samples_drawn_together(recipe: Recipe) -> int:
+    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none.
+
+    Raises:
+        ModelError: there is no model folder.
+    """
+    sampling = recipe.sampling
+    if not sampling.every:
+        return 0
+    models = (recipe.alone(name) for name in recipe.backbones)
+    is_guided = any(drawn_guidance(one, resolve_folder(one.model.path)).is_guided for one in models)
+    return (len(sampling.prompts) or len(sampling.labels)) * (2 if is_guided else 1)

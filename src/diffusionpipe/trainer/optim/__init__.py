@@ -1,0 +1,1 @@
+"""Everything that changes a trained parameter: optimizers, rates, norms, averages."""

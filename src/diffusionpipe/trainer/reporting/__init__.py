@@ -1,0 +1,1 @@
+"""Metrics, trackers and progress of a run, for files, services and screens."""

@@ -1,0 +1,153 @@
+"""Trackers through accelerate's classes (`accelerate.tracking`), without an Accelerator.
+
+Accelerate knows how each program is started, told numbers and ended. What differs beyond that is here: how a program's
+own run is named, found again by a resumed run, and handed pictures.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diffusionpipe.trainer.recipe import TrackerName
+from diffusionpipe.trainer.reporting.trackers import Opening, Shown
+
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+class AccelerateTracker:
+    """One of accelerate's trackers."""
+
+    def __init__(self, name: TrackerName, opening: Opening) -> None:
+        """Starts it, or raises whatever the program raises."""
+        from accelerate import tracking
+
+        _be_alone()
+        self._name = name
+        self._is_resumed = opening.resume_step is not None
+        self._tracker: Any = tracking.LOGGER_TYPE_TO_CLASS[str(name)](**_arguments(name, opening))
+        self._tracker.start()
+        if name is TrackerName.COMET:
+            self._tracker.tracker.set_name(opening.name)
+        if name is TrackerName.CLEARML and self._is_resumed:  # it would count steps on from its last one
+            self._tracker.tracker.set_initial_iteration(0)
+
+    @property
+    def identity(self) -> str | None:
+        """How the program finds its run again; None where the name is enough, or it cannot."""
+        run = self._tracker.tracker
+        match self._name:
+            case TrackerName.WANDB | TrackerName.SWANLAB | TrackerName.CLEARML:
+                return str(run.id)
+            case TrackerName.MLFLOW:
+                return str(run.info.run_id)
+            case TrackerName.COMET:
+                return str(run.get_key())
+            case TrackerName.AIM:
+                return str(run.hash)
+            case _:
+                return None
+
+    def describe(self, recipe: str, values: Mapping[str, object]) -> None:
+        """The recipe's keys as what the program calls configuration or parameters."""
+        if self._name is TrackerName.TRACKIO:  # was told at the start; later changes are not kept
+            return
+        if self._name is TrackerName.MLFLOW and self._is_resumed:  # parameters of its runs cannot change
+            return
+        self._tracker.store_init_configuration(dict(values))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """All numbers in one call."""
+        self._tracker.log(dict(values), step=step)
+
+    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+        """Each picture under "samples/" and its file's name, with its caption where the program has room for one."""
+        run = self._tracker.tracker
+        for one in shown:
+            tag = f"samples/{one.name}"
+            match self._name:
+                case TrackerName.WANDB | TrackerName.SWANLAB | TrackerName.TRACKIO:
+                    picture = _captioned(self._name, one)
+                    several = picture if self._name is TrackerName.TRACKIO else [picture]
+                    self._tracker.log({tag: several}, step=step)
+                case TrackerName.AIM:
+                    from PIL import Image
+
+                    self._tracker.log_images({tag: (Image.fromarray(one.picture), one.caption)}, step=step)
+                case TrackerName.CLEARML:
+                    self._tracker.log_images({tag: one.picture}, step=step)
+                case TrackerName.MLFLOW:
+                    self._tracker.log_artifact(str(one.path), artifact_path=f"samples/{one.path.parent.name}")
+                case TrackerName.COMET:
+                    run.log_image(one.picture, name=tag, step=step)
+                case TrackerName.DVCLIVE:
+                    run.log_image(f"{one.path.parent.name}/{one.path.name}", one.picture)
+
+    def close(self) -> None:
+        """End the program's run."""
+        self._tracker.finish()
+
+
+def _arguments(name: TrackerName, opening: Opening) -> dict[str, object]:
+    """What accelerate's class and, through it, the program's own start function are given."""
+    folder, identity = str(opening.folder), opening.identity
+    goes_on: dict[str, object] = {} if identity is None else {"id": identity, "resume": "allow"}
+    match name:
+        case TrackerName.WANDB:
+            return {"run_name": opening.project, "name": opening.name, "dir": folder, **goes_on}
+        case TrackerName.SWANLAB:
+            return {
+                "run_name": opening.project,
+                "name": opening.name,
+                "log_dir": f"{folder}/swanlog",
+                **goes_on,
+            }
+        case TrackerName.TRACKIO:
+            resume = "never" if opening.resume_step is None else "allow"
+            config = dict(opening.values)
+            return {"run_name": opening.project, "name": opening.name, "resume": resume, "config": config}
+        case TrackerName.MLFLOW:
+            return {"experiment_name": opening.project, "run_name": opening.name, "run_id": identity}
+        case TrackerName.COMET:
+            return {"run_name": opening.project, "experiment_key": identity}
+        case TrackerName.AIM:
+            return {
+                "run_name": opening.name,
+                "logging_dir": folder,
+                "experiment": opening.project,
+                "run_hash": identity,
+            }
+        case TrackerName.CLEARML:
+            return {
+                "run_name": opening.name,
+                "project_name": opening.project,
+                "task_name": opening.name,
+                "continue_last_task": identity or False,
+                "auto_connect_frameworks": False,
+            }
+        case TrackerName.DVCLIVE:
+            is_resumed = opening.resume_step is not None
+            return {"dir": f"{folder}/dvclive", "resume": is_resumed, "report": None, "save_dvc_exp": False}
+        case _:
+            raise AssertionError(f"{name} is not one of accelerate's")
+
+
+def _captioned(name: TrackerName, one: Shown) -> object:
+    """The picture as the program's own class of pictures."""
+    from importlib import import_module
+
+    return import_module(str(name)).Image(one.picture, caption=one.caption)
+
+
+def _be_alone() -> None:
+    """Tells accelerate that this process is alone, which is true of recording: rank 0 does it.
+
+    Its trackers need its `PartialState`. That reads the variables of torchrun, and may then choose a device, set the
+    number of threads or open a process group; all three are this job's own to decide. So it is made without them.
+    """
+    from accelerate import PartialState
+
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHERS if name in os.environ}
+    try:
+        PartialState(cpu=True)
+    finally:
+        os.environ.update(hidden)

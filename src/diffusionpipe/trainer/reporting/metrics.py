@@ -1,0 +1,117 @@
+"""Numbers of a run by step: metrics.jsonl, and the run's trackers. Rank 0 writes them.
+
+{"step": 120, "loss": 0.0312, "learning_rate": 0.0001, "step_s": 0.412}
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.files.input_file import problem_of_file
+from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.trainer.reporting.trackers import Shown, Trackers
+
+METRICS = "metrics.jsonl"
+_STEP = re.compile(r'^{"step": (\d{1,18}),', re.MULTILINE)
+_END = 65536
+"""Bytes at the end of the file that hold its last lines."""
+
+
+class MetricsWriter:
+    """Appends a line for each call of `write`, and hands the same numbers to the trackers.
+
+    Resuming after step k drops the lines of later steps, which the resumed run writes again; a line that a crash cut
+    off goes too. Numbers that are not finite become null, because JSON has no other word for them.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None, trackers: Trackers | None = None) -> None:
+        """`resume_step` is the last step that the resumed run has behind it; None begins a new file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / METRICS
+        _truncate(self._path, resume_step)
+        self._file: TextIO = self._path.open("a", encoding="utf-8")
+        self._trackers = trackers or Trackers()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the values of a step; they are in the file when this returns."""
+        finite = {name: value if isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
+        self._file.flush()
+        self._trackers.scalars(step, values)
+
+    def show(self, step: int, shown: Sequence[Shown]) -> None:
+        """Hand what was drawn after a step to the trackers."""
+        self._trackers.pictures(step, shown)
+
+    def close(self) -> None:
+        """Close the file and the trackers."""
+        self._file.close()
+        self._trackers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, float | None]]:
+    """All complete lines of a run's metrics.jsonl, in order; [] if there is no such file."""
+    path = folder / METRICS
+    _refuse_stranger(path)
+    return [row for _, row in _lines(path)] if path.exists() else []
+
+
+def last_step(folder: Path) -> int:
+    """The last step in a run's metrics.jsonl, 0 without any; reads only the end of the file."""
+    if problem_of_file(folder / METRICS):
+        return 0
+    try:
+        with (folder / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return 0
+    return max((int(step) for step in _STEP.findall(text)), default=0)
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
+    """Each complete line and what it says.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; remove it") from error
+    result = []
+    for line in text.splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # a crash cut it off, or somebody else wrote it
+        if line.endswith("\n") and isinstance(row, dict) and type(row.get("step")) is int:
+            result.append((line, row))
+    return result
+
+
+def _refuse_stranger(path: Path) -> None:
+    """Raise a ConfigError for what is no regular file: a FIFO would never end, and behind a broken link is none."""
+    if problem := problem_of_file(path):
+        raise ConfigError(f"{path}: {problem}; remove it")
+
+
+def _truncate(path: Path, last_step: int | None) -> None:
+    """Leave only the lines up to `last_step`, all or nothing."""
+    _refuse_stranger(path)
+    if not path.exists():
+        return
+    kept = [line for line, row in _lines(path) if last_step is not None and (row["step"] or 0) <= last_step]
+    write_atomically(path, "".join(kept))

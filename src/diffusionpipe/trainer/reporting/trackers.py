@@ -1,0 +1,207 @@
+"""Where a run's numbers and pictures go besides its folder: TensorBoard, W&B, trackio, MLflow, ... Rank 0 records.
+
+In metrics.jsonl "loss", "step_s" and "validation_loss"; in every tracker "train/loss", "speed/step_s" and
+"validation/loss". A picture is "samples/000-a-blue-tit", with its prompt; the resolved recipe is there as well.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffusionpipe.errors import ConfigError, RecipeError
+from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
+
+logger = logging.getLogger(__name__)
+
+_IDENTITIES = "trackers.json"
+_SPEED = ("step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
+_VALIDATION = "validation_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A picture that was drawn."""
+
+    name: str
+    """Its file's name without ending."""
+    caption: str
+    picture: NDArray[np.uint8]
+    """(H, W, 3)."""
+    path: Path
+    """Where it is kept."""
+
+
+class Tracker(Protocol):
+    """One place that records a run."""
+
+    def describe(self, recipe: str, values: Mapping[str, object]) -> None:
+        """Record what the run is: the recipe's text, and its keys ("training.batch")."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers of a step."""
+
+    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+        """Record what was drawn after a step."""
+
+    def close(self) -> None:
+        """Write all that is not yet written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a tracker is told when it is opened."""
+
+    folder: Path
+    """The run's folder."""
+    project: str
+    name: str
+    values: Mapping[str, object]
+    """The recipe's keys."""
+    resume_step: int | None
+    """The last step that the resumed run has behind it; None in a new run."""
+    identity: str | None
+    """Of the tracker's own run that is to go on."""
+
+
+class Trackers:
+    """All trackers of a run. One that fails is left out from then on, with a warning: it must not end the training."""
+
+    def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
+        self._trackers = dict(trackers or {})
+
+    def describe(self, recipe: str, values: Mapping[str, object]) -> None:
+        """As `Tracker.describe`."""
+        self._each(lambda tracker: tracker.describe(recipe, values))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """As `Tracker.scalars`, by the keys of metrics.jsonl."""
+        tagged = {tag_of(key): value for key, value in values.items()}
+        self._each(lambda tracker: tracker.scalars(step, tagged))
+
+    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+        """As `Tracker.pictures`."""
+        self._each(lambda tracker: tracker.pictures(step, shown))
+
+    def close(self) -> None:
+        """Close all."""
+        self._each(lambda tracker: tracker.close())
+        self._trackers.clear()
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for name, tracker in tuple(self._trackers.items()):
+            try:
+                act(tracker)
+            except Exception as error:  # services and their clients fail in ways of their own
+                del self._trackers[name]
+                logger.warning(
+                    'tracker=%s recording=False reason="%s: %s"; training continues, and metrics.jsonl is complete',
+                    name,
+                    type(error).__name__,
+                    error,
+                )
+
+
+def tag_of(key: str) -> str:
+    """What trackers call a number of metrics.jsonl: its group and its name.
+
+    >>> tag_of("loss"), tag_of("step_s"), tag_of("validation_loss_t0.1")
+    ('train/loss', 'speed/step_s', 'validation/loss_t0.1')
+    """
+    if key.startswith(_VALIDATION):
+        return f"validation/{key.removeprefix(_VALIDATION)}"
+    return f"{'speed' if key in _SPEED else 'train'}/{key}"
+
+
+def problems_of_trackers(run: RunSection) -> Iterator[str]:
+    """Trackers that are named but not installed."""
+    for name in run.trackers:
+        if name is not TrackerName.AUTO and not _is_installed(name):
+            yield f"run.trackers: {name} is not installed; run pip install {name}, or remove it from run.trackers"
+
+
+def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
+    """The trackers that a recipe names, told what the run is; a resumed run goes on in their own runs where they can.
+
+    Raises:
+        RecipeError: one is not installed.
+        ConfigError: one does not start, e.g. for want of a login.
+    """
+    if problems := list(problems_of_trackers(recipe.run)):
+        raise RecipeError("\n".join(problems))
+    folder, values = recipe.run.folder, flat_values(recipe)
+    known = _read_identities(folder) if resume_step is not None else {}
+    opened: dict[str, Tracker] = {}
+    identities: dict[str, str] = {}
+    for name in _wanted(recipe.run.trackers):
+        opening = Opening(
+            folder=folder,
+            project=recipe.run.project,
+            name=recipe.run.name or folder.resolve().name,
+            values=values,
+            resume_step=resume_step,
+            identity=known.get(name),
+        )
+        try:
+            opened[name], identity = _open(name, opening)
+        except Exception as error:
+            Trackers(opened).close()
+            raise ConfigError(
+                f"run.trackers: {name} did not start: {type(error).__name__}: {error}\n"
+                f"set up {name} (login, server, its own environment variables), or remove it from run.trackers"
+            ) from error
+        if identity is not None:
+            identities[name] = identity
+    if identities:
+        write_atomically(folder / _IDENTITIES, json.dumps(identities, indent=2) + "\n")
+    trackers = Trackers(opened)
+    trackers.describe(recipe_to_toml(recipe), values)
+    return trackers
+
+
+def flat_values(recipe: Recipe) -> dict[str, object]:
+    """The resolved recipe as "section.key" -> text, number or bool."""
+    values: dict[str, object] = {}
+    for name in SECTIONS:
+        for key, value in getattr(recipe, name).model_dump(mode="json").items():
+            is_plain = isinstance(value, str | int | float)
+            values[f"{name}.{key}"] = value if is_plain else "none" if value is None else json.dumps(value)
+    return values
+
+
+def _wanted(names: Sequence[TrackerName]) -> list[TrackerName]:
+    """The trackers that names stand for, each once."""
+    wanted = [TrackerName.TENSORBOARD if name is TrackerName.AUTO else name for name in names]
+    if TrackerName.AUTO in names and not _is_installed(TrackerName.TENSORBOARD):
+        logger.info("tensorboard=False reason=not_installed")
+        wanted = [name for name in wanted if name is not TrackerName.TENSORBOARD]
+    return list(dict.fromkeys(wanted))
+
+
+def _is_installed(name: TrackerName) -> bool:
+    """Whether the package can be imported; all are called like their trackers."""
+    return find_spec(str(name)) is not None
+
+
+def _open(name: TrackerName, opening: Opening) -> tuple[Tracker, str | None]:
+    """The tracker, and how its own run is found again."""
+    if name is TrackerName.TENSORBOARD:
+        from diffusionpipe.trainer.reporting.tensorboard import TensorBoard
+
+        return TensorBoard(opening.folder / "tensorboard", opening.resume_step), None
+    from diffusionpipe.trainer.reporting.accelerate_trackers import AccelerateTracker
+
+    tracker = AccelerateTracker(name, opening)
+    return tracker, tracker.identity
+
+
+def _read_identities(folder: Path) -> dict[str, str]:
+    path = folder / _IDENTITIES
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

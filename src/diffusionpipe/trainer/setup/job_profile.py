@@ -1,0 +1,203 @@
+"""What the layers cost where all ranks of a job run them at once: kept from before, or measured now."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from torch import nn
+
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.costs.files import read_profile, write_profile
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.profiler import profile_job
+from diffusionpipe.profiler.analytic import with_kept
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.comm.exchange import form_of, optional
+from diffusionpipe.runtime.job.agreement import from_first
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.model.parameter_groups import has_average
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.setup.start import places
+from diffusionpipe.units import Seconds
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.setup.planning import Planning
+
+logger = logging.getLogger(__name__)
+
+PROFILE = "profile.json"
+
+PROFILE_BUDGET: Seconds = 60.0
+"""Time for measuring the layers at the start; larger batch sizes are left out when it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a joint measurement depends on, besides the versions of packages."""
+
+    model: ModelGraph
+    precision: str
+    batch_sizes: tuple[int, ...]
+    ranks: tuple[str, ...]
+    """Node, counted from 0, and device of each rank: all run at once, and send to each other."""
+    update: str
+    """What an update does: optimizer, its arguments, whether it clips and averages; JSON."""
+
+
+class ProfileShelf(Protocol):
+    """Profiles of other runs, handed in from above; only rank 0 looks there."""
+
+    def find(self, measurement: Measurement) -> Profile | None:
+        """What the measurement has given before, None if there is nothing.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        ...
+
+    def keep(self, measurement: Measurement, profile: Profile) -> None:
+        """Have it found from now on."""
+        ...
+
+
+def agree_on_profile(
+    graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: "Planning", *, links: Cluster | None
+) -> Profile:
+    """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
+
+    Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
+    the same plan and goes on bit for bit. `links` is the measured cluster of this job, if there is one.
+
+    Raises:
+        ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
+    """
+    path, shelf = recipe.run.folder / PROFILE, planning.shelf
+    measurement = _measurement(model, recipe, job)
+    kept = from_first(
+        lambda: _kept_profile(path, graph, model, recipe, job) or _from_shelf(shelf, measurement, path),
+        optional(form_of(Profile)),
+    )
+    if kept is not None:
+        return kept
+    sizes, num_layers = measurement.batch_sizes, len(graph.layers)
+    logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), PROFILE_BUDGET)
+    started = perf_counter()
+    with planning.screen.work("measuring layers", is_timed=True, budget=PROFILE_BUDGET) as work:
+        work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
+        profile = profile_job(
+            job,
+            graph,
+            model,
+            batch_sizes=sizes,
+            precision=measurement.precision,
+            time_budget=PROFILE_BUDGET,
+            make_update=partial(update_of, recipe),
+            links=links,
+            progress=lambda done, total: work.show(done, total, layer_words(done, total, num_layers, sizes)),
+        )
+    if job.membership.rank == 0:
+        write_profile(profile, path)
+        if shelf is not None:
+            shelf.keep(measurement, profile)
+    logger.info("measured layers=%d profile=%s measure_layers_s=%.1f", num_layers, path, perf_counter() - started)
+    return profile
+
+
+def layer_words(done: int, total: int, num_layers: int, sizes: Sequence[int]) -> dict[str, object]:
+    """The last layer that was measured: each counts as many times as the samples of a batch size, one after the other.
+
+    The update and the links, which come after the last layer, have no words.
+    """
+    for size in sizes if done < total else ():
+        if 0 < done <= num_layers * size:
+            return {"layer": f"{done // size}/{num_layers}", "batch_size": f"{size}"}
+        done -= num_layers * size
+    return {}
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))
+
+
+def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
+    """What this job would measure; every rank calls this."""
+    hosts, devices = places(job)
+    nodes = list(dict.fromkeys(hosts))
+    chosen = recipe.pipeline.sizes
+    # A search cuts the batch in ways not known yet: a rank has about its equal share of the samples at a time, or less.
+    parts = len(hosts) if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
+    most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
+    update = {
+        **recipe.optimizer.model_dump(mode="json", include={"name", "arguments"}),
+        "clips": recipe.training.clip_norm is not None,
+        "averages": has_average(recipe.groups()),
+    }
+    return Measurement(
+        model=model,
+        precision=recipe.training.precision.value,
+        batch_sizes=(*(size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < most), most),
+        ranks=tuple(f"node {nodes.index(host)}: {device}" for host, device in zip(hosts, devices, strict=True)),
+        update=json.dumps(update, sort_keys=True),
+    )
+
+
+def _from_shelf(shelf: ProfileShelf | None, measurement: Measurement, path: Path) -> Profile | None:
+    """The profile of another run that measured the same; a copy is put into this run's folder."""
+    profile = shelf.find(measurement) if shelf is not None else None
+    if profile is not None:
+        write_profile(profile, path)
+        logger.info("profile=%s measured=before batch_sizes=%s", path, _listed(profile.batch_sizes))
+    return profile
+
+
+def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
+    """The profile of an earlier start of the run, if it is of the same model on the same device."""
+    if not path.exists():
+        return None
+    profile = read_profile(path)
+    if _is_of(profile, model, recipe, job):
+        if not profile.counts_kept:  # of an earlier version: its times stay
+            logger.info("profile=%s counted=what_split_backwards_keep", path)
+            profile = with_kept(profile, graph)
+            write_profile(profile, path)
+        return profile
+    logger.warning("profile=%s measured_again=True reason=of_another_model_or_device", path)
+    return None
+
+
+def has_other_profile(model: ModelGraph, recipe: Recipe, job: Job) -> bool:
+    """Whether the run's folder holds a profile that `agree_on_profile` would replace by another one."""
+    path = recipe.run.folder / PROFILE
+    return path.exists() and not _is_of(read_profile(path), model, recipe, job)
+
+
+def _is_of(profile: Profile, model: ModelGraph, recipe: Recipe, job: Job) -> bool:
+    """Whether it is a profile of this model in this precision on this device."""
+    is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
+    return is_same_model and profile.device == device_name(job.device)
+
+
+def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
+    """What a step does with these parameters after their gradients are there, as a function to time."""
+    names = dict(parameters)
+    settings = recipe.optimizer
+    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)
+    ema = Ema(names, dict.fromkeys(names, 0.9)) if has_average(recipe.groups()) else None  # all decays take as long
+    clip_norm, listed = recipe.training.clip_norm, list(names.values())
+
+    def update() -> None:
+        global_norm_clip(listed, clip_norm, lambda squares: squares)
+        if optimizer is not None:
+            optimizer.step()
+        if ema is not None:
+            ema.update(1)
+
+    return update

@@ -1,0 +1,86 @@
+"""The plan of a job: asked for on rank 0, or read from a file there, and the same on every rank."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from diffusionpipe.costs import Cluster, Device, ModelGraph, Profile
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir.files import plan_from_text, plan_to_text
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.profiler.links import usable_memory
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.comm.exchange import form_of, gather
+from diffusionpipe.runtime.job.agreement import from_first
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.model.members import Model
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster
+from diffusionpipe.trainer.setup.job_profile import ProfileShelf, agree_on_profile
+from diffusionpipe.trainer.setup.kept_plan import kept_plan
+from diffusionpipe.trainer.setup.plan_file import read_plan_file
+
+MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], Plan]
+"""The planning half, handed in from above: (model, recipe, number of ranks, measured layers, cluster) -> plan.
+
+The layers are measured where the recipe fills or searches, and the cluster is there where they are.
+"""
+
+CheckPlan = Callable[[Plan, Model, Sequence[Device]], None]
+"""(plan, model, device of each rank): refuses a plan that does not fit in the memory of these devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """How a job comes by its plan."""
+
+    make_plan: MakePlan
+    shelf: ProfileShelf | None = None
+    """Where profiles of other runs are, and where this one's goes; None to measure always."""
+    check_plan: CheckPlan | None = None
+    """Looks at a plan file before the weights are loaded; None for nobody. The same on all ranks."""
+    screen: Screen = field(default_factory=Screen)
+    """Where rank 0 shows what is measured."""
+    is_resumed: bool = False
+    """Whether the run goes on from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
+
+
+def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: Planning) -> Plan:
+    """The plan, made on rank 0 or read from the recipe's plan file or the folder of a resumed run, for all ranks.
+
+    Raises:
+        ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
+    """
+    pipeline, num_ranks = recipe.pipeline, job.membership.world_size
+    screen = planning.screen
+    cluster = profile = kept = None
+    if planning.is_resumed and job.membership.rank == 0:  # before another profile is measured
+        kept = kept_plan(model, recipe, job)
+    if pipeline.is_profiled:
+        cluster = agree_on_cluster(recipe, job, screen)
+        links = cluster if pipeline.cluster is None else None  # one that the recipe names has not been measured here
+        profile = agree_on_profile(graph, model, recipe, job, planning, links=links)
+
+    def make() -> str:
+        if pipeline.plan_file is not None:
+            return plan_to_text(read_plan_file(pipeline.plan_file, model, recipe, num_ranks))
+        if kept is not None:
+            return plan_to_text(kept)
+        with screen.work("planning"):
+            return plan_to_text(planning.make_plan(model, recipe, num_ranks, profile, cluster))
+
+    return plan_from_text(from_first(make))
+
+
+def check_plan_file(plan: Plan, opened: Model, job: Job, planning: Planning) -> None:
+    """Refuse a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
+
+    Raises:
+        ConfigError: on every rank, as the check that is handed in.
+    """
+    check = planning.check_plan
+    if check is None or opened.recipe.pipeline.plan_file is None:
+        return
+    memories, name = gather(usable_memory(job), form_of(int)), device_name(job.device)
+    devices = [Device(name=name, memory=memory) for memory in memories]
+    from_first(lambda: check(plan, opened, devices))

@@ -1,0 +1,175 @@
+"""What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.models.base.self_conditioning import is_conditioned
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.runtime.comm.places import channels_of, encoded_rows, holders_of
+from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.sharder import Sharder
+from diffusionpipe.runtime.engine.worker import Worker, build_worker
+from diffusionpipe.runtime.job.agreement import on_all
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.machine.heap import keep_heap
+from diffusionpipe.runtime.weights.node_memory import NodeMemory
+from diffusionpipe.trainer.checkpoints.training_state import TrainingState
+from diffusionpipe.trainer.data.batch import level_tables
+from diffusionpipe.trainer.model.loading import Weights, load_weights
+from diffusionpipe.trainer.model.lora import frozen_dtype_of
+from diffusionpipe.trainer.model.members import (
+    Member,
+    Model,
+    autocast_of,
+    only,
+    open_model,
+    parameter_dtype,
+    sources_of,
+)
+from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parameter_groups
+from diffusionpipe.trainer.model.scheduler import shift_contradiction
+from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
+from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One rank, ready to train. Mutable: parameters, optimizer and average change with every step."""
+
+    recipe: Recipe
+    job: Job
+    members: tuple[Member, ...]
+    """The models, in the order of sampling."""
+    graph: LayerGraph
+    """Of all."""
+    model: ModelGraph
+    plan: Plan
+    transport: Transport
+    worker: Worker
+    groups: ParameterGroups
+    optimizer: torch.optim.Optimizer | None
+    ema: Ema | None
+
+    @property
+    def folder(self) -> Path:
+        """The only model's diffusers folder."""
+        return only(self.members).folder
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the only model predicts."""
+        return only(self.members).prediction
+
+    @property
+    def state(self) -> TrainingState:
+        """What a checkpoint holds of this rank."""
+        return TrainingState(
+            model=self.worker.parameters,
+            trainable=self.worker.parameters,
+            optimizer=self.optimizer,
+            ema=self.ema,
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.job.membership.rank == 0
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions in the step's global batch that this rank encodes."""
+        return self.encoded_positions(self.plan.encoding)
+
+    def encoded_positions(self, schedule: Schedule) -> tuple[int, ...]:
+        """Positions in the global batch that this rank encodes in one of the plan's schedules."""
+        rows = encoded_rows(schedule, self.worker.place.worker)
+        return self.positions_of(rows.start, rows.stop) if rows is not None else ()
+
+    def positions_of(self, start: int, stop: int) -> tuple[int, ...]:
+        """Positions in the global batch of rows of this rank's pipeline."""
+        return self._positions[start:stop]
+
+    @cached_property
+    def _positions(self) -> tuple[int, ...]:
+        """By row; those whose samples read an estimate come last, in the micro-batches that are probed."""
+        share = as_fraction(self.recipe.objective.self_conditioning)
+        size = self.plan.batch // self.plan.mesh.data_parallel
+        first = self.worker.place.group * size
+        return tuple(sorted(range(first, first + size), key=lambda position: is_conditioned(position, share)))
+
+
+def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None) -> Session:
+    """Everything that a rank needs to train, from a recipe; `opened` is its model, None to open it here.
+
+    Raises:
+        ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
+    """
+    if job.device.type == "cpu":
+        keep_heap()
+    opened = opened or open_model(recipe, job)
+    graph, model = opened.graph, opened.model
+    for member in opened.members if job.membership.rank == 0 else ():
+        shift = member.recipe.objective.shift
+        warning = shift_contradiction(member.folder, member.graph, member.prediction, shift)
+        if warning is not None:
+            logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
+    # Before planning, which may measure for minutes.
+    sources = on_all(lambda: {name: path for one in opened.members for name, path in sources_of(one).items()})
+    plan = agree_on_plan(graph, model, recipe, job, planning)
+    check_plan_file(plan, opened, job, planning)
+    fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
+    transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
+    precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
+    weights = Weights(
+        graph=graph,
+        model=model,
+        sources=sources,
+        dtype=parameter_dtype(recipe),
+        frozen_dtype=frozen_dtype_of(recipe),
+        seed=recipe.training.seed,
+    )
+    rank = job.membership.rank
+    sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
+    node = NodeMemory(rank) if plan.offload_frozen and job.membership.world_size > 1 else None
+    sharded = load_weights(weights, plan, sharder, job.device, planning.screen, node)
+    with planning.screen.work("connecting the ranks"):
+        transport.warm_up(channels_of(plan))
+    worker = build_worker(
+        graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded, node=node
+    )
+    worker.tables = level_tables(graph.inputs, job.device)
+    groups = parameter_groups(recipe, model)
+    optimizer = build_optimizer(
+        recipe.optimizer.name,
+        worker.parameters,
+        recipe.optimizer.learning_rate,
+        recipe.optimizer.arguments,
+        lambda name: Group(groups.group_of[name], groups.arguments(groups.group_of[name])),
+    )
+    return Session(
+        recipe=recipe,
+        job=job,
+        members=opened.members,
+        graph=graph,
+        model=model,
+        plan=plan,
+        transport=transport,
+        worker=worker,
+        optimizer=optimizer,
+        groups=groups,
+        ema=groups.average(worker.parameters),
+    )

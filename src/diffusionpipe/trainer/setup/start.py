@@ -1,0 +1,59 @@
+"""What a run is, before its first step: for the command line to show."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.loading import DataWorkers, Spread
+from diffusionpipe.ir import Plan
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.comm.exchange import form_of, gather
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.runtime.machine.cores import num_cores
+from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.loading import batch_time
+from diffusionpipe.trainer.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """All that is settled when training begins."""
+
+    recipe: Recipe
+    model: ModelGraph
+    plan: Plan
+    hosts: tuple[str, ...]
+    """The machine of each rank."""
+    devices: tuple[str, ...]
+    """The device of each rank."""
+    samples: int
+    """In the training data."""
+    conditions: int
+    """Of them with a conditioning picture."""
+    held_out: int | None
+    """Samples in the validation data; None without any."""
+    step: int
+    """Steps done before."""
+    checkpoint: Path | None
+    """What the run goes on from; None where it begins."""
+    loading: DataWorkers | None = None
+    """Its data workers; None where they take nothing from the ranks."""
+
+
+def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Host and device of every rank; every rank calls it."""
+    text = form_of(str)
+    return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))
+
+
+def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> DataWorkers | None:
+    """What `Start.loading` is of a run with this loader; every rank calls it, and all get the same.
+
+    None on GPUs, whose hosts have cores to spare.
+    """
+    if job.device.type != "cpu" or not loader.workers:
+        return None
+    batches, cores = gather(batch_time(loader), form_of(Spread)), gather(num_cores(), form_of(int))
+    return DataWorkers(machines=tuple(hosts), cores=tuple(cores), batches=tuple(batches), workers=loader.workers)

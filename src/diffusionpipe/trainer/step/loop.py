@@ -1,0 +1,312 @@
+"""The training loop of one rank.
+
+    batch ──> feed ──> run the schedule ──> one sum over all ranks ──> clip ──> optimizer ──> average
+              (executor.store)  (gradients)  (norm², loss, votes)
+
+The one sum over all ranks carries everything that they must agree on at the end of a step, so a step costs one
+collective besides the schedule's own. The host waits for the device in it and nowhere else; with
+`training.post_validation` nobody waits for it.
+
+The device's own times of a step are known only once it has run, so the sum of the next step carries them
+(`Stepper.take_times`).
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import hypot, isfinite
+from time import perf_counter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import LossSpikeError
+from diffusionpipe.ir import Phase
+from diffusionpipe.runtime.engine.slot import Output
+from diffusionpipe.runtime.recording.trace import Recording
+from diffusionpipe.trainer.optim.optimizer import set_learning_rates
+from diffusionpipe.trainer.optim.undo import Backup
+from diffusionpipe.trainer.recipe import OnSpike
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.trainer.step.host_sum import HostSum
+from diffusionpipe.trainer.step.not_finite import NamesOf, bad_positions, not_finite
+from diffusionpipe.trainer.step.spikes import Spikes
+from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
+from diffusionpipe.trainer.step.stopping import Stopping
+from diffusionpipe.trainer.step.trained_backbone import trained_backbone
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+CALM = 10
+"""Steps in a row that needed no clipping, after which the next ones are post-validated (as Qi et al.'s code does)."""
+
+MOST_SKIPPED = 10
+"""Spikes in a row that are skipped; then they are the training."""
+
+_SAVING = 2**20
+"""More than all votes to save: one number carries them and this many times the votes of `Saves`, both exactly. A sixth
+number could change the order in which the others are summed, and so the last digit of a loss."""
+
+
+class Saves(Protocol):
+    """A checkpoint that is written during training, as the steps see it."""
+
+    def vote(self) -> int:
+        """A number to be summed over all ranks, at most the number of ranks."""
+        ...
+
+    def protect(self) -> None:
+        """Returns when the weights may change."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Iteration:
+    """One run of the schedule."""
+
+    outputs: list[Output]
+    recording: Recording
+    before: Seconds = 0.0
+    """The length of an iteration that had to be repeated, of which this is the repetition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """What this rank needed for a step."""
+
+    step: int
+    busy: float
+    """The part of the iteration in which it computed."""
+    iteration: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsettled:
+    """A step whose sums over all ranks are under way."""
+
+    step: int
+    outputs: list[Output]
+    sum: HostSum
+    """Squared norm and loss of each backbone; busy share of the step before, votes to save and of `Saves`, to stop."""
+    before: _Times | None
+    """Of the step before, where the sum carries them."""
+    is_updated: bool = False
+    """Whether the optimizer has stepped already."""
+    seconds: Seconds = 0.0
+
+
+class Stepper:
+    """Runs training steps on one rank.
+
+    A step is settled when the sums over all ranks are there. Mostly that is at once; a post-validated step is settled
+    during the next one, see `post_validation`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        stopping: Stopping,
+        names_of: NamesOf,
+        spikes: Spikes | None = None,
+        saves: Saves | None = None,
+    ) -> None:
+        self._session = session
+        self._saves = saves
+        self._spikes = spikes or Spikes(OnSpike.NONE)
+        self._skipped_in_a_row = 0
+        self._stopping = stopping
+        self._names_of = names_of
+        self._trained = [trained_backbone(session, backbone) for backbone in session.model.backbones]
+        self._parameters = list(session.worker.parameters.values())
+        self._backup = Backup(self._parameters, session.optimizer)
+        self._unclipped = 0
+        self._pending: _Unsettled | None = None
+        self._untimed: tuple[int, _Iteration] | None = None
+        """The last step, until a sum carries its times."""
+        self._times: list[StepTimes] = []
+        self._phases: list[str] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        """What this rank did when since the last iteration's end. On GPUs it waits for the device."""
+        times = self._session.worker.train.recording.times_after()
+        rank = self._session.job.membership.rank
+        return tuple(
+            Phase(worker=rank, name=name, start=start, end=end)
+            for name, (start, end) in zip(self._phases, pairwise(times), strict=True)
+        )
+
+    def _end_phase(self, name: str) -> None:
+        """Note that what the rank did until now is over."""
+        self._session.worker.train.mark()
+        self._phases.append(name)
+
+    def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
+        """Run step `step`, counted from 0, and return what is settled now, in order.
+
+        `inputs` are the raw inputs of the samples that this rank encodes: of this step or, where the plan encodes
+        ahead, of the next one.
+
+        Raises:
+            NonFiniteLossError: on all ranks, naming the step and the samples; nothing was updated.
+            LossSpikeError: on all ranks, where the recipe stops at spikes, or after many in a row.
+            PeerError: another rank died.
+        """
+        started = perf_counter()
+        iteration = self._iterate(inputs)
+        if self._saves is not None:
+            self._saves.protect()
+        settled = self.settle()
+        if any(result.is_amended for result in settled):
+            self._session.worker.train.rewind()
+            before = iteration.recording.busy()[1]
+            iteration = replace(self._iterate(inputs), before=before)
+        unsettled = self._start_sum(step, iteration)
+        if self._is_optimistic:
+            self._backup.keep()
+            self._update(step)
+            self._pending = replace(unsettled, is_updated=True, seconds=perf_counter() - started)
+            return settled
+        settled.append(replace(self._settle(unsettled), seconds=perf_counter() - started))
+        return settled
+
+    def take_times(self) -> list[StepTimes]:
+        """The times that have become known since the last call, in the order of steps."""
+        times, self._times = self._times, []
+        return times
+
+    def finish_times(self) -> None:
+        """Make the times of the last settled step known as well; every rank calls it, and it waits for the device."""
+        times = self._own_times()
+        if times is not None:
+            device = self._session.job.device
+            total = HostSum(torch.zeros(0, dtype=torch.float64, device=device), [times.busy])
+            with self._session.job.progress.waiting():
+                self._note_times(times, float(total.wait()[0]))
+
+    def settle(self) -> list[StepResult]:
+        """The result of the step that is not settled yet, if there is one; then the weights are final."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else [self._settle(pending)]
+
+    @property
+    def _is_optimistic(self) -> bool:
+        clips = any(one.clip_norm is not None for one in self._trained)
+        return self._session.recipe.training.post_validation and (not clips or self._unclipped >= CALM)
+
+    def _iterate(self, inputs: dict[str, Tensor]) -> _Iteration:
+        worker = self._session.worker
+        self._phases.clear()
+        worker.reset_gradients()
+        worker.feed(worker.train, inputs)
+        outputs = worker.train.run()
+        return _Iteration(outputs=outputs, recording=worker.train.recording)
+
+    def _own_times(self) -> _Times | None:
+        """Of the last step; None where they are known. Nobody waits if the step is settled."""
+        if self._untimed is None:
+            return None
+        (step, iteration), self._untimed = self._untimed, None
+        busy, seconds = iteration.recording.busy()
+        return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=iteration.before + seconds)
+
+    def _note_times(self, own: _Times, busy: float) -> None:
+        """`busy` is the sum over all ranks."""
+        bubble = 1 - busy / self._session.plan.mesh.num_ranks
+        self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
+
+    def _start_sum(self, step: int, iteration: _Iteration) -> _Unsettled:
+        """Start the sum over all ranks of squared norms, losses, the step before's busy shares, and votes."""
+        device, outputs = self._session.job.device, iteration.outputs
+        sums = [one.sums(outputs, device) for one in self._trained]
+        saves, stops = self._stopping.votes()
+        saves += _SAVING * self._saves.vote() if self._saves is not None else 0
+        before = self._own_times()
+        total = HostSum(torch.cat(sums), [before.busy if before is not None else 0.0, float(saves), float(stops)])
+        self._untimed = step, iteration
+        return _Unsettled(step=step, outputs=outputs, sum=total, before=before)
+
+    def _settle(self, step: "_Unsettled") -> StepResult:
+        """Wait for the sums; step, or amend the step that was taken without them."""
+        session = self._session
+        with session.job.progress.waiting():
+            total = step.sum.wait()
+        *_, busy, votes, stops = total.tolist()
+        if step.before is not None:
+            self._note_times(step.before, busy)
+        saving_votes, saves = divmod(int(votes), _SAVING)
+        self._end_phase("sum over all ranks")
+        sums = self._sums(total)
+        batch = session.plan.batch
+        results = [one.result(step.step, own, batch) for one, own in zip(self._trained, sums, strict=True)]
+        broken = next((one for one in results if not (isfinite(one.loss) and isfinite(one.norm))), None)
+        if broken is not None:
+            if step.is_updated:
+                self._backup.restore()
+            raise not_finite(
+                session, step.step, self._names_of, broken, bad_positions(session, self._trained, step.outputs, broken)
+            )
+        loss, norm = sum(one.loss for one in results), hypot(*(one.norm for one in results))
+        spike = self._spikes.judge(loss, norm)
+        factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
+        is_clipped = spike is not None or any(factor is not None and float(factor) < 1 for factor in factors)
+        is_amended = step.is_updated and is_clipped
+        if is_amended:
+            self._backup.restore()
+        self._skipped_in_a_row = 0 if spike is None else self._skipped_in_a_row + 1
+        if spike is not None:
+            self._skip(step.step, spike)
+        elif not step.is_updated or is_amended:
+            self._clip(self._sums(step.sum.total))
+            self._update(step.step)
+        self._unclipped = 0 if is_clipped else self._unclipped + 1
+        if session.ema is not None and spike is None:
+            session.ema.update(step.step)
+            self._end_phase("average")
+        return StepResult(
+            step=step.step + 1,
+            loss=loss,
+            gradient_norm=norm,
+            learning_rate=results[0].learning_rate,
+            backbones=tuple(results),
+            seconds=step.seconds,
+            decision=self._stopping.decision((saves, int(stops))),
+            is_amended=is_amended,
+            is_skipped=spike is not None,
+            saving_votes=saving_votes,
+        )
+
+    def _sums(self, total: Tensor) -> tuple[Tensor, ...]:
+        """The squared norm and the loss of each backbone in a total, (2,) each."""
+        found: tuple[Tensor, ...] = total[: 2 * len(self._trained)].split(2)
+        return found
+
+    def _clip(self, sums: Sequence[Tensor]) -> None:
+        """Clip what the recipe clips; the sums are on the device, so that the host waits for no factor."""
+        factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
+        for one, factor in zip(self._trained, factors, strict=True):
+            if factor is not None:
+                one.clip(factor)
+        if any(factor is not None for factor in factors):
+            self._end_phase("clip")
+
+    def _skip(self, step: int, spike: str) -> None:
+        """Leave the weights as they were before a spike, or stop there."""
+        if self._spikes.reaction is OnSpike.STOP or self._skipped_in_a_row > MOST_SKIPPED:
+            many = f", after {MOST_SKIPPED} skipped steps in a row" if self._spikes.reaction is OnSpike.SKIP else ""
+            raise LossSpikeError(
+                f"step {step + 1}: {spike}{many}; nothing was updated.\n"
+                "Lower optimizer.learning_rate or training.clip_norm, or set training.on_spike to another value."
+            )
+        if self._session.is_first:
+            logger.warning('step=%d skipped_step=True reason="%s"', step + 1, spike)
+
+    def _update(self, step: int) -> None:
+        """The optimizer's step."""
+        rates = [one.rates_at(step) for one in self._trained]
+        set_learning_rates(self._session.optimizer, {group: rate for of in rates for group, rate in of.items()})
+        if self._session.optimizer is not None:
+            self._session.optimizer.step()
+        self._end_phase("optimizer")

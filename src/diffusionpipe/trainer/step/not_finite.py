@@ -1,0 +1,60 @@
+"""The error of a step whose loss or gradient is not finite: it names the samples, gathered from all ranks."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from diffusionpipe.errors import NonFiniteLossError
+from diffusionpipe.models.graphs.graph import canonical_names
+from diffusionpipe.runtime.comm.exchange import PLAIN, form_of, gather
+from diffusionpipe.runtime.engine.slot import Output
+from diffusionpipe.trainer.checkpoints.training_state import first_not_finite
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.trainer.step.trained_backbone import BackboneResult, TrainedBackbone
+
+NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
+"""`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
+
+
+def bad_positions(
+    session: Session, trained: Sequence[TrainedBackbone], outputs: Sequence[Output], found: BackboneResult
+) -> tuple[int, ...]:
+    """The positions in the global batch of this rank's losses that are not finite."""
+    loss_name = next(one.backbone.loss for one in trained if one.backbone.name == found.name)
+    return tuple(
+        session.positions_of(output.rows.start + int(row), output.rows.start + int(row) + 1)[0]
+        for output in outputs
+        if output.name == loss_name
+        for row in (~torch.isfinite(output.value)).nonzero().flatten()
+    )
+
+
+def not_finite(
+    session: Session,
+    step: int,
+    names_of: NamesOf,
+    found: BackboneResult,
+    bad: tuple[int, ...],
+    consequence: str = "; nothing was updated",
+) -> NonFiniteLossError:
+    """The error; every rank calls it, with its own bad positions."""
+    names = canonical_names(session.graph.components)
+    frozen = {name: p for p, name in names.items() if not (p.requires_grad or p.is_meta)}
+    weights = {**frozen, **session.worker.parameters}
+    positions = sorted(position for rank in gather(bad, form_of(tuple[int, ...])) for position in rank)
+    broken = [str(name) for name in gather(first_not_finite(weights), PLAIN) if name is not None]
+    whose = f" of {found.name}" if found.name else ""
+    start = f"step {step + 1}: the loss{whose} is {found.loss} and the gradient's norm {found.norm}"
+    if broken:
+        start += f"; weights are not finite, first {min(broken)}"
+    if len(positions) == session.plan.batch > 1:
+        return NonFiniteLossError(
+            f"{start}. It is so for every sample of the batch, so the weights or the learning rate are the cause, "
+            f"not the pictures{consequence}.\n"
+            "Lower optimizer.learning_rate or set training.clip_norm."
+        )
+    named = f"samples {', '.join(names_of(step, positions))}" if positions else "no single sample"
+    return NonFiniteLossError(
+        f"{start}, from {named}{consequence}.\n"
+        "Look at these samples, lower optimizer.learning_rate, or set training.clip_norm."
+    )

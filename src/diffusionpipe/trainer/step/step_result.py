@@ -1,0 +1,45 @@
+"""What a training step leaves to be reported."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.trainer.step.stopping import Decision
+from diffusionpipe.trainer.step.trained_backbone import BackboneResult
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step has shown, the same on all ranks."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Of all backbones together,"""
+    gradient_norm: float
+    """and of all their gradients."""
+    learning_rate: float
+    """Of the first backbone."""
+    backbones: tuple[BackboneResult, ...]
+    seconds: Seconds
+    """The host's, without the wait for data."""
+    decision: Decision
+    waited: Seconds = 0.0
+    """The host's wait for data within the step, where batches begin while others are in flight."""
+    is_amended: bool = False
+    """Whether a post-validated step was taken back, and done again with clipped gradients or skipped."""
+    is_skipped: bool = False
+    """Whether nothing was updated, because the step was a spike."""
+    saving_votes: int = 0
+    """The sum of all ranks' `Saves.vote`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What the device needed for a step."""
+
+    step: int
+    """As in its `StepResult`."""
+    iteration: Seconds
+    """Running the schedule; the rest of the step is the sum over all ranks, clipping, optimizer and average."""
+    bubble: float
+    """Idle part of all ranks' time within the schedule."""

@@ -1,0 +1,257 @@
+"""The steps of a training without a flush.
+
+    window        forwards and backwards of several batches | each stage: clip, step, average, as soon as it can
+    at its end    start the sum over all ranks of norm, loss and votes; wait for the one of some windows before
+    one later     the device's times of the window: it has passed it by then, so that the host does not wait for it
+
+The sum is not waited for at once, because ranks reach the end of a window at different times: that would be a flush. So
+results come some windows late. What needs weights that belong together (validation, pictures, checkpoints) happens
+where the pipeline is flushed: no batch behind it begins before it. The flushes are known beforehand. A vote to stop or
+to save sets another one, behind all batches that may have begun.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from math import isfinite
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.ir import Op, Phase
+from diffusionpipe.ir.versions import batches_held
+from diffusionpipe.runtime.engine.slot import Output
+from diffusionpipe.runtime.recording.trace import Recording
+from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.trainer.optim.lookahead import predict
+from diffusionpipe.trainer.optim.optimizer import set_learning_rates
+from diffusionpipe.trainer.optim.staleness_rates import factor_at, fading_staleness
+from diffusionpipe.trainer.setup.session import Session
+from diffusionpipe.trainer.step.host_sum import HostSum
+from diffusionpipe.trainer.step.not_finite import NamesOf, bad_positions, not_finite
+from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
+from diffusionpipe.trainer.step.stopping import Decision, Stopping
+from diffusionpipe.trainer.step.trained_backbone import BackboneResult, trained_backbone
+from diffusionpipe.units import Seconds
+
+NO_DECISION = Decision(saves=False, stops=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """What this rank's device needed for a window."""
+
+    step: int
+    busy: float
+    """The part of the window in which it computed."""
+    iteration: Seconds
+    """Without its part of the wait for the batches that begin in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """A window whose sum over all ranks is under way."""
+
+    step: int
+    before: _Times | None
+    """Of the window before, where the sum carries its busy share."""
+    bad: Callable[[BackboneResult], tuple[int, ...]]
+    """The positions of this rank's losses that are not finite."""
+    sum: HostSum
+    waited: Seconds
+    """The host's wait for the batches that begin in it."""
+    seconds: Seconds
+    """The host's, without that wait."""
+
+
+class WindowStepper:
+    """Runs training steps on one rank, as `trainer.step.loop.Stepper` does with a flush at the end of each."""
+
+    def __init__(
+        self,
+        session: Session,
+        stopping: Stopping,
+        names_of: NamesOf,
+        batches: Iterator[dict[str, Tensor]],
+        is_flush: Callable[[int], bool],
+    ) -> None:
+        """`batches`: raw inputs of the samples that this rank encodes, step by step.
+
+        `is_flush` says whether the pipeline is flushed behind so many steps; it is where the training ends.
+        """
+        assert session.worker.window is not None
+        self._session, self._stopping, self._names_of, self._is_flush = session, stopping, names_of, is_flush
+        self._batches, self._window = batches, session.worker.window
+        (self._trained,) = (trained_backbone(session, backbone) for backbone in session.model.backbones)
+        self._window.update = self._update
+        self._window.predict = self._predict
+        self._staleness = fading_staleness(session.recipe.learning_rate.by_staleness, session.plan.train)
+        self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
+        self._delay = batches_held(session.plan.train) - 1
+        """Windows between the start of a sum and its wait: more than a rank may be behind another one."""
+        self._base: int | None = None
+        self._stop = 0
+        self._pending: deque[_Window] = deque()
+        self._broken: tuple[int, BackboneResult, tuple[int, ...]] | None = None
+        self._decision = NO_DECISION
+        self._untimed: tuple[int, Recording] | None = None
+        """The last window, until its times are read."""
+        self._times: list[StepTimes] = []
+        self._waited: Seconds = 0.0
+        """In the window under way, for data."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        """There is nothing between windows."""
+        return ()
+
+    def step(self, step: int, _: dict[str, Tensor]) -> list[StepResult]:
+        """Run the window of step `step`, counted from 0, and return what is settled now, in order.
+
+        Raises:
+            NonFiniteLossError: on all ranks, behind the flush that follows the step; names the step and the samples.
+            PeerError: another rank died.
+        """
+        if self._base is None:
+            self._base = step
+        started, number = perf_counter(), step - self._base
+        if number == self._stop:
+            self._stop = next(later - self._base for later in count(step + 1) if self._is_flush(later))
+        self._waited = 0.0
+        self._session.worker.reset_gradients()
+        outputs = self._window.run(self._stop, self._feed)
+        self._pending.append(self._start_sum(step, outputs, started))
+        settled = []
+        while len(self._pending) > self._delay or (self._pending and self._window.batch == self._stop):
+            settled.append(self._settle(self._pending.popleft()))
+        if self._window.batch < self._stop:
+            if (self._decision.stops or self._decision.saves or self._broken) and settled:
+                self._stop = min(self._stop, self._window.batch + self._session.plan.train.lead)
+            return [replace(result, decision=NO_DECISION) for result in settled]
+        decision, self._decision = self._decision, NO_DECISION
+        if self._broken is not None:
+            self._times = [
+                one for one in self._times if one.step < settled[0].step
+            ]  # nobody gets the results of others
+            raise not_finite(self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step))
+        self.finish_times()
+        return [*settled[:-1], replace(settled[-1], decision=decision)]
+
+    def settle(self) -> list[StepResult]:
+        """Nothing is left to settle behind a flush, and it is not asked for elsewhere."""
+        return []
+
+    def take_times(self) -> list[StepTimes]:
+        """The times that have become known since the last call, in the order of steps."""
+        times, self._times = self._times, []
+        return times
+
+    def finish_times(self) -> None:
+        """Make the times of the last window before a flush known too; every rank calls it, and waits for its device."""
+        times = self._own_times()
+        if times is not None:
+            total = HostSum(torch.zeros(0, dtype=torch.float64, device=self._session.job.device), [times.busy])
+            with self._session.job.progress.waiting():
+                self._note_times(times, float(total.wait()[0]))
+
+    def _own_times(self) -> _Times | None:
+        """Of the last window; None where they are read. Nobody waits if another window has run since."""
+        if self._untimed is None:
+            return None
+        (step, recording), self._untimed = self._untimed, None
+        busy, seconds = recording.busy(apart_from=Op.ENCODE)  # it waits for inputs
+        return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=seconds)
+
+    def _note_times(self, own: _Times, busy: float) -> None:
+        """`busy` is the sum over all ranks."""
+        bubble = 1 - busy / self._session.plan.mesh.num_ranks
+        self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
+
+    def _consequence(self, step: int) -> str:
+        return (
+            f"; stages whose own gradient was not finite did not step, the others went on up to step {step + 1}, and "
+            "nothing of it is saved"
+        )
+
+    def _feed(self, batch: int) -> None:
+        """Give a batch that is about to be encoded its raw inputs."""
+        started = perf_counter()
+        inputs = next(self._batches)
+        self._waited += perf_counter() - started
+        self._session.worker.feed_batch(batch, inputs)
+
+    def _update(self, block: int, number: int) -> None:
+        """A block's step: its gradients are complete."""
+        assert self._base is not None
+        step, one, session = self._base + number, self._trained, self._session
+        self._squares = sum_of_squares([p.grad for p in one.owned if p.grad is not None], session.job.device)
+        gradients = [p.grad for p in one.parameters if p.grad is not None]
+        own = sum_of_squares(gradients, session.job.device)
+        if not bool(own.isfinite()):
+            return
+        if one.clip_norm is not None:
+            scale(gradients, clip_factor(own.sqrt(), one.clip_norm))
+        set_learning_rates(session.optimizer, self._rates_at(block, step))
+        if session.optimizer is not None:
+            session.optimizer.step()
+        if session.ema is not None:
+            session.ema.update(step)
+
+    def _rates_at(self, block: int, step: int) -> dict[str, float]:
+        """The learning rates of a block's groups in update `step`, counted from 0."""
+        rates, recipe = self._trained.rates_at(step), self._session.recipe
+        fading = recipe.learning_rate.by_staleness
+        if fading is None or step >= recipe.pipeline.num_unflushed(recipe.training.steps):
+            return rates
+        factor = factor_at(step, self._staleness[block], fading)
+        return {group: rate * factor for group, rate in rates.items()}
+
+    def _predict(self, block: int, version: int, number: int) -> None:
+        """The parameters show a version; they become what the steps up to `number` may make of it."""
+        assert self._base is not None
+        rates = [self._rates_at(block, self._base + step) for step in range(version, number)]
+        predict(self._session.optimizer, rates)
+
+    def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
+        """Start the sum over all ranks of squared norm, loss, the busy share of the window before, and votes."""
+        session, one = self._session, self._trained
+        loss = one.sums(outputs, session.job.device)[1]
+        bad = tuple(outputs)
+        before = self._own_times()
+        self._untimed = step, self._window.recording
+        saves, stops = self._stopping.votes()
+        numbers = [0.0 if before is None else before.busy, float(saves), float(stops)]
+        return _Window(
+            step=step,
+            before=before,
+            bad=lambda found: bad_positions(session, [one], bad, found),
+            sum=HostSum(torch.stack([self._squares, loss]), numbers),
+            waited=self._waited,
+            seconds=perf_counter() - started - self._waited,
+        )
+
+    def _settle(self, window: _Window) -> StepResult:
+        session = self._session
+        with session.job.progress.waiting():
+            total = window.sum.wait()
+        *_, busy, saves, stops = total.tolist()
+        if window.before is not None:
+            self._note_times(window.before, busy)
+        result = self._trained.result(window.step, total[:2], session.plan.batch)
+        if not (isfinite(result.loss) and isfinite(result.norm)) and self._broken is None:
+            self._broken = window.step, result, window.bad(result)
+        decision = self._stopping.decision((int(saves), int(stops)))
+        self._decision = Decision(
+            saves=self._decision.saves or decision.saves, stops=self._decision.stops or decision.stops
+        )
+        return StepResult(
+            step=window.step + 1,
+            loss=result.loss,
+            gradient_norm=result.norm,
+            learning_rate=result.learning_rate,
+            backbones=(result,),
+            seconds=window.seconds,
+            waited=window.waited,
+            decision=NO_DECISION,
+        )

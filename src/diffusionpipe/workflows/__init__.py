@@ -1,0 +1,1 @@
+"""Planning and execution joined: what a command or a library call does, without printing anything."""

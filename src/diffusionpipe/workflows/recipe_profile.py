@@ -1,0 +1,116 @@
+"""The profile of a recipe's model for a cluster: read and checked, computed, or measured here."""
+
+import os
+from pathlib import Path
+
+import torch
+import typer
+
+from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.costs.devices import DEVICES
+from diffusionpipe.costs.files import (
+    ANY_CPU,
+    check_device,
+    check_kept,
+    check_model,
+    has_device,
+    kept_warning,
+    read_profile,
+)
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.profiler import analytic_profile, profile_model
+from diffusionpipe.profiler.measured import device_name, package_versions
+from diffusionpipe.schedules.several.opposed import JOINT
+from diffusionpipe.schedules.traits import is_split
+from diffusionpipe.trainer.model.members import build_model
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
+from diffusionpipe.workflows.stated_model import code_digest, known_rates
+
+LARGEST = 128
+
+
+def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
+    """The profile of a file, if it is of this model and precision and of a device of the cluster.
+
+    Raises:
+        FileFormatError: it cannot be read, or is of another model or device.
+        ConfigError: it is of another precision.
+    """
+    profile = read_profile(path)
+    check_device(profile, cluster, source=str(path))
+    precision = recipe.training.precision.value
+    if profile.precision != precision:
+        raise ConfigError(
+            f"{path} is a profile in {profile.precision}, but the recipe trains in {precision}; profile again, or set "
+            f"training.precision = {profile.precision}"
+        )
+    # A computed profile is described on the CPU, since its device need not be here.
+    device = "cpu" if profile.source == "analytic" else profile.device_type
+    model = build_model(recipe, device).model
+    check_model(profile, model, source=str(path))
+    schedule = recipe.pipeline.schedule
+    if schedule is not None and schedule not in JOINT and is_split(schedule):
+        check_kept(profile, source=str(path))
+    elif schedule is None and (warning := kept_warning(profile, source=str(path))):
+        typer.echo(f"warning: {warning}", err=True)
+    return profile
+
+
+def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Profile:
+    """The profile of a recipe for the cluster's device: computed if that is a known one, else measured here.
+
+    Raises:
+        ConfigError: the device is neither known nor here.
+    """
+    rates = known_rates(cluster)
+    device = "cpu" if rates is not None else _device_here(cluster)
+    opened = build_model(recipe, device)
+    graph, model = opened.graph, opened.model
+    sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
+
+    def make() -> Profile:
+        from diffusionpipe.cli.verbs.profile import progress_bar
+
+        with progress_bar() as report:
+            if rates is not None:
+                return analytic_profile(
+                    graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
+                )
+            return profile_model(graph, model, device=device, precision=precision, batch_sizes=sizes, progress=report)
+
+    key = ProfileKey(
+        model=model,
+        precision=precision,
+        batch_sizes=sizes,
+        device=rates.title if rates is not None else device_name(torch.device(device)),
+        rates=rates,
+        versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
+    )
+    profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
+    typer.echo(f"profile: {profile.source}, {profile.device}{f', kept as {path}' if path else ''}", err=True)
+    return profile
+
+
+def _device_here(cluster: Cluster) -> str:
+    """Which of this machine's devices the cluster has: "cuda" or "cpu"."""
+    here = {"cuda": torch.device("cuda")} if torch.cuda.is_available() else {}
+    here["cpu"] = torch.device("cpu")
+    for kind, device in here.items():
+        if has_device(cluster, device_name(device), kind):
+            return kind
+    names = ", ".join(sorted({device.name for device in cluster.devices}))
+    raise ConfigError(
+        f"the layers cannot be profiled for the cluster {cluster.name}: its devices ({names}) are not on this "
+        f"machine, which has {', '.join(map(device_name, here.values()))}, and not in the table of known devices "
+        f"({', '.join(rates.title for rates in DEVICES.values())})\n"
+        f'Run "diffusionpipe profile RECIPE" on such a device and give --profile, or use {ANY_CPU} as the device '
+        "name in the cluster file."
+    )
+
+
+def _batch_sizes(recipe: Recipe, cluster: Cluster) -> tuple[int, ...]:
+    """Powers of two up to a rank's equal share of the batch, that share, and the frozen layers' chunk."""
+    share = -(-recipe.training.batch // cluster.num_ranks)
+    most = min(LARGEST, max(share, recipe.pipeline.sizes.encode_chunk))
+    return tuple(sorted({1, most, *(2**i for i in range(1, 8) if 2**i < most)}))

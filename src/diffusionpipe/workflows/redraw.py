@@ -1,0 +1,113 @@
+"""Pictures that `diffusionpipe sample` keeps singly, and `--like PICTURE`: draw one again, from what its file says."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from diffusionpipe.trainer.inference.denoise import SamplingSettings
+    from diffusionpipe.trainer.inference.drawing import Picture
+    from diffusionpipe.trainer.inference.sample_file import Origin
+    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.workflows.run_recipe import SampleSize
+    from diffusionpipe.workflows.trained_model import TrainedModel
+
+
+def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
+    """Write the picture that `like` was, drawn anew with the weights that it was drawn with.
+
+    Raises:
+        ConfigError: the file does not say how it was drawn, or those weights are gone.
+    """
+    from diffusionpipe.trainer.data.clips import PLAYED
+    from diffusionpipe.trainer.inference.sample_file import read_origin, write_sample
+    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.viz.drawing_file import MOVING, check_drawing_file, write_clip
+    from diffusionpipe.workflows.trained_model import model_after, trained_model
+
+    origin = read_origin(like)
+    check_drawing_file(out, None if origin.frames is None else origin.frame_rate)
+    if origin.precision is Precision.FLOAT64:
+        typer.echo(f"{like} was drawn in float64 and is drawn again in float32, so pixels may differ by 1 of 255")
+        origin = replace(origin, precision=Precision.FLOAT32)
+    with TemporaryDirectory() as temporary:
+        step = origin.training_step
+        model = trained_model(run) if step is None else model_after(run, step, Path(temporary))
+        picture = _draw(model, origin, device)
+    if out.suffix.lower() in MOVING:
+        write_clip(picture, out, rate=origin.frame_rate or PLAYED)
+    else:
+        write_sample(picture, origin, out)
+    typer.echo(f'"{origin.caption}" in {out}')
+
+
+def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "Picture":
+    """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.drawing import Arithmetic
+    from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
+    from diffusionpipe.workflows.run_recipe import SampleSize
+    from diffusionpipe.workflows.sample_memory import check_memory, named_shortage
+    from diffusionpipe.workflows.sample_ranks import drawing_work
+
+    wish = Wish(
+        prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
+        labels=() if origin.label is None else (origin.label,) * origin.count,
+        negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt is not None else (),
+        conditions=(Path(origin.condition),) * origin.count if origin.condition is not None else (),
+        frame_rate=origin.frame_rate,
+    )
+    if model.before is not None:
+        raise ConfigError(
+            "pictures that several models have drawn cannot be drawn again from one file; draw them with sample and "
+            f"the same --seed, {origin.settings.seed}"
+        )
+    size = SampleSize(resolution=origin.resolution, height=origin.height, frames=origin.frames)
+    check_memory(model.folder, len(wish), size.sample, device)
+    with named_shortage(), drawing_work() as on_step:
+        pictures = draw_from_folder(
+            model.folder,
+            wish,
+            origin.settings,
+            resolution=origin.resolution,
+            device=device,
+            adapters=model.adapters,
+            variant=model.variant,
+            clip=size.clip,
+            arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
+            on_step=on_step,
+        )
+    return pictures[origin.index]
+
+
+def origin_of(
+    run: Path,
+    settings: "SamplingSettings",
+    size: "SampleSize",
+    precision: "Precision",
+    rows: int | None,
+) -> "Origin":
+    """What pictures have in common that are drawn together from a run or a folder; `rows` as in `Origin`."""
+    from diffusionpipe.trainer.inference.sample_file import Origin
+    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.run_recipe import recipe_of
+
+    recipe = recipe_of(run)
+    step = load_recipe(recipe).training.steps if recipe.is_file() else None
+    return Origin(
+        settings=settings,
+        resolution=size.resolution,
+        height=size.height,
+        frames=size.frames,
+        precision=precision,
+        rows=rows,
+        model=str(run),
+        training_step=step,
+        weights="folder" if step is None else "export",
+    )

@@ -1,0 +1,205 @@
+"""Where `diffusionpipe sample` draws: in this process, or over several ranks, each with a part of the model."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import ModelGraph
+    from diffusionpipe.ir import Plan
+    from diffusionpipe.trainer.inference.cascade_drawing import OnStep
+    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.denoise import SamplingSettings
+    from diffusionpipe.trainer.inference.drawing import Picture
+    from diffusionpipe.trainer.inference.folder_drawing import Source
+    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.workflows.run_recipe import SampleSize
+    from diffusionpipe.workflows.trained_model import TrainedModel
+
+_OF_LAUNCHER = ("ranks",)
+"""Options that are not for the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What is to be drawn, and how."""
+
+    model: "TrainedModel"
+    wish: "Wish"
+    settings: "Sequence[SamplingSettings]"
+    """Of the model and of those before it, in the order of sampling."""
+    size: "SampleSize"
+    precision: "Precision"
+    device: str
+
+    @property
+    def sources(self) -> "list[Source]":
+        """The folders that are drawn from."""
+        from diffusionpipe.trainer.inference.folder_drawing import Source
+
+        return [
+            Source(
+                folder=one.folder,
+                resolution=one.resolution or self.size.resolution,
+                adapters=one.adapters,
+                name=one.name,
+                small=None if one.before is None else one.before.resolution,
+                clip=self.size.clip,
+                variant=one.variant,
+            )
+            for one in self.model.chain
+        ]
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several that draw together."""
+    from diffusionpipe.trainer.launching.launch import is_under_torchrun
+
+    return is_under_torchrun(os.environ)
+
+
+def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
+    """The pictures of each model, drawn in this process."""
+    from diffusionpipe.trainer.inference.cascade_drawing import draw_from_folders
+    from diffusionpipe.trainer.inference.drawing import Arithmetic
+    from diffusionpipe.workflows.device import chosen_device
+    from diffusionpipe.workflows.sample_memory import check_memory, named_shortage
+
+    device = chosen_device(drawing.device)
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.sample, device)
+    with named_shortage(), drawing_work() as on_step:
+        return draw_from_folders(
+            drawing.sources,
+            drawing.wish,
+            drawing.settings,
+            device=device,
+            arithmetic=Arithmetic(precision=drawing.precision),
+            on_step=on_step,
+        )
+
+
+def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
+    """Start processes that run this command, each as a rank. Their logs stay where a rank has crashed.
+
+    Raises:
+        ConfigError: a rank has refused to draw, there are more ranks than layers, or this process is a rank already.
+        PeerError: a rank has failed.
+    """
+    import shutil
+    from tempfile import mkdtemp
+
+    from diffusionpipe.errors import ConfigError, PeerError
+    from diffusionpipe.trainer.launching.launch import launch
+    from diffusionpipe.workflows.device import chosen_device
+    from diffusionpipe.workflows.machine import check_processes
+    from diffusionpipe.workflows.sample_memory import check_memory
+
+    if is_rank():
+        raise ConfigError("torchrun has started the ranks already; leave out --ranks")
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.sample, chosen_device(drawing.device))
+    check_processes(ranks, 0)
+    check_layers(drawing, ranks)
+    logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))
+    command = [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(context)]
+    try:
+        status = launch(command, ranks=ranks, log_folder=logs, environ=os.environ)
+    except PeerError as error:
+        raise PeerError(f"{error}\nThe ranks' output is in {logs}.") from error
+    except BaseException:
+        shutil.rmtree(logs, ignore_errors=True)
+        raise
+    shutil.rmtree(logs, ignore_errors=True)
+    if status:
+        raise typer.Exit(status)
+
+
+def check_layers(drawing: Drawing, ranks: int) -> None:
+    """Refuse more ranks than a model has layers, without weights.
+
+    Raises:
+        ConfigError: names the model and the largest number of ranks.
+        RecipeError: prompts and labels do not suit the model.
+    """
+    from diffusionpipe.models.graphs.describe import describe
+    from diffusionpipe.trainer.inference.folder_drawing import open_source
+
+    if ranks == 1:
+        return
+    for source, settings in zip(drawing.sources, drawing.settings, strict=True):
+        _check_ranks(describe(open_source(source, drawing.wish, settings, tells=False).graph), ranks, source.name)
+
+
+def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
+    from diffusionpipe.errors import ConfigError
+
+    layers = len(model.backbone_layers)
+    if ranks > layers:
+        denoiser = f"the denoiser of {name}" if name else "the denoiser"
+        raise ConfigError(f"{ranks} ranks cannot share the {layers} layers of {denoiser}; use --ranks {layers} at most")
+
+
+def arguments_of_rank(context: typer.Context) -> list[str]:
+    """The command line of each rank: this command's own, without options of the launcher."""
+    options, positional = [], []
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name in _OF_LAUNCHER or value is None:
+            continue
+        if parameter.param_type_name == "argument":
+            positional.append(str(value))
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        options += [f"{parameter.opts[0]}={one}" for one in values]
+    return ["sample", *options, "--", *positional]
+
+
+def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, int]":
+    """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time."""
+    from diffusionpipe.runtime.job.process_group import joined, leave, membership
+    from diffusionpipe.trainer.inference.drawing import Arithmetic
+    from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks, rows_together
+    from diffusionpipe.workflows.sample_memory import named_shortage
+
+    member = membership(os.environ)
+    try:
+        with drawing_work(member.rank) as on_step, joined(member, device=drawing.device) as job, named_shortage():
+            ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=drawing.precision))
+            drawn = draw_on_ranks(drawing.sources, drawing.wish, drawing.settings, ranks, on_step=on_step)
+    except (Exception, KeyboardInterrupt) as error:
+        leave(error, member)
+    return drawn, rows_together(len(drawing.wish) * drawing.settings[-1].copies)
+
+
+@contextmanager
+def drawing_work(rank: int | None = None) -> "Iterator[OnStep]":
+    """What is told the denoising steps done and all of them: rank 0 and a process that is no rank (None) show them.
+
+    A bar on a terminal, gone at the end; elsewhere a line of the log now and then.
+    """
+    from rich.console import Console
+
+    from diffusionpipe.cli.verbs.output import log_to
+    from diffusionpipe.trainer.reporting.screen import Screen, steps_of
+
+    screen = Screen(Console(stderr=True), speaks=not rank)
+    log_to(screen.console, rank)
+    with screen.work("drawing") as work:
+        yield steps_of(work)
+
+
+def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":
+    """The plan of a pipeline over all ranks that draws.
+
+    Raises:
+        ConfigError: there are more ranks than layers.
+    """
+    from diffusionpipe.planner.drawing import drawing_plan
+
+    _check_ranks(model, ranks)
+    return drawing_plan(model, ranks, rows, size)

@@ -1,0 +1,344 @@
+"""A model that is stated on the command line, and its profile: computed once for a known device, then kept.
+
+    plan --model sd-2.1 --resolution 512 --cluster a100-80x8:2 --batch 512
+
+Counting the work of all layers takes 10 to 40 s. A kept profile is found by the hash of all that its numbers depend on:
+the model's configuration files, the device's rates and efficiencies, the code that counts and prices, and the versions
+of the packages. None of these needs torch, so a second plan starts at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from diffusionpipe.costs.devices import DEVICES, device_rates
+from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import Cluster, Profile
+    from diffusionpipe.costs.devices import DeviceRates
+    from diffusionpipe.models.graphs.graph import LayerGraph
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""At which times are computed; two of them are counted."""
+PRECISION = "bfloat16"
+_SMALLEST, _LARGEST = 8, 16384
+"""Pixels of a side."""
+_NUMBER = re.compile("[0-9]{1,5}")
+_PACKAGES = ("torch", "diffusers", "transformers", "peft")
+_OF_NOISE = ("noise", "time")
+_COUNTING = ("models", "profiler", "costs")
+"""Packages whose code gives the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedModel:
+    """What the command line says of a model; nothing of it is opened yet."""
+
+    name: str
+    """Of a shipped configuration, or a diffusers folder, or a hub id, or a class."""
+    is_class: bool = False
+    """Whether it is a transformer class of diffusers at its default size, without encoders and VAE."""
+    resolution: int | None = None
+    """Side of a picture in pixels; None for the published one, which a folder's pipeline draws."""
+    clip: tuple[int, int, int] | None = None
+    """Width, height and frames of clips, in place of pictures."""
+    lora_rank: int | None = None
+    """Of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
+    has_narrow_store: bool = False
+    """Whether frozen matrices are stored in bfloat16."""
+
+
+def computed_profile(stated: StatedModel, device: str, folder: Path | None) -> tuple[Profile, Path | None]:
+    """The profile of a model on a known device in bfloat16, and its file in the folder; None for no folder.
+
+    Raises:
+        ConfigError: the device is not known.
+        ModelError: there is no such model, or it cannot be cut.
+    """
+    rates = device_rates(device)
+
+    def make() -> Profile:
+        return _computed(stated, device)
+
+    return kept_profile(_digest(stated, rates) if folder else "", make, folder)
+
+
+def named_model(
+    name: str | None,
+    profile: Path | None,
+    *,
+    kind: str | None = None,
+    resolution: str | None = None,
+    lora_rank: int | None = None,
+    frozen_dtype: str | None = None,
+) -> StatedModel | None:
+    """The model that options of a command state; None where neither --model nor --model-class is among them.
+
+    `kind`: the value of --model-class.
+
+    Raises:
+        ConfigError: options that do not belong together, an unknown dtype, or a resolution that is none.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    if name is not None and kind is not None:
+        raise ConfigError("--model and --model-class are both given; give the one that names what is planned")
+    if name is None and kind is None:
+        options = {"--resolution": resolution, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
+        if given := [option for option, value in options.items() if value is not None]:
+            raise ConfigError(f"{', '.join(given)}: only a model that --model or --model-class names takes this")
+        return None
+    if profile is not None:
+        option = "--model" if kind is None else "--model-class"
+        raise ConfigError(f"--profile and {option} are both given; a profile already says which model it is of")
+    if frozen_dtype not in {None, "bfloat16"}:
+        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16, or leave it out")
+    side, clip = (None, None) if resolution is None else _size(resolution)
+    return StatedModel(
+        name=name or str(kind),
+        is_class=kind is not None,
+        resolution=side,
+        clip=clip,
+        lora_rank=lora_rank,
+        has_narrow_store=frozen_dtype is not None,
+    )
+
+
+def rows_a_picture(stated: StatedModel | Path | None) -> int:
+    """Rows of a picture in the denoiser: 2 for a model that diffusers' pipeline draws with classifier-free guidance.
+
+    A profile and a class do not say it: 1.
+    """
+    if not isinstance(stated, StatedModel) or stated.is_class:
+        return 1
+    from diffusionpipe.models.opening.configured import configured_family, configured_models
+    from diffusionpipe.models.opening.pipeline_defaults import default_guidance
+
+    if stated.name in configured_models():
+        family = configured_family(stated.name)
+        scale, unguided = family.guidance, family.call.unguided if family.call else 1.0
+    else:
+        guidance = default_guidance(_folder(stated.name))
+        scale, unguided = guidance.scale, guidance.unguided
+    return 1 if scale == unguided else 2
+
+
+def _size(text: str) -> tuple[int | None, tuple[int, int, int] | None]:
+    """The side of a picture, or width, height and frames of a clip.
+
+    Raises:
+        ConfigError: the text is neither.
+
+    >>> _size("512"), _size("832x480x81")
+    ((512, None), (None, (832, 480, 81)))
+    """
+    from diffusionpipe.errors import ConfigError
+
+    match [int(part) if _NUMBER.fullmatch(part) else 0 for part in text.split("x")]:
+        case [side] if _SMALLEST <= side <= _LARGEST:
+            return side, None
+        case [width, height, frames] if min(width, height) >= _SMALLEST and max(width, height) <= _LARGEST and frames:
+            return None, (width, height, frames)
+    raise ConfigError(
+        f"--resolution {text!r} is not the side of a picture, {_SMALLEST} to {_LARGEST}, nor WIDTHxHEIGHTxFRAMES of a "
+        "clip; use e.g. 512 or 832x480x81"
+    )
+
+
+def profile_of(
+    source: StatedModel | Path | None, cluster: Cluster, *, uses_cache: bool = True, may_split: bool = True
+) -> Profile:
+    """The profile in a file, or the computed one of a stated model; `may_split`: for plans with split backwards too.
+
+    Raises:
+        FileFormatError: the file cannot be read, or is of a device that the cluster does not have.
+        ConfigError: the cluster's device is not known.
+        ModelError: as `computed_profile`.
+    """
+    from diffusionpipe.costs.files import check_device, kept_warning, read_profile
+
+    if isinstance(source, StatedModel):
+        return _for_cluster(source, cluster, cache_folder(os.environ) if uses_cache else None)
+    assert source is not None
+    profile = read_profile(source)
+    check_device(profile, cluster, source=str(source))
+    if may_split and (warning := kept_warning(profile, source=str(source))):
+        typer.echo(f"warning: {warning}", err=True)
+    return profile
+
+
+def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None) -> Profile:
+    """The computed profile for a cluster's device, with a line that says where it is kept.
+
+    Raises:
+        ConfigError: the device is not known.
+        ModelError: as `computed_profile`.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    rates = known_rates(cluster)
+    if rates is None:
+        known = ", ".join(one.title for one in DEVICES.values())
+        raise ConfigError(
+            f"--model computes layer times, but the devices of the cluster {cluster.name} are not among the known ones "
+            f"({known}); profile the model there and give --profile"
+        )
+    profile, path = computed_profile(stated, rates.name, folder)
+    typer.echo(f"profile: analytic, {profile.device}, {profile.mode}{f', kept as {path}' if path else ''}", err=True)
+    if stated.is_class:
+        typer.echo(f"{stated.name} without encoders and VAE; a sample is {_sample(profile)}", err=True)
+    return profile
+
+
+def _sample(profile: Profile) -> str:
+    """The shapes of latents and of what the class reads beside them."""
+    named = [(name, profile.graph.tensor(name).shape) for name in profile.graph.inputs if name not in _OF_NOISE]
+    return ", ".join(f"{name} {' x '.join(map(str, shape)) or '1'}" for name, shape in named)
+
+
+def known_rates(cluster: Cluster) -> DeviceRates | None:
+    """The rates of the device that the others' speeds are relative to; None where it is not known."""
+    reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
+    return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
+
+
+def code_digest() -> str:
+    """The hash of the code that counts and prices operations, efficiencies included."""
+    found = sha256()
+    for package in _COUNTING:
+        for path in sorted(Path(str(files("diffusionpipe") / package)).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _digest(stated: StatedModel, rates: DeviceRates) -> str:
+    """The hash of all that the numbers depend on."""
+    found = sha256()
+    content = {
+        "model": asdict(stated) | {"resolution": stated.resolution or _published_resolution(stated.name)},
+        "rates": asdict(rates),
+        "batch_sizes": BATCH_SIZES,
+        "precision": PRECISION,
+        "versions": [(name, version(name)) for name in _PACKAGES],
+        "code": code_digest(),
+    }
+    found.update(json.dumps(content, sort_keys=True).encode())
+    for path in () if stated.is_class else _configurations(stated.name):
+        found.update(f"{path.name} {path.stat().st_size}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _published_resolution(name: str) -> int | None:
+    """The resolution that a shipped configuration states, so that stating it too finds the same profile."""
+    path = _shipped() / f"{name}.json"
+    return int(json.loads(path.read_text(encoding="utf-8"))["resolution"]) if path.is_file() else None
+
+
+def _shipped() -> Path:
+    return Path(str(files("diffusionpipe.models") / "configurations"))
+
+
+def _configurations(name: str) -> Iterator[Path]:
+    """The files that say what the model is."""
+    if (_shipped() / f"{name}.json").is_file():
+        yield from sorted(_shipped().rglob("*.json"))
+        return
+    folder = _folder(name)
+    yield from sorted([*folder.glob("*.json"), *folder.glob("*/*config.json")])
+
+
+def _folder(name: str) -> Path:
+    """The diffusers folder of that name, or of a hub id.
+
+    Raises:
+        ModelError: there is none.
+    """
+    from diffusionpipe.errors import ModelError
+    from diffusionpipe.models.opening.configured import configured_models
+    from diffusionpipe.models.opening.folder import resolve_folder
+
+    try:
+        return resolve_folder(name)
+    except ModelError as error:
+        raise ModelError(f"{error}\nOr name one of the shipped models: {', '.join(configured_models())}") from error
+
+
+def _computed(stated: StatedModel, device: str) -> Profile:
+    import torch
+
+    from diffusionpipe.cli.verbs.profile import progress_bar
+    from diffusionpipe.models.graphs.describe import describe
+    from diffusionpipe.profiler import analytic_profile
+    from diffusionpipe.profiler.decoding import decoding_of_graph
+
+    graph = stated_graph(stated)
+    model = describe(graph, autocast=torch.bfloat16)
+    with progress_bar() as report:
+        profile = analytic_profile(
+            graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
+        )
+    return replace(profile, decoding=decoding_of_graph(graph))
+
+
+def stated_graph(stated: StatedModel) -> LayerGraph:
+    """The model with parameters on the meta device, frozen ones as wide as they are stored.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be cut.
+    """
+    import torch
+
+    from diffusionpipe.models.graphs.graph import canonical_names
+    from diffusionpipe.models.parameters.weights import frozen_factors
+
+    graph = _opened(stated)
+    if stated.has_narrow_store:
+        narrow = frozen_factors(graph)
+        for parameter, name in canonical_names(graph.components).items():
+            if name in narrow:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return graph
+
+
+def _opened(stated: StatedModel) -> LayerGraph:
+    from diffusionpipe.models.base.family import Clip
+    from diffusionpipe.models.objectives.objective import ObjectiveSettings
+    from diffusionpipe.models.opening.class_graph import class_graph
+    from diffusionpipe.models.opening.configured import configured_graph, configured_models
+    from diffusionpipe.models.opening.folder import build_graph
+    from diffusionpipe.models.opening.pipeline_defaults import default_resolution
+    from diffusionpipe.models.parameters.lora import LoraSettings
+    from diffusionpipe.trainer.model.members import stored_prediction
+
+    lora = None if stated.lora_rank is None else LoraSettings(rank=stated.lora_rank)
+    clip = None
+    if stated.clip is not None:
+        width, height, frames = stated.clip
+        clip = Clip(width=width, height=height, frames=frames)
+    if stated.is_class:
+        if stated.resolution is not None:
+            clip = Clip.square(stated.resolution)
+        return class_graph(stated.name, size=clip, lora=lora)
+    if stated.name in configured_models():
+        return configured_graph(stated.name, resolution=stated.resolution, lora=lora, clip=clip)
+    folder = _folder(stated.name)
+    return build_graph(
+        folder,
+        objective=ObjectiveSettings(prediction=stored_prediction(folder)),
+        resolution=stated.resolution or default_resolution(folder),
+        lora=lora,
+        clip=clip,
+    )

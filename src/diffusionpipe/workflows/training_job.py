@@ -1,0 +1,66 @@
+"""A training as a job of several processes: who may use its folder, and the command line of its ranks."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What the launcher was asked for."""
+
+    recipe: Path
+    overrides: Sequence[str]
+    folder: Path
+    """The run folder."""
+    devices: Sequence[int]
+    """The number of each rank's device on this machine."""
+    device: str
+    resume: str | None
+    take_over: bool
+    port: int | None
+    max_restarts: int
+    uses_cache: bool
+
+
+def start(job: TrainingJob) -> int:
+    """Run the job's ranks and return its exit status. Nobody else can use the run folder meanwhile.
+
+    Raises:
+        ConfigError: another job uses the folder, which is left as it is; or a rank has refused to start.
+        PeerError: a rank has failed.
+    """
+    from diffusionpipe.errors import ConfigError, PeerError
+    from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of
+    from diffusionpipe.trainer.launching.launch import LOGS, launch
+    from diffusionpipe.trainer.launching.restarts import with_restarts
+    from diffusionpipe.trainer.launching.run_lock import acquire
+
+    with acquire(job.folder, take_over=job.take_over) as lock:
+        lock.share()  # with rank 0, which outlives a launcher that is killed
+
+        def attempt(resume: str | None) -> int:
+            if lock.is_lost:
+                raise ConfigError(f"another job has taken over {job.folder}, so this one is not restarted.")
+            try:
+                return launch(
+                    [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)],
+                    ranks=len(job.devices),
+                    devices=job.devices,
+                    log_folder=job.folder / LOGS,
+                    environ=os.environ,
+                    port=job.port,
+                )
+            except PeerError as error:
+                raise PeerError(f"{error}\n{kept_of(job.folder).remedy()}") from error
+
+        return with_restarts(attempt, job.folder, job.resume, max_restarts=job.max_restarts)
+
+
+def arguments_of_rank(job: TrainingJob, resume: str | None) -> list[str]:
+    """The command line of each rank."""
+    options = ["--device", job.device, *(["--resume", resume] if resume is not None else [])]
+    options += [] if job.uses_cache else ["--no-cache"]
+    return ["train", str(job.recipe), *job.overrides, *options]
