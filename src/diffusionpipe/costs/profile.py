@@ -47,8 +47,8 @@ class LayerProfile:
     """The time in which the host issues the layer's kernels, where the other times are the device's alone. A file
     without it has both in one."""
     forward_only: tuple[Seconds, ...] = ()
-    """Time of a forward without gradients, which keeps nothing for a backward: that of a probe (`schedules/several/probes.py`); ()
-    where nobody has measured it, as in computed profiles and in models without probes: then it is `forward`."""
+    """Time of a forward without gradients, which keeps nothing for a backward: of a probe (`schedules.several.probes`).
+    () where nobody has measured it, as in computed profiles and in models without probes: then it is `forward`."""
     drawing: tuple[Bytes, ...] = ()
     """Bytes of the forward at its peak where nothing is kept for a backward, what it writes included. A file without it
     leaves them to be bounded by activation and workspace."""

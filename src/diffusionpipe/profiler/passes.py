@@ -3,7 +3,7 @@
     cast       a, b, c               copies of the weights, where autocast reads such
     forward    a ──> b ──> c         each layer on what the one before it has just written
     backward   a <── b <── c         then the whole backward of each, or every other time its input gradient alone
-    probe      a ──> b ──> c         forwards without gradients, of layers that are probed (`schedules/several/probes.py`)
+    probe      a ──> b ──> c         forwards without gradients, of probed layers (`schedules/several/probes.py`)
 
 A layer that is run again and again by itself reads its weights and inputs from the nearest cache; on a CPU with one
 thread that makes a small U-Net look up to 10 % faster than it is. All ranks of a job may measure at once, because in

@@ -9,8 +9,8 @@ with its next beat. So the cost is a handful of store requests per rank and seco
 ranks name the same culprit. Gone means: the process does not exist any more (same machine, noticed within one
 interval), or no beat for `patience` (another machine, a stopped or frozen process), or the store itself is gone.
 
-A rank may also live and stand still. Beats carry what a rank does (`runtime.job.progress`); `runtime.job.stall` finds the
-rank that stands still, and every rank writes its Python stacks before it ends.
+A rank may also live and stand still. Beats carry what a rank does (`runtime.job.progress`); `runtime.job.stall` finds
+the rank that stands still, and every rank writes its Python stacks before it ends.
 
 A long computation that holds Python's global lock delays beats, so `patience` is well above such pauses; and silence
 is counted in the watcher's own rounds, so that a watcher that was paused itself accuses nobody.

@@ -6,8 +6,8 @@
            └─ rank 1…  output in LOG_FOLDER/rank_1.out and .err
 
 The agent's own report is a table of pids and "traceback: see the documentation"; ours is the error of the rank that
-failed first. It comes from the note that the rank left (`runtime.machine.error_file`), or else from its exit status. The
-agent runs in a thread because its signal handlers end the job without waiting for a checkpoint longer than a fixed time.
+failed first. It comes from the note that the rank left (`runtime.machine.error_file`), or else from its exit status.
+The agent runs in a thread: its signal handlers end the job without waiting for a checkpoint longer than a fixed time.
 """
 
 import contextlib
