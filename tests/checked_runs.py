@@ -13,6 +13,7 @@ from unittest import mock
 from rich.console import Console
 from tiny_runs import train
 
+from diffusionpipe.cli.text.check_text import ConsoleReport
 from diffusionpipe.cli.verbs.run_report import RunReport
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.machine_use import Counters, Place
@@ -48,7 +49,9 @@ def train_checked(job: Job, recipe: Recipe, others: float = 0.0) -> int:
     `others`: what other programs use of the cores, whatever they do in truth.
     """
     console, log = Console(file=io.StringIO()), io.StringIO()
-    check = RunCheck(console, Command(recipe=Path("recipe.toml"), overrides=(), ranks=job.membership.world_size))
+    check = RunCheck(
+        ConsoleReport(console), Command(recipe=Path("recipe.toml"), overrides=(), ranks=job.membership.world_size)
+    )
     report = RunReport(console, job.membership.rank, check)
     machine = {"read_counters": Recorded(others).read, "place_of": two_cores}
     with mock.patch.multiple(first_steps, WARM_UP=1, COUNTED=3, **machine), logged_to(log):

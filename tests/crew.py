@@ -118,7 +118,8 @@ def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
     """The ranks' side."""
     import torch
 
-    from diffusionpipe.runtime.job.process_group import Membership, joined
+    from diffusionpipe.runtime.job.membership import Membership
+    from diffusionpipe.runtime.job.process_group import joined
 
     gc.freeze()  # see conftest
     torch.set_num_threads(1)

@@ -29,6 +29,7 @@ from tiny_models import randomise_parameters, randomise_pipeline, tiny_transform
 from tiny_pipelines import flux, sd3
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
+from diffusionpipe.cli.verbs.drawing_work import drawing_work
 from diffusionpipe.costs import LayerProfile, Profile
 from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.runtime.job.process_group import Job
@@ -288,7 +289,7 @@ def _check(results: Sequence[Any]) -> None:
 def _draw_again(_: Job, run: Path) -> int:
     with traced_once():
         kept = sample_folder(run, STEPS) / "000-ab.png"
-        redraw(run, kept, run / "again.png", torch.device("cpu"))
+        redraw(run, kept, run / "again.png", torch.device("cpu"), drawing_work)
     return STEPS
 
 

@@ -22,7 +22,8 @@ from transformers import CLIPTokenizer
 
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.profiler import links, measure_links, measured, passes, profile_job, together, waking
-from diffusionpipe.runtime.job.process_group import Job, joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import Job, joined
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.course import run as run_module

@@ -10,7 +10,6 @@ import torch
 from rich.table import Table
 
 from benchmarks.tables import table
-from diffusionpipe.cli.verbs.plan import stated_setting
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.models.graphs.describe import describe
@@ -22,6 +21,7 @@ from diffusionpipe.planner.unflushed import unflushed
 from diffusionpipe.profiler import analytic_profiles
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.stated_model import BATCH_SIZES, PRECISION, known_rates
+from diffusionpipe.workflows.stated_setting import stated_setting
 
 PER_DEVICE = 8
 """Samples of a step."""

@@ -18,7 +18,7 @@ from diffusionpipe.cli.verbs.doctor import json_of, lines_of
 from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.runtime.job.devices import sight
 from diffusionpipe.runtime.job.interfaces import check_interfaces, gloo_address
-from diffusionpipe.runtime.job.process_group import Membership
+from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.workflows import doctor_trials, machine
 from diffusionpipe.workflows.doctor_connections import connections
 from diffusionpipe.workflows.doctor_facts import Facts, facts_of

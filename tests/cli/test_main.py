@@ -9,7 +9,8 @@ import diffusionpipe
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError, NonFiniteLossError, PeerError, RecipeError, ScheduleError
 from diffusionpipe.runtime.job import interrupts
-from diffusionpipe.runtime.job.process_group import failed, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import failed
 from diffusionpipe.runtime.machine.error_file import INTERRUPTED
 
 HEAVY = ("torch", "diffusers", "transformers", "matplotlib", "numpy", "PIL")

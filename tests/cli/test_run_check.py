@@ -15,13 +15,13 @@ from rich.console import Console
 from screen_files import assert_screen
 from tiny_runs import recipe_of
 
+from diffusionpipe.cli.text.check_text import ConsoleReport, causes_text, check_lines, check_table, others_text
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner import choose, predicted_timeline
 from diffusionpipe.planner.correction.causes import Cause, LoadingTimes
 from diffusionpipe.planner.correction.correct import correct
-from diffusionpipe.workflows.check_text import causes_text, check_lines, check_table, others_text
 from diffusionpipe.workflows.prediction_file import read_prediction
 from diffusionpipe.workflows.replanning import Found, Replanning, Request
 from diffusionpipe.workflows.run_check import Command, RunCheck, suggestion_text
@@ -84,7 +84,9 @@ def test_what_other_programs_used_is_told_or_unknown():
 
 
 def test_a_prediction_that_is_not_judged_says_why(caplog):
-    check = RunCheck(Console(file=io.StringIO()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    check = RunCheck(
+        ConsoleReport(Console(file=io.StringIO())), Command(recipe=Path("birds.toml"), overrides=(), ranks=2)
+    )
     with caplog.at_level(logging.INFO):
         check.give_up((6, 50), 0.404)
     (record,) = caplog.records
@@ -103,7 +105,9 @@ def test_data_workers_are_in_what_was_predicted_and_not_in_what_is_corrected(tmp
     workers = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.1),) * 2, workers=1)
     start = SimpleNamespace(recipe=recipe, plan=present, loading=workers)
     found = correct(planted, present, recorded)
-    check = RunCheck(Console(file=io.StringIO()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    check = RunCheck(
+        ConsoleReport(Console(file=io.StringIO())), Command(recipe=Path("birds.toml"), overrides=(), ranks=2)
+    )
     check.begin(start)
     row = check.check(recorded, [1] * len(planted.cluster.devices))
     timeline = predicted_timeline(planted.profile, present, planted.cluster)
@@ -144,7 +148,7 @@ def test_a_suggestion_is_one_sentence_and_a_command():
 
 
 def test_a_run_says_that_no_other_layout_is_faster(found, tmp_path, caplog):
-    check = RunCheck(Console(), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    check = RunCheck(ConsoleReport(Console()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
     check.begin(SimpleNamespace(recipe=recipe_of(Path("models/sd"), Path("data/birds"), tmp_path)))
     check.correction = found
     check._search = SimpleNamespace(is_over=lambda: True, result=lambda: None)

@@ -7,7 +7,7 @@ from tiny_runs import save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.job.process_group import Membership
+from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.workflows.sample_memory import named_shortage
 
 
@@ -61,7 +61,7 @@ def test_ranks_get_the_options_of_the_command_and_draw_what_one_process_draws(mo
         with monkeypatch.context() as patch:
             for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
                 patch.setenv(name, str(value))
-            patch.setattr("diffusionpipe.runtime.job.process_group.membership", lambda _: Membership())
+            patch.setattr("diffusionpipe.runtime.job.membership.membership", lambda _: Membership())
             cli.main(command[3:])
         return 0
 

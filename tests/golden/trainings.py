@@ -8,7 +8,8 @@ from golden.double import train_in_double
 from golden.recipes import TRAININGS, recipe_of
 from tiny_runs import losses_of, train
 
-from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 
 
 def run_training(name: str, precision: str, place: Path, crew: Crew | None) -> list[float]:

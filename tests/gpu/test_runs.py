@@ -8,7 +8,8 @@ import torch
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train, train_here
 
 from diffusionpipe.profiler.clock import Clock
-from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.trainer.step.host_sum import HostSum

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.admission import TOKEN, Candidate, admit, new_token, private_keys
-from diffusionpipe.runtime.job.process_group import membership
+from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.trainer.launching.launch import _logs_specs
 
 SECRET, OTHER = "a" * 32, "b" * 32
@@ -163,7 +163,8 @@ def test_each_launch_makes_a_token_of_its_own_unless_the_user_has_one(tmp_path: 
 def test_ranks_under_torchrun_with_other_tokens_end_with_status_2():
     script = """
 import os
-from diffusionpipe.runtime.job.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave
+from diffusionpipe.runtime.job.membership import membership
 member = membership(os.environ)
 try:
     with joined(member, device="cpu"):

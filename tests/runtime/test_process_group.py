@@ -7,7 +7,8 @@ import pytest
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.job import job_store
-from diffusionpipe.runtime.job.process_group import Membership, joined
+from diffusionpipe.runtime.job.membership import Membership
+from diffusionpipe.runtime.job.process_group import joined
 
 LAUNCHER, ANOTHER = 7, 1
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from forked import Forked
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime.job.process_group import failed, joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import failed, joined
 from diffusionpipe.runtime.job.watch_post import Post
 from diffusionpipe.runtime.job.watchdog import Watchdog
 
@@ -22,7 +23,8 @@ import ctypes, os, signal, sys, time
 import torch
 import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.job.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave
+from diffusionpipe.runtime.job.membership import membership
 
 member = membership(os.environ)
 try:

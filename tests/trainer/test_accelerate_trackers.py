@@ -13,7 +13,8 @@ from tiny_runs import recipe_of
 from diffusionpipe.trainer.recipe import TrackerName
 from diffusionpipe.trainer.reporting.accelerate_trackers import AccelerateTracker, _arguments
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
-from diffusionpipe.trainer.reporting.trackers import Opening, Shown, open_trackers, tag_of
+from diffusionpipe.trainer.reporting.tracker import Opening, Shown
+from diffusionpipe.trainer.reporting.trackers import open_trackers, tag_of
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from tiny_runs import (
 )
 
 from diffusionpipe.errors import LossSpikeError, NonFiniteLossError, NonFiniteWeightsError
-from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, saved_checkpoints
 from diffusionpipe.trainer.course import run as run_module
 from diffusionpipe.trainer.course.step_reports import StepReports

@@ -3,7 +3,8 @@
 from tiny_runs import recipe_of
 
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster, with_host_bandwidth
 

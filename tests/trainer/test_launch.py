@@ -49,7 +49,8 @@ import os, signal, sys, time
 import torch
 import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.job.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave
+from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.trainer.step.stopping import Stopping, all_reduced
 member, status = membership(os.environ), 0
 try:
@@ -162,7 +163,8 @@ def test_a_full_disk_is_named_by_rank_0_itself_where_no_note_can_be_left(tmp_pat
     script = """
 import os, sys
 from pathlib import Path
-from diffusionpipe.runtime.job.process_group import leave, membership
+from diffusionpipe.runtime.job.process_group import leave
+from diffusionpipe.runtime.job.membership import membership
 try:
     Path("FOLDER/metrics.jsonl").write_text("x" * 9000)
 except OSError as error:

@@ -28,7 +28,8 @@ from diffusionpipe import cli
 from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import is_adapter, is_second_matrix
-from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.model.members import build_model

@@ -17,7 +17,8 @@ from unittest import mock
 import worker_batches
 from tiny_runs import ask_to_save, recipe_of, train
 from diffusionpipe.runtime import compiler
-from diffusionpipe.runtime.job.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave
+from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.trainer import drawing, run, sampling
 from diffusionpipe.trainer.checkpoints import run_checkpoints
 from diffusionpipe.trainer.data import loader

@@ -15,7 +15,8 @@ from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer.recipe import recipe_from_table, recipe_to_toml
 from diffusionpipe.trainer.reporting import trackers
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
-from diffusionpipe.trainer.reporting.trackers import Shown, Trackers, flat_values, open_trackers, tag_of
+from diffusionpipe.trainer.reporting.tracker import Shown
+from diffusionpipe.trainer.reporting.trackers import Trackers, flat_values, open_trackers, tag_of
 
 SECTIONS = {"training": {"steps": 8}, "sampling": {"prompts": ("a wren", "an owl"), "every": 2}}
 

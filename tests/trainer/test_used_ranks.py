@@ -14,7 +14,7 @@ from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 from diffusionpipe.cli.verbs.used_ranks import place_among
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.runtime.job.process_group import Membership
+from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.trainer.recipe import PipelineSection, ranks_that_train, recipe_to_toml
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import torch
-import typer
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.devices import DEVICES
@@ -26,11 +25,12 @@ from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
 from diffusionpipe.workflows.stated_model import code_digest, known_rates
+from diffusionpipe.workflows.telling import SILENCE, Telling
 
 LARGEST = 128
 
 
-def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
+def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling = SILENCE) -> Profile:
     """The profile of a file, if it is of this model and precision and of a device of the cluster.
 
     Raises:
@@ -53,11 +53,11 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
     if schedule is not None and schedule not in JOINT and is_split(schedule):
         check_kept(profile, source=str(path))
     elif schedule is None and (warning := kept_warning(profile, source=str(path))):
-        typer.echo(f"warning: {warning}", err=True)
+        tell.say(f"warning: {warning}")
     return profile
 
 
-def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Profile:
+def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell: Telling = SILENCE) -> Profile:
     """The profile of a recipe for the cluster's device: computed if that is a known one, else measured here.
 
     Raises:
@@ -70,9 +70,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Pr
     sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
 
     def make() -> Profile:
-        from diffusionpipe.cli.verbs.profile import progress_bar
-
-        with progress_bar() as report:
+        with tell.progress() as report:
             if rates is not None:
                 return analytic_profile(
                     graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
@@ -88,7 +86,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Pr
         versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
     )
     profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
-    typer.echo(f"profile: {profile.source}, {profile.device}{f', kept as {path}' if path else ''}", err=True)
+    tell.say(f"profile: {profile.source}, {profile.device}{f', kept as {path}' if path else ''}")
     return profile
 
 

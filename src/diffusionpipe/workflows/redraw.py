@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import typer
+from diffusionpipe.workflows.telling import SILENCE, Telling
 
 if TYPE_CHECKING:
     import torch
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.inference.sample_file import Origin
     from diffusionpipe.trainer.recipe import Precision
     from diffusionpipe.workflows.run_recipe import SampleSize
+    from diffusionpipe.workflows.sample_ranks import Work
     from diffusionpipe.workflows.trained_model import TrainedModel
 
 
-def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
-    """Write the picture that `like` was, drawn anew with the weights that it was drawn with.
+def redraw(run: Path, like: Path, out: Path, device: "torch.device", work: "Work", tell: Telling = SILENCE) -> str:
+    """Write the picture that `like` was, drawn anew with the weights that it was drawn with; returns its caption.
 
     Raises:
         ConfigError: the file does not say how it was drawn, or those weights are gone.
@@ -33,20 +34,20 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
     origin = read_origin(like)
     check_drawing_file(out, None if origin.frames is None else origin.frame_rate)
     if origin.precision is Precision.FLOAT64:
-        typer.echo(f"{like} was drawn in float64 and is drawn again in float32, so pixels may differ by 1 of 255")
+        tell.say(f"{like} was drawn in float64 and is drawn again in float32, so pixels may differ by 1 of 255")
         origin = replace(origin, precision=Precision.FLOAT32)
     with TemporaryDirectory() as temporary:
         step = origin.training_step
         model = trained_model(run) if step is None else model_after(run, step, Path(temporary))
-        picture = _draw(model, origin, device)
+        picture = _draw(model, origin, device, work)
     if out.suffix.lower() in MOVING:
         write_clip(picture, out, rate=origin.frame_rate or PLAYED)
     else:
         write_sample(picture, origin, out)
-    typer.echo(f'"{origin.caption}" in {out}')
+    return origin.caption
 
 
-def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "Picture":
+def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device", work: "Work") -> "Picture":
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.conditions import Wish
@@ -54,7 +55,6 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.sample_memory import check_memory, named_shortage
-    from diffusionpipe.workflows.sample_ranks import drawing_work
 
     wish = Wish(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
@@ -70,7 +70,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
         )
     size = SampleSize(resolution=origin.resolution, height=origin.height, frames=origin.frames)
     check_memory(model.folder, len(wish), size.sample, device)
-    with named_shortage(), drawing_work() as on_step:
+    with named_shortage(), work(None) as on_step:
         pictures = draw_from_folder(
             model.folder,
             wish,

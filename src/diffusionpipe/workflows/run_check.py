@@ -9,15 +9,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from diffusionpipe.units import Bytes, Seconds
-from diffusionpipe.workflows.check_text import check_lines, check_table
 from diffusionpipe.workflows.expectation import loading_in
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from diffusionpipe.costs import Cluster
     from diffusionpipe.ir.recorded import Recorded
     from diffusionpipe.planner import Setting
@@ -55,11 +52,24 @@ class Command:
         return shlex.join([*words, "--ranks", str(self.ranks), *options, "--resume", "latest"])
 
 
+class CheckReport(Protocol):
+    """Where a check says what it found."""
+
+    def corrected(self, found: "Correction", profile: Path, stages: Mapping[int, int]) -> None:
+        """Show the correction, and the file of the corrected profile.
+
+        `stages`: stage of the placement -> its number in the description of the run.
+        """
+
+    def not_judged(self, steps: tuple[int, int], why: str) -> None:
+        """Show why nothing was judged by these steps."""
+
+
 class RunCheck:
     """Rank 0's `PredictionJudge`. Mutable: it remembers the correction, and the search that it has started."""
 
-    def __init__(self, console: "Console", command: Command) -> None:
-        self._console, self._command = console, command
+    def __init__(self, report: CheckReport, command: Command) -> None:
+        self._report, self._command = report, command
         self._start: Start | None = None
         self._search: Replanning | None = None
         self.correction: Correction | None = None
@@ -90,12 +100,7 @@ class RunCheck:
         )
         usable_cluster = replace(found.setting.cluster, devices=devices)
         write_cluster(allowed_of(usable_cluster, start.recipe.pipeline.memory), folder / CLUSTER)
-        stages = numbers_of_stages(start.plan)
-        if self._console.is_terminal:
-            self._console.print(check_table(found, folder / PROFILE, stages))
-        else:
-            for line in check_lines(found, folder / PROFILE, stages):
-                logger.info("%s", line)
+        self._report.corrected(found, folder / PROFILE, numbers_of_stages(start.plan))
         self._start_search(start, found)
         return {
             "predicted_step_s": found.predicted.step,
@@ -107,11 +112,7 @@ class RunCheck:
         """Say why nothing is judged; see `PredictionJudge`."""
         from diffusionpipe.trainer.course.counted_steps import used_text
 
-        text = f"not judged: {used_text(others)}"
-        if self._console.is_terminal:
-            self._console.print(f"Prediction after step {steps[1]}: {text}", highlight=False)
-        else:
-            logger.info('checked_steps=%d-%d prediction="%s"', *steps, text)
+        self._report.not_judged(steps, used_text(others))
 
     def _start_search(self, start: "Start", found: "Correction") -> None:
         from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of

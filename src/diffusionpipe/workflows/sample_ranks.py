@@ -2,13 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import ModelGraph
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.recipe import Precision
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.trained_model import TrainedModel
-
-_OF_LAUNCHER = ("ranks",)
-"""Options that are not for the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +59,11 @@ def is_rank() -> bool:
     return is_under_torchrun(os.environ)
 
 
-def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
+Work: TypeAlias = "Callable[[int | None], AbstractContextManager[OnStep]]"
+"""(rank; None for a process without one) -> a block while which the denoising steps done and all of them are told."""
+
+
+def draw_here(drawing: Drawing, work: Work) -> "tuple[list[Picture], ...]":
     """The pictures of each model, drawn in this process."""
     from diffusionpipe.trainer.inference.cascade_drawing import draw_from_folders
     from diffusionpipe.trainer.inference.drawing import Arithmetic
@@ -73,7 +72,7 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
 
     device = chosen_device(drawing.device)
     check_memory(drawing.model.folder, len(drawing.wish), drawing.size.sample, device)
-    with named_shortage(), drawing_work() as on_step:
+    with named_shortage(), work(None) as on_step:
         return draw_from_folders(
             drawing.sources,
             drawing.wish,
@@ -84,8 +83,10 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
         )
 
 
-def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
-    """Start processes that run this command, each as a rank. Their logs stay where a rank has crashed.
+def start_ranks(words: Sequence[str], drawing: Drawing, ranks: int) -> int:
+    """Start processes that run these words of our command line, each as a rank; returns their exit status.
+
+    Their logs stay where a rank has crashed.
 
     Raises:
         ConfigError: a rank has refused to draw, there are more ranks than layers, or this process is a rank already.
@@ -106,7 +107,7 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
     check_processes(ranks, 0)
     check_layers(drawing, ranks)
     logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))
-    command = [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(context)]
+    command = [sys.executable, "-m", "diffusionpipe", *words]
     try:
         status = launch(command, ranks=ranks, log_folder=logs, environ=os.environ)
     except PeerError as error:
@@ -115,8 +116,7 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
         shutil.rmtree(logs, ignore_errors=True)
         raise
     shutil.rmtree(logs, ignore_errors=True)
-    if status:
-        raise typer.Exit(status)
+    return status
 
 
 def check_layers(drawing: Drawing, ranks: int) -> None:
@@ -144,53 +144,22 @@ def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
         raise ConfigError(f"{ranks} ranks cannot share the {layers} layers of {denoiser}; use --ranks {layers} at most")
 
 
-def arguments_of_rank(context: typer.Context) -> list[str]:
-    """The command line of each rank: this command's own, without options of the launcher."""
-    options, positional = [], []
-    for parameter in context.command.params:
-        name, value = str(parameter.name), context.params.get(str(parameter.name))
-        if name in _OF_LAUNCHER or value is None:
-            continue
-        if parameter.param_type_name == "argument":
-            positional.append(str(value))
-            continue
-        values = value if isinstance(value, list | tuple) else [value]
-        options += [f"{parameter.opts[0]}={one}" for one in values]
-    return ["sample", *options, "--", *positional]
-
-
-def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, int]":
+def draw_as_rank(drawing: Drawing, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int]":
     """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time."""
-    from diffusionpipe.runtime.job.process_group import joined, leave, membership
+    from diffusionpipe.runtime.job.membership import membership
+    from diffusionpipe.runtime.job.process_group import joined, leave
     from diffusionpipe.trainer.inference.drawing import Arithmetic
     from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks, rows_together
     from diffusionpipe.workflows.sample_memory import named_shortage
 
     member = membership(os.environ)
     try:
-        with drawing_work(member.rank) as on_step, joined(member, device=drawing.device) as job, named_shortage():
+        with work(member.rank) as on_step, joined(member, device=drawing.device) as job, named_shortage():
             ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=drawing.precision))
             drawn = draw_on_ranks(drawing.sources, drawing.wish, drawing.settings, ranks, on_step=on_step)
     except (Exception, KeyboardInterrupt) as error:
         leave(error, member)
     return drawn, rows_together(len(drawing.wish) * drawing.settings[-1].copies)
-
-
-@contextmanager
-def drawing_work(rank: int | None = None) -> "Iterator[OnStep]":
-    """What is told the denoising steps done and all of them: rank 0 and a process that is no rank (None) show them.
-
-    A bar on a terminal, gone at the end; elsewhere a line of the log now and then.
-    """
-    from rich.console import Console
-
-    from diffusionpipe.cli.verbs.output import log_to
-    from diffusionpipe.trainer.reporting.screen import Screen, steps_of
-
-    screen = Screen(Console(stderr=True), speaks=not rank)
-    log_to(screen.console, rank)
-    with screen.work("drawing") as work:
-        yield steps_of(work)
 
 
 def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":

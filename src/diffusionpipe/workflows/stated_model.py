@@ -20,10 +20,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from diffusionpipe.costs.devices import DEVICES, device_rates
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.telling import SILENCE, Telling
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, Profile
@@ -60,7 +59,9 @@ class StatedModel:
     """Whether frozen matrices are stored in bfloat16."""
 
 
-def computed_profile(stated: StatedModel, device: str, folder: Path | None) -> tuple[Profile, Path | None]:
+def computed_profile(
+    stated: StatedModel, device: str, folder: Path | None, tell: Telling = SILENCE
+) -> tuple[Profile, Path | None]:
     """The profile of a model on a known device in bfloat16, and its file in the folder; None for no folder.
 
     Raises:
@@ -70,7 +71,7 @@ def computed_profile(stated: StatedModel, device: str, folder: Path | None) -> t
     rates = device_rates(device)
 
     def make() -> Profile:
-        return _computed(stated, device)
+        return _computed(stated, device, tell)
 
     return kept_profile(_digest(stated, rates) if folder else "", make, folder)
 
@@ -158,7 +159,12 @@ def _size(text: str) -> tuple[int | None, tuple[int, int, int] | None]:
 
 
 def profile_of(
-    source: StatedModel | Path | None, cluster: Cluster, *, uses_cache: bool = True, may_split: bool = True
+    source: StatedModel | Path | None,
+    cluster: Cluster,
+    *,
+    uses_cache: bool = True,
+    may_split: bool = True,
+    tell: Telling = SILENCE,
 ) -> Profile:
     """The profile in a file, or the computed one of a stated model; `may_split`: for plans with split backwards too.
 
@@ -170,16 +176,16 @@ def profile_of(
     from diffusionpipe.costs.files import check_device, kept_warning, read_profile
 
     if isinstance(source, StatedModel):
-        return _for_cluster(source, cluster, cache_folder(os.environ) if uses_cache else None)
+        return _for_cluster(source, cluster, cache_folder(os.environ) if uses_cache else None, tell)
     assert source is not None
     profile = read_profile(source)
     check_device(profile, cluster, source=str(source))
     if may_split and (warning := kept_warning(profile, source=str(source))):
-        typer.echo(f"warning: {warning}", err=True)
+        tell.say(f"warning: {warning}")
     return profile
 
 
-def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None) -> Profile:
+def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tell: Telling) -> Profile:
     """The computed profile for a cluster's device, with a line that says where it is kept.
 
     Raises:
@@ -195,10 +201,10 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None) -> 
             f"--model computes layer times, but the devices of the cluster {cluster.name} are not among the known ones "
             f"({known}); profile the model there and give --profile"
         )
-    profile, path = computed_profile(stated, rates.name, folder)
-    typer.echo(f"profile: analytic, {profile.device}, {profile.mode}{f', kept as {path}' if path else ''}", err=True)
+    profile, path = computed_profile(stated, rates.name, folder, tell)
+    tell.say(f"profile: analytic, {profile.device}, {profile.mode}{f', kept as {path}' if path else ''}")
     if stated.is_class:
-        typer.echo(f"{stated.name} without encoders and VAE; a sample is {_sample(profile)}", err=True)
+        tell.say(f"{stated.name} without encoders and VAE; a sample is {_sample(profile)}")
     return profile
 
 
@@ -276,17 +282,16 @@ def _folder(name: str) -> Path:
         raise ModelError(f"{error}\nOr name one of the shipped models: {', '.join(configured_models())}") from error
 
 
-def _computed(stated: StatedModel, device: str) -> Profile:
+def _computed(stated: StatedModel, device: str, tell: Telling) -> Profile:
     import torch
 
-    from diffusionpipe.cli.verbs.profile import progress_bar
     from diffusionpipe.models.graphs.describe import describe
     from diffusionpipe.profiler import analytic_profile
     from diffusionpipe.profiler.decoding import decoding_of_graph
 
     graph = stated_graph(stated)
     model = describe(graph, autocast=torch.bfloat16)
-    with progress_bar() as report:
+    with tell.progress() as report:
         profile = analytic_profile(
             graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
         )

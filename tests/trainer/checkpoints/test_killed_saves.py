@@ -22,7 +22,8 @@ import os, random, time
 from pathlib import Path
 from unittest import mock
 from tiny_runs import recipe_of, train
-from diffusionpipe.runtime.job.process_group import joined, leave, membership
+from diffusionpipe.runtime.job.process_group import joined, leave
+from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
 
 member = membership(os.environ)

@@ -14,7 +14,8 @@ from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of,
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, NonFiniteLossError, NonFiniteWeightsError, RecipeError
-from diffusionpipe.runtime.job.process_group import joined, membership
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.background_task import BackgroundTask
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving, save, verify
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest, saved_checkpoints

@@ -146,7 +146,8 @@ def _join(out: Path | None, device: str) -> None:
     import socket
 
     from diffusionpipe.profiler import measure_links
-    from diffusionpipe.runtime.job.process_group import joined, leave, membership
+    from diffusionpipe.runtime.job.membership import membership
+    from diffusionpipe.runtime.job.process_group import joined, leave
     from diffusionpipe.trainer.setup.job_cluster import with_host_bandwidth
 
     member = membership(os.environ)

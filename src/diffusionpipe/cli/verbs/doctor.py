@@ -118,7 +118,8 @@ def _join(device: str, folder: Path, report: Report) -> None:
     """Be one rank of the examination."""
     from diffusionpipe.errors import ConfigError, PeerError
     from diffusionpipe.runtime.job.devices import sight
-    from diffusionpipe.runtime.job.process_group import leave, membership, met
+    from diffusionpipe.runtime.job.membership import membership
+    from diffusionpipe.runtime.job.process_group import leave, met
     from diffusionpipe.workflows.doctor_findings import Finding, Status
 
     member = membership(os.environ)

@@ -34,10 +34,11 @@ from diffusionpipe.cli.verbs.plan_options import (
     Use,
 )
 from diffusionpipe.cli.verbs.plan_show import show
+from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.stated_model import named_model, profile_of, rows_a_picture
 
 if TYPE_CHECKING:
-    from diffusionpipe.costs import Cluster, Profile
+    from diffusionpipe.costs import Cluster
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.planner.asking import Asking
     from diffusionpipe.planner.chosen import Choice
@@ -98,6 +99,7 @@ def make(
     from diffusionpipe.cli.text.plan_compare import names_of
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand, check_memory, ranks_named
+    from diffusionpipe.workflows.stated_setting import stated_setting
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
     check_outputs(out)
@@ -121,7 +123,7 @@ def make(
     else:
         assert batch is not None
         machines = _cluster(cluster, None)
-        made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw)
+        made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw, tell=TERMINAL)
         machines = allowed_of(used_of(machines, used, source="--use"), memory)
         again, kind = tuple(checkpoint or ()), optimizer or "AdamW"
         setting = stated_setting(made, machines, batch, checkpoint=again, has_ema=ema, optimizer=kind)
@@ -186,7 +188,9 @@ def _of_recipe(
     chosen = used_of(whole, loaded.pipeline.use, source="pipeline.use")
     check_search(loaded, chosen.num_ranks)
     found = (
-        read_profile_of(loaded, whole, profile) if profile else make_profile_of(loaded, whole, uses_cache=uses_cache)
+        read_profile_of(loaded, whole, profile, TERMINAL)
+        if profile
+        else make_profile_of(loaded, whole, uses_cache=uses_cache, tell=TERMINAL)
     )
     return _Asked(
         setting=setting_of(loaded, found, chosen),
@@ -232,26 +236,6 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
             f"--cluster: this option is missing; give a cluster file or one of {', '.join(shipped_clusters())}"
         )
     return load_cluster(name or str(of_recipe))
-
-
-def stated_setting(
-    profile: Profile, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
-) -> Setting:
-    """A training that is stated on the command line; parameters are as wide as the profile has them."""
-    from diffusionpipe.costs import Workload
-    from diffusionpipe.costs.workload import state_of_optimizer
-    from diffusionpipe.planner.pricing.setting import Setting
-
-    width = 8 if profile.precision == "float64" else 4
-    workload = Workload(
-        batch=batch,
-        parameter_bytes=width,
-        gradient_bytes=width,
-        optimizer_bytes=width * state_of_optimizer(optimizer),
-        ema_bytes=width if has_ema else 0,
-        checkpointed=checkpoint,
-    )
-    return Setting(profile=profile, cluster=cluster, workload=workload)
 
 
 def _print_comparison(asked: _Asked, comparison: Comparison) -> None:

@@ -110,10 +110,10 @@ def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
 
 def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> _Times:
     """By a profile and a cluster that the user names."""
-    from diffusionpipe.cli.verbs.plan import stated_setting
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.workflows.stated_setting import stated_setting
     from diffusionpipe.workflows.used_devices import used_of
 
     loaded, machines = read_profile(profile), load_cluster(cluster)
@@ -178,10 +178,10 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     """The setting of the plan's run, the names of its files, and its training in words; None without a profile."""
     from dataclasses import replace
 
-    from diffusionpipe.cli.verbs.plan import stated_setting
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.planner.from_profile import setting_of
+    from diffusionpipe.workflows.stated_setting import stated_setting
 
     profile, cluster, recipe = (plan_file.with_name(name) for name in ("profile.json", "cluster.json", "recipe.toml"))
     if not profile.is_file():

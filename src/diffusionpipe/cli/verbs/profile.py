@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from diffusionpipe.cli.verbs.terminal import TERMINAL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +83,7 @@ def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int,
     chosen = chosen_device(device).type
     opened = build_model(loaded, chosen)
     graph, model = opened.graph, opened.model
-    with progress_bar() as report:
+    with TERMINAL.progress() as report:
         profile = profile_model(
             graph,
             model,
@@ -104,7 +106,7 @@ def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
     device_rates(name)  # a wrong name is said before the model is built
     opened = build_model(loaded, "cpu")
     graph, model = opened.graph, opened.model
-    with progress_bar() as report:
+    with TERMINAL.progress() as report:
         profile = analytic_profile(
             graph,
             model,
@@ -114,33 +116,6 @@ def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
             progress=report,
         )
     return replace(profile, decoding=decoding_of_graph(graph))
-
-
-class progress_bar:  # noqa: N801  # used as a function
-    """A bar with the time left, as a function (work done, all work); gone at the end."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("profiling"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,  # rich would leave an empty line
-        )
-        self._task = self._bar.add_task("profiling", total=None)
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        self._bar.__enter__()
-        return lambda done, total: self._bar.update(self._task, completed=done, total=total)
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
 
 
 def _print_report(made: Profile) -> None:

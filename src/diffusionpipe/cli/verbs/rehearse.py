@@ -138,6 +138,7 @@ def _check_scales(scales: Mapping[str, float | None]) -> None:
 
 def _profile(file: Path | None, model: str | None, resolution: str | None, cluster: str | None) -> Profile:
     """The profile in the file, or that of the model on the cluster's device."""
+    from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
@@ -148,7 +149,7 @@ def _profile(file: Path | None, model: str | None, resolution: str | None, clust
         return read_profile(file)
     if stated is None or cluster is None:
         raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
-    return profile_of(stated, load_cluster(cluster))
+    return profile_of(stated, load_cluster(cluster), tell=TERMINAL)
 
 
 def _rehearsed(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffusionpipe.cli.verbs.drawing_work import drawing_work
+from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.sample_ranks import Drawing, start_ranks
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ _GUIDANCE_HELP = (
     "How closely a picture follows its prompt: the scale of classifier-free guidance (1 turns it off), or the guidance "
     "embedding of a distilled model (FLUX.1-dev); default: the run's, or that of diffusers' pipeline."
 )
+_OF_LAUNCHER = ("ranks",)
+"""Options that are not for the ranks."""
 MAX_COUNT = 10_000
 """Of the pictures drawn in one command; they are kept in memory until all are drawn."""
 MAX_GUIDANCE = 1e6
@@ -207,7 +211,24 @@ def sample(
     if ranks is None:
         _draw(drawing, run, out, keep)
     else:
-        start_ranks(context, drawing, ranks)
+        status = start_ranks(arguments_of_rank(context), drawing, ranks)
+        if status:
+            raise typer.Exit(status)
+
+
+def arguments_of_rank(context: typer.Context) -> list[str]:
+    """The command line of each rank: this command's own, without options of the launcher."""
+    options, positional = [], []
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name in _OF_LAUNCHER or value is None:
+            continue
+        if parameter.param_type_name == "argument":
+            positional.append(str(value))
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        options += [f"{parameter.opts[0]}={one}" for one in values]
+    return ["sample", *options, "--", *positional]
 
 
 def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device: str) -> None:
@@ -225,7 +246,8 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
     if given:
         options = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"--like takes everything from the picture; leave out {options}")
-    redraw(run, like, out, chosen_device(device))
+    caption = redraw(run, like, out, chosen_device(device), drawing_work, TERMINAL)
+    typer.echo(f'"{caption}" in {out}')
 
 
 def _wish(
@@ -381,7 +403,7 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     from diffusionpipe.workflows.redraw import origin_of
     from diffusionpipe.workflows.sample_ranks import draw_as_rank, draw_here, is_rank
 
-    drawn, rows = draw_as_rank(drawing) if is_rank() else (draw_here(drawing), None)
+    drawn, rows = draw_as_rank(drawing, drawing_work) if is_rank() else (draw_here(drawing, drawing_work), None)
     if drawn is None:
         return
     wish, pictures = drawing.wish, shown(drawn)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from diffusionpipe.runtime.job.process_group import Membership
+    from diffusionpipe.runtime.job.membership import Membership
     from diffusionpipe.trainer.inference.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.reporting.screen import Screen
@@ -93,7 +93,7 @@ def train(
     is_rank = is_under_torchrun(os.environ)
     screen = _screen_of(os.environ["RANK"] if is_rank else "")
     with screen.work("starting"):  # torch takes seconds to import
-        from diffusionpipe.runtime.job.process_group import Membership, membership
+        from diffusionpipe.runtime.job.membership import Membership, membership
         from diffusionpipe.trainer.course.resuming import resume_of_attempt
         from diffusionpipe.trainer.recipe import load_recipe, ranks_that_train
         from diffusionpipe.workflows.recipe_checks import checks_of_run
@@ -214,6 +214,7 @@ class _Part:
 
 def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
+    from diffusionpipe.cli.text.check_text import ConsoleReport
     from diffusionpipe.cli.text.plan_memory import check_plan_memory
     from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.cli.text.stated_values import stated_values
@@ -229,7 +230,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.workflows.run_check import RunCheck
 
     member, recipe, device = part.member, part.recipe, part.device
-    check = RunCheck(screen.console, part.command)
+    check = RunCheck(ConsoleReport(screen.console), part.command)
     report = RunReport(screen.console, member.rank, check)
     try:
         if recipe.training.deterministic:

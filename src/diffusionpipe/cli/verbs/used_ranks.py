@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from diffusionpipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from diffusionpipe.runtime.job.process_group import Membership
+    from diffusionpipe.runtime.job.membership import Membership
 
 
 def place_among(member: "Membership", ranks: Sequence[int], environ: Mapping[str, str]) -> "Membership | None":

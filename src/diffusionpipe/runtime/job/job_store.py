@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stub has them
@@ -13,16 +12,14 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.job.admission import private_keys
 from diffusionpipe.runtime.job.loopback import is_loopback, loopback_listener
+from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.units import Seconds
-
-if TYPE_CHECKING:
-    from diffusionpipe.runtime.job.process_group import Membership
 
 _TRIAL: Seconds = 5.0
 """After this time without a connection to its launcher's store, a rank looks whether the launcher lives."""
 
 
-def store_of(member: "Membership", arrival: Seconds, patience: Seconds) -> tuple[Store, Callable[[], Store]]:
+def store_of(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Store, Callable[[], Store]]:
     """The job's key-value store and a function that opens the watchdog's own connection to it."""
     if member.world_size == 1 and not member.address:
         alone = HashStore()
@@ -79,7 +76,7 @@ def tcp_store(address: str, port: int, *, is_holder: bool, timeout: timedelta, m
     )
 
 
-def _network_problem(member: "Membership", error: str) -> str:
+def _network_problem(member: Membership, error: str) -> str:
     where = f"{member.address}:{member.port}"
     if "EADDRINUSE" in error or "address already in use" in error.lower():
         return f"port {member.port} on {member.address} is in use; choose another with torchrun's --master-port."

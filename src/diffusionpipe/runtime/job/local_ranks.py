@@ -117,7 +117,8 @@ def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
-    from diffusionpipe.runtime.job.process_group import Membership, joined
+    from diffusionpipe.runtime.job.membership import Membership
+    from diffusionpipe.runtime.job.process_group import joined
 
     torch.set_num_threads(1)
     member = Membership(rank=rank, world_size=num_ranks, local_rank=rank, address="127.0.0.1", port=port, token=token)

@@ -12,11 +12,10 @@ import faulthandler
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -24,93 +23,22 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # no stub has them
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime.job.admission import Candidate, admit, given_token, private_keys
+from diffusionpipe.runtime.job.admission import Candidate, admit, private_keys
 from diffusionpipe.runtime.job.devices import Sight, agreed_device, sight
 from diffusionpipe.runtime.job.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
 from diffusionpipe.runtime.job.interrupts import was_interrupted
 from diffusionpipe.runtime.job.job_store import store_of
 from diffusionpipe.runtime.job.loopback import kept_local
+from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.runtime.job.parent_death import outlive_parent
 from diffusionpipe.runtime.job.progress import Progress
 from diffusionpipe.runtime.job.watch_post import Post, end_process
 from diffusionpipe.runtime.job.watchdog import Watchdog
-from diffusionpipe.runtime.machine.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.runtime.machine.error_file import FailureNote, note_of, write_error_file
 from diffusionpipe.units import Seconds
 
-_JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _DEADLINE = 10
 """Seconds that a failing rank has for its clean-up: NCCL's may hang."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """Where a process stands in the job."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    """Its device on this machine."""
-    address: str = ""
-    """Host and port of the job's key-value store."""
-    port: int = 0
-    store_rank: int | None = 0
-    """The rank that holds the store; None: torch's elastic agent does."""
-    attempt: int = 0
-    """How often torchrun has restarted the job."""
-    error_file: Path | None = None
-    launcher: int | None = None
-    """The process of our launcher, which prints this rank's errors as long as it lives."""
-    token: str | None = field(default=None, repr=False)
-    """What every rank of the job must know; None: nothing."""
-
-    @property
-    def is_launched(self) -> bool:
-        """Whether our launcher started this rank."""
-        return self.launcher is not None
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether our launcher lives, so that it says why this rank has ended."""
-        return self.launcher == os.getppid()
-
-
-def membership(environ: Mapping[str, str]) -> Membership:
-    """Where the process stands in the job, from the environment variables that torchrun sets.
-
-    Raises:
-        ConfigError: some of them are set and others missing, or their values make no sense.
-    """
-    error_file = Path(environ["TORCHELASTIC_ERROR_FILE"]) if environ.get("TORCHELASTIC_ERROR_FILE") else None
-    if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return Membership(error_file=error_file)
-    problems = [f"{name} is not set" for name in _JOB if not environ.get(name)]
-    rank, world_size, port, local_rank, attempt = (
-        _number(environ, name, problems)
-        for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
-    )
-    if not problems and not rank < world_size:
-        problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
-    if environ.get("MASTER_PORT", "").isdecimal() and not 0 < port < 2**16:
-        problems.append(f"MASTER_PORT={port} is not a port; ports are 1 to 65535")
-    if not problems and world_size > 1 and not environ.get("LOCAL_RANK"):
-        problems.append("LOCAL_RANK is not set; it chooses this rank's device")
-    if problems:
-        found = "; ".join(problems)
-        raise ConfigError(
-            f"the environment variables of the job are incomplete: {found}. Start with torchrun or --ranks N."
-        )
-    return Membership(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        address=environ["MASTER_ADDR"],
-        port=port,
-        store_rank=None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
-        attempt=attempt,
-        error_file=error_file,
-        token=given_token(environ),
-        launcher=int(environ[LAUNCHED]) if environ.get(LAUNCHED, "").isdecimal() else None,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,11 +228,3 @@ def ending(member: Membership) -> Callable[[str], None]:
         os._exit(status)
 
     return end
-
-
-def _number(environ: Mapping[str, str], name: str, problems: list[str]) -> int:
-    text = environ.get(name) or "0"
-    if not text.isdecimal():
-        problems.append(f"{name}={text!r} is not a number")
-        return 0
-    return int(text)

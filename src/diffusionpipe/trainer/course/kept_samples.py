@@ -10,7 +10,7 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Picture, still
 from diffusionpipe.trainer.inference.sample_file import Origin, file_name, write_sample
 from diffusionpipe.trainer.model.parameter_groups import has_average
-from diffusionpipe.trainer.reporting.trackers import Shown
+from diffusionpipe.trainer.reporting.tracker import Shown
 from diffusionpipe.trainer.setup.session import Session
 
 

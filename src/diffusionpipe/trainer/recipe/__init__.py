@@ -6,6 +6,7 @@ packages import from here.
 
 from diffusionpipe.trainer.recipe.effects import Effect, default_of, effect_of, values_of, with_values
 from diffusionpipe.trainer.recipe.layout import ranks_that_train, replicas_of_stages
+from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind, ObjectiveSection, Variance
@@ -22,7 +23,7 @@ from diffusionpipe.trainer.recipe.recipe_file import (
 )
 from diffusionpipe.trainer.recipe.run_section import RunSection, TrackerName
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
-from diffusionpipe.trainer.recipe.schema import Check, DataSection, LearningRateSection, OnError, Recipe
+from diffusionpipe.trainer.recipe.schema import Check, DataSection, OnError, Recipe
 from diffusionpipe.trainer.recipe.training_section import OnSpike, Precision, TrainingSection
 
 __all__ = [

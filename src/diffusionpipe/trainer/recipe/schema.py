@@ -12,17 +12,18 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
-from diffusionpipe.trainer.recipe.group_section import RateSchedule, own_values, problems_of_group
+from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
+from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
+from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
+from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
 from diffusionpipe.trainer.recipe.section import (
-    Arguments,
     Auto,
     Choice,
     Count,
@@ -84,49 +85,6 @@ class DataSection(Section):
         return self
 
 
-class OptimizerSection(Section):
-    """[optimizer]: any class of torch.optim."""
-
-    name: str = "AdamW"
-    """Name of the class."""
-    learning_rate: Positive = 1e-4
-    """The highest learning rate, after the warm-up."""
-    arguments: Arguments = Field(default_factory=dict)
-    """Further keyword arguments, e.g. weight_decay = 0.01, betas = [0.9, 0.99]."""
-
-    @model_validator(mode="after")
-    def _is_known_to_torch(self) -> Self:
-        # Imported only here: torch takes seconds, and a recipe's schema must not need it.
-        from diffusionpipe.trainer.optim.optimizer import build_optimizer
-
-        try:
-            build_optimizer(self.name, {}, self.learning_rate, self.arguments)
-        except RecipeError as error:
-            raise ValueError(f": {error}") from error
-        return self
-
-
-class LearningRateSection(Section):
-    """[learning_rate]: the learning rate schedule."""
-
-    schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
-    """The schedule after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Steps over which the rate rises linearly to optimizer.learning_rate."""
-    final: Fraction = 0.0
-    """The rate at the last step as a fraction of the highest."""
-
-    by_staleness: Maybe[Count] = None
-    """Without a flush after each step: the steps over which stages with old weights go from a lower rate to the usual
-    one; "none": all stages have the usual rate."""
-
-    @model_validator(mode="after")
-    def _final_has_an_effect(self) -> Self:
-        if self.schedule is RateSchedule.CONSTANT and self.final not in (0, 1):
-            raise ValueError("final: it has no effect on a constant schedule; choose linear or cosine, or remove final")
-        return self
-
-
 class ValidationSection(Section):
     """[validation]: the loss on held-out samples."""
 
@@ -136,18 +94,6 @@ class ValidationSection(Section):
     """Times in [0, 1) at which the loss of each sample is computed."""
     samples: Count = 64
     """Number of held-out samples to use, the first by name; fewer if the folder has fewer."""
-
-
-class CheckpointSection(Section):
-    """[checkpoint]: saved states; one is always saved at the end."""
-
-    every: Maybe[Count] = 1000
-    """Steps between checkpoints."""
-    keep: Count = 3
-    """Number of newest checkpoints to keep."""
-    asynchronous: Auto[bool] = None
-    """Whether training continues while a checkpoint is written from a copy in host memory; "auto": if the memory
-    suffices."""
 
 
 class Recipe(Section):

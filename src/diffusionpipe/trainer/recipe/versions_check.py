@@ -1,29 +1,28 @@
 """What training without a flush asks of the other sections."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
+from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
+from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
 from diffusionpipe.trainer.recipe.model_section import ModelSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
+from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.training_section import Clip, OnSpike, TrainingSection
-
-if TYPE_CHECKING:
-    from diffusionpipe.trainer.recipe.schema import CheckpointSection, LearningRateSection, OptimizerSection
 
 
 def versions_suit_the_training(
     *,
     training: TrainingSection,
-    learning_rate: "LearningRateSection",
+    learning_rate: LearningRateSection,
     model: ModelSection,
-    optimizer: "OptimizerSection",
+    optimizer: OptimizerSection,
     pipeline: PipelineSection,
     objective: ObjectiveSection,
-    checkpoint: "CheckpointSection",
+    checkpoint: CheckpointSection,
     models: Mapping[str, MemberSection],
 ) -> Iterator[str]:
     """Settings of other sections that need a flush, and one that needs its absence."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusionpipe.trainer.recipe import TrackerName
-from diffusionpipe.trainer.reporting.trackers import Opening, Shown
+from diffusionpipe.trainer.reporting.tracker import Opening, Shown
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 

@@ -15,7 +15,8 @@ from typing import Self, TextIO
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.files.output_file import write_atomically
-from diffusionpipe.trainer.reporting.trackers import Shown, Trackers
+from diffusionpipe.trainer.reporting.tracker import Shown
+from diffusionpipe.trainer.reporting.trackers import Trackers
 
 METRICS = "metrics.jsonl"
 _STEP = re.compile(r'^{"step": (\d{1,18}),', re.MULTILINE)

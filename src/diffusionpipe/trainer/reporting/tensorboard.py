@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from diffusionpipe.trainer.reporting.trackers import Shown
+from diffusionpipe.trainer.reporting.tracker import Shown
 
 
 class TensorBoard:

@@ -7,68 +7,19 @@ In metrics.jsonl "loss", "step_s" and "validation_loss"; in every tracker "train
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
+from diffusionpipe.trainer.reporting.tracker import Opening, Shown, Tracker
 
 logger = logging.getLogger(__name__)
 
 _IDENTITIES = "trackers.json"
 _SPEED = ("step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
 _VALIDATION = "validation_"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A picture that was drawn."""
-
-    name: str
-    """Its file's name without ending."""
-    caption: str
-    picture: NDArray[np.uint8]
-    """(H, W, 3)."""
-    path: Path
-    """Where it is kept."""
-
-
-class Tracker(Protocol):
-    """One place that records a run."""
-
-    def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """Record what the run is: the recipe's text, and its keys ("training.batch")."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers of a step."""
-
-    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
-        """Record what was drawn after a step."""
-
-    def close(self) -> None:
-        """Write all that is not yet written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """What a tracker is told when it is opened."""
-
-    folder: Path
-    """The run's folder."""
-    project: str
-    name: str
-    values: Mapping[str, object]
-    """The recipe's keys."""
-    resume_step: int | None
-    """The last step that the resumed run has behind it; None in a new run."""
-    identity: str | None
-    """Of the tracker's own run that is to go on."""
 
 
 class Trackers:

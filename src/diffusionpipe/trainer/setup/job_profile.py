@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -25,11 +25,9 @@ from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.optim.optimizer import build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.start import places
 from diffusionpipe.units import Seconds
-
-if TYPE_CHECKING:
-    from diffusionpipe.trainer.setup.planning import Planning
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +67,14 @@ class ProfileShelf(Protocol):
 
 
 def agree_on_profile(
-    graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: "Planning", *, links: Cluster | None
+    graph: LayerGraph,
+    model: ModelGraph,
+    recipe: Recipe,
+    job: Job,
+    *,
+    shelf: ProfileShelf | None,
+    screen: Screen,
+    links: Cluster | None,
 ) -> Profile:
     """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
 
@@ -79,7 +84,7 @@ def agree_on_profile(
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
     """
-    path, shelf = recipe.run.folder / PROFILE, planning.shelf
+    path = recipe.run.folder / PROFILE
     measurement = _measurement(model, recipe, job)
     kept = from_first(
         lambda: _kept_profile(path, graph, model, recipe, job) or _from_shelf(shelf, measurement, path),
@@ -90,7 +95,7 @@ def agree_on_profile(
     sizes, num_layers = measurement.batch_sizes, len(graph.layers)
     logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), PROFILE_BUDGET)
     started = perf_counter()
-    with planning.screen.work("measuring layers", is_timed=True, budget=PROFILE_BUDGET) as work:
+    with screen.work("measuring layers", is_timed=True, budget=PROFILE_BUDGET) as work:
         work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
         profile = profile_job(
             job,

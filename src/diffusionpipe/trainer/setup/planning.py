@@ -59,7 +59,7 @@ def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job
     if pipeline.is_profiled:
         cluster = agree_on_cluster(recipe, job, screen)
         links = cluster if pipeline.cluster is None else None  # one that the recipe names has not been measured here
-        profile = agree_on_profile(graph, model, recipe, job, planning, links=links)
+        profile = agree_on_profile(graph, model, recipe, job, shelf=planning.shelf, screen=screen, links=links)
 
     def make() -> str:
         if pipeline.plan_file is not None:

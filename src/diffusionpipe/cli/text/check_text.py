@@ -1,5 +1,6 @@
 """What a run says of its prediction after its first steps: a table on a terminal, lines elsewhere."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,11 +8,14 @@ from typing import TYPE_CHECKING
 from diffusionpipe.units import Seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from diffusionpipe.ir.recorded import Recorded
     from diffusionpipe.planner.correction.causes import Cause
     from diffusionpipe.planner.correction.correct import Correction
+
+logger = logging.getLogger(__name__)
 
 LAYERS = 3
 """Shown of those that are most off beside the others."""
@@ -22,6 +26,28 @@ LEAST_SHOWN: Seconds = 5e-5
 
 Numbers = Mapping[int, int]
 """Stage of the placement -> the stage's number as users know it, from the description of the run."""
+
+
+class ConsoleReport:
+    """`workflows.run_check.CheckReport` on a terminal, or in the log where the console is none."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+
+    def corrected(self, found: "Correction", profile: Path, stages: Numbers) -> None:
+        """Show the table, or log its lines."""
+        if self._console.is_terminal:
+            self._console.print(check_table(found, profile, stages))
+            return
+        for line in check_lines(found, profile, stages):
+            logger.info("%s", line)
+
+    def not_judged(self, steps: tuple[int, int], why: str) -> None:
+        """Show why nothing was judged by these steps."""
+        if self._console.is_terminal:
+            self._console.print(f"Prediction after step {steps[1]}: not judged: {why}", highlight=False)
+        else:
+            logger.info('checked_steps=%d-%d prediction="not judged: %s"', *steps, why)
 
 
 def check_lines(found: "Correction", profile: Path, stages: Numbers) -> Iterator[str]:

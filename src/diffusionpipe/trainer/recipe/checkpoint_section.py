@@ -1,0 +1,15 @@
+"""[checkpoint]: when states are saved, and how many are kept."""
+
+from diffusionpipe.trainer.recipe.section import Auto, Count, Maybe, Section
+
+
+class CheckpointSection(Section):
+    """[checkpoint]: saved states; one is always saved at the end."""
+
+    every: Maybe[Count] = 1000
+    """Steps between checkpoints."""
+    keep: Count = 3
+    """Number of newest checkpoints to keep."""
+    asynchronous: Auto[bool] = None
+    """Whether training continues while a checkpoint is written from a copy in host memory; "auto": if the memory
+    suffices."""

@@ -1,0 +1,29 @@
+"""[learning_rate]: the rate over the steps of a run."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from diffusionpipe.trainer.recipe.group_section import RateSchedule
+from diffusionpipe.trainer.recipe.section import Choice, Count, Fraction, Maybe, Section
+
+
+class LearningRateSection(Section):
+    """[learning_rate]: the learning rate schedule."""
+
+    schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
+    """The schedule after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """Steps over which the rate rises linearly to optimizer.learning_rate."""
+    final: Fraction = 0.0
+    """The rate at the last step as a fraction of the highest."""
+
+    by_staleness: Maybe[Count] = None
+    """Without a flush after each step: the steps over which stages with old weights go from a lower rate to the usual
+    one; "none": all stages have the usual rate."""
+
+    @model_validator(mode="after")
+    def _final_has_an_effect(self) -> Self:
+        if self.schedule is RateSchedule.CONSTANT and self.final not in (0, 1):
+            raise ValueError("final: it has no effect on a constant schedule; choose linear or cosine, or remove final")
+        return self

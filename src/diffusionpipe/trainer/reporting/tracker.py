@@ -1,0 +1,54 @@
+"""One place that records a run besides its folder: the interface, and what it is handed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A picture that was drawn."""
+
+    name: str
+    """Its file's name without ending."""
+    caption: str
+    picture: NDArray[np.uint8]
+    """(H, W, 3)."""
+    path: Path
+    """Where it is kept."""
+
+
+class Tracker(Protocol):
+    """One place that records a run."""
+
+    def describe(self, recipe: str, values: Mapping[str, object]) -> None:
+        """Record what the run is: the recipe's text, and its keys ("training.batch")."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers of a step."""
+
+    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+        """Record what was drawn after a step."""
+
+    def close(self) -> None:
+        """Write all that is not yet written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a tracker is told when it is opened."""
+
+    folder: Path
+    """The run's folder."""
+    project: str
+    name: str
+    values: Mapping[str, object]
+    """The recipe's keys."""
+    resume_step: int | None
+    """The last step that the resumed run has behind it; None in a new run."""
+    identity: str | None
+    """Of the tracker's own run that is to go on."""

@@ -1,0 +1,21 @@
+"""A training that options state, as the planner asks about it."""
+
+from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs.workload import state_of_optimizer
+from diffusionpipe.planner.pricing.setting import Setting
+
+
+def stated_setting(
+    profile: Profile, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
+) -> Setting:
+    """A training that is stated on the command line; parameters are as wide as the profile has them."""
+    width = 8 if profile.precision == "float64" else 4
+    workload = Workload(
+        batch=batch,
+        parameter_bytes=width,
+        gradient_bytes=width,
+        optimizer_bytes=width * state_of_optimizer(optimizer),
+        ema_bytes=width if has_ema else 0,
+        checkpointed=checkpoint,
+    )
+    return Setting(profile=profile, cluster=cluster, workload=workload)
