@@ -108,7 +108,7 @@ def test_the_command_plans_for_the_setting_of_the_benchmarks_cell(cell, monkeypa
         asked.append(setting)
         raise ConfigError("no search is needed")
 
-    def small(stated, device, _):
+    def small(stated, device, *_):
         """A profile that says what it was asked for."""
         name = f"{stated.name} {stated.has_narrow_store} {stated.lora_rank} {device}"
         return replace(synthetic.chain([0.1] * 2, frozen=0.1), device=name), None

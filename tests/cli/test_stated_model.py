@@ -27,7 +27,7 @@ def computing(monkeypatch):
     """Counts how often a profile is computed; each one is a recorded profile."""
     made = []
 
-    def compute(stated, device):
+    def compute(stated, device, tell):
         made.append(stated)
         return recorded_profile("sd-2.1-a100-80")
 
