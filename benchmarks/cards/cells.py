@@ -6,16 +6,16 @@ from functools import partial
 
 from benchmarks.cards import profiles
 from benchmarks.choices import checked
+from benchmarks.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, tuned_copies
+from benchmarks.rivals.quantised import BYTES_OF_BASE, base_of, quantised
+from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
+from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, Baseline, best_baselines, best_of, data_parallel
-from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, tuned_copies
-from diffusionpipe.planner.rivals.quantised import BYTES_OF_BASE, base_of, quantised
-from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP, replicated_spp
-from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from benchmarks.cards.cells import PEER, PEER_SPLIT, QUANTISED, TUNED, Cell
-from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
+from benchmarks.rivals.replicated import REPLICATED_SPP
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float | None]:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from benchmarks.rivals.copies import tuned_copies
+from benchmarks.rivals.replicated import replicated_spp
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import (
@@ -17,8 +19,6 @@ from diffusionpipe.planner.rivals.baselines import (
     places,
     zero3,
 )
-from diffusionpipe.planner.rivals.copies import tuned_copies
-from diffusionpipe.planner.rivals.replicated import replicated_spp
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from benchmarks.paper import profiles
 from benchmarks.paper.fill import Fill, fill_of
+from benchmarks.rivals.copies import Cache, cache_of, tuned_copies
+from benchmarks.rivals.replicated import replicated_spp
 from diffusionpipe.costs import Cluster, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, best_of, gpipe_starts, pipeline, spp_starts
-from diffusionpipe.planner.rivals.copies import Cache, cache_of, tuned_copies
-from diffusionpipe.planner.rivals.replicated import replicated_spp
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of, sizes_of

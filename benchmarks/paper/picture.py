@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.paper.cells import BEST, PIPELINE, Cell
 from benchmarks.paper.summary import DDP, fitting
-from diffusionpipe.planner.rivals.copies import AHEAD, CACHED
+from benchmarks.rivals.copies import AHEAD, CACHED
 from diffusionpipe.viz.pictures import new_figure, save_figure
 
 LINES = {

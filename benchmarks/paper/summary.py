@@ -6,8 +6,8 @@ from statistics import median
 from benchmarks.paper.bandwidth import Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry
 from benchmarks.paper.fill import Fill
-from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1
-from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
+from benchmarks.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1
+from benchmarks.rivals.replicated import REPLICATED_SPP
 from diffusionpipe.planner.search.naming import DATA_PARALLEL, SHARDED
 
 DDP = "DDP"

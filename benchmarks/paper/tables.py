@@ -8,8 +8,8 @@ from rich.table import Table
 from benchmarks.paper.bandwidth import FACTOR, Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry, SameLayout
 from benchmarks.paper.summary import TUNED, speedup_over_best
+from benchmarks.rivals.replicated import REPLICATED_SPP
 from benchmarks.tables import table
-from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
 
 SYSTEMS = ("DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", REPLICATED_SPP)
 WIDTH = 200

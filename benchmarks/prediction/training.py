@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from benchmarks.prediction.held import NotingTransport, count_held
 from benchmarks.prediction.plans import BATCH_SIZES
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.graph import as_fraction
@@ -16,7 +17,6 @@ from diffusionpipe.ir import Plan, Span
 from diffusionpipe.models.opening.folder import resolve_folder, weight_sources
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.profiler import profile_job, profile_model
-from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.runtime.comm.places import channels_of, holders_of, trained_layers
 from diffusionpipe.runtime.comm.transport import ProcessTransport
 from diffusionpipe.runtime.engine.worker import build_worker

@@ -22,8 +22,8 @@ from benchmarks.cards.cells import (
 )
 from benchmarks.cards.picture import draw
 from benchmarks.cards.summary import summary
+from benchmarks.rivals.copies import CACHED, HYBRID
 from diffusionpipe.costs.memory import use_of
-from diffusionpipe.planner.rivals.copies import CACHED, HYBRID
 
 CASE = Case(model="SDXL", machine="RTX 4090 + 4080")
 GIB = 2**30

@@ -8,10 +8,10 @@ from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout
 from benchmarks.paper.fill import Fill
 from benchmarks.paper.sensitivity import with_share
 from benchmarks.paper.summary import fill_figures, is_data_parallel, summary
+from benchmarks.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, Cache
+from benchmarks.rivals.replicated import REPLICATED_SPP
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, Cache
-from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
 from diffusionpipe.planner.search.judge import Judge
 
 CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)

@@ -13,13 +13,13 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from benchmarks.prediction.held import NotingTransport
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import PlanPhase
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.phases import Phases, phases_of, standing
 from diffusionpipe.profiler import analytic_profile
-from diffusionpipe.profiler.held import NotingTransport
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.compute.stage import Precision

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 from planner import synthetic
 
+from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import pipeline, places, spp_starts
-from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP, replicated_spp
 from diffusionpipe.planner.search.judge import Judge
 
 

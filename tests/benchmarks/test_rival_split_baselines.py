@@ -1,9 +1,9 @@
 import pytest
 from planner import synthetic
 
+from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel
-from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.search.judge import Judge
 
 MB = 10**6

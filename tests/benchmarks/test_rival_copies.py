@@ -6,11 +6,7 @@ import pytest
 from golden.plans import recorded_profile
 from planner import synthetic
 
-from diffusionpipe.costs import Workload
-from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
-from diffusionpipe.planner.rivals.copies import (
+from benchmarks.rivals.copies import (
     AHEAD,
     CACHED,
     NARROW_SUMS,
@@ -24,6 +20,10 @@ from diffusionpipe.planner.rivals.copies import (
     tuned_copies,
     zero1,
 )
+from diffusionpipe.costs import Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.copy_times import zero3_times
 from diffusionpipe.planner.search.judge import Judge
 

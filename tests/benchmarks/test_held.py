@@ -8,10 +8,10 @@ from layouts import CPU, feed_rows
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
+from benchmarks.prediction.held import NotingTransport, count_held
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.search.proposal import predict
-from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.memory import HeldBytes
 from diffusionpipe.runtime.comm.threads import run_threads

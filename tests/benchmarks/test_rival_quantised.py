@@ -3,9 +3,9 @@ from math import prod
 
 from planner import synthetic
 
+from benchmarks.rivals.quantised import base_of, quantised
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
-from diffusionpipe.planner.rivals.quantised import base_of, quantised
 
 LAYERS = (2, 3)  # of the trained part; 10 million weights each
 

@@ -1,0 +1,1 @@
+"""Systems that only benchmarks compare with: tuned copies, quantised bases, copies of a stage, split baselines."""
