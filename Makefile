@@ -135,7 +135,7 @@ check: install
 
 docs: install
 	$(BIN)/python docs/make_schedules.py
-	$(BIN)/python docs/make_combinations.py
+	PYTHONPATH=tests $(BIN)/python docs/make_combinations.py
 	$(BIN)/python docs/make_models.py
 
 format: install

@@ -7,11 +7,12 @@ import pytest
 import torch
 from descriptions import described
 from layouts import CPU, assert_same_step, copies_of, merge, reference_step, run_step
+from pairs import pairs_that_work
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
+from diffusionpipe.combinations.features import Feature
 from diffusionpipe.ir import Range
-from diffusionpipe.ir.combinations import Feature, pairs_that_work
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search

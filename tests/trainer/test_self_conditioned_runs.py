@@ -19,8 +19,9 @@ from tiny_runs import (
     train_here,
 )
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.models.opening.folder import reads_estimate, scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.inference.conditions import Wish

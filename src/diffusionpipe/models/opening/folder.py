@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import read_json
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.home import expanded_path
 from diffusionpipe.models.base.family import Clip, Family, LowResolution
 from diffusionpipe.models.base.self_conditioning import plain_config, self_conditioned

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ModelError
-from diffusionpipe.ir.combinations import Feature, refusal
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 """The projections of every attention of diffusers' denoisers."""

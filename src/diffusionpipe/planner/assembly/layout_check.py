@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.tied import tied_blocks, tied_problems
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.assembly.shardable import check_homes, sharding_problems

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import blocks_in_common
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.schedule import lone_blocks
 
 LARGE_BLOCK = 2**23

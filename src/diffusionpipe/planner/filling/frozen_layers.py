@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs import Profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.units import Seconds
 
 

@@ -7,8 +7,9 @@ of fills takes, with compute between them, is in `copied.py`.
 
 from dataclasses import fields, replace
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.planner.pricing.copied import CopiedProfile
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_bytes

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, GroupSection
 from diffusionpipe.trainer.recipe.overrides import Table
 from diffusionpipe.trainer.recipe.section import Auto, Count, Maybe, Positive, Several

@@ -9,8 +9,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Named, Positive, Section, Several, raise_problems
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection

@@ -1,8 +1,7 @@
 """Which features go together: each pair works, as a test shows, or is refused for a reason, or was not tried.
 
-This is the one table of combinations. Code that refuses a pair takes its message from here (`refusal`), in both halves
-of the hourglass; docs/combinations.md is generated from it; tests run the pairs that work and provoke every refusal. A
-new feature is a member of `Feature` (`ir/features.py`) and a few lines of `TABLE`.
+docs/combinations.md is generated from this table and `diffusionpipe.combinations.refused`; tests run the pairs that
+work. A new feature is a member of `Feature` and a few lines of `WORKS`.
 
     >>> verdict(Feature.FILL, Feature.REPLICAS)
     Works(test='tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns')
@@ -16,20 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from diffusionpipe.ir.features import MEANINGS, Feature
-
-__all__ = [
-    "MEANINGS",
-    "REFUSED",
-    "TABLE",
-    "WORKS",
-    "Feature",
-    "Refused",
-    "Works",
-    "pairs_that_work",
-    "refusal",
-    "verdict",
-]
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,102 +176,6 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         (Feature.VERSIONS, Feature.DIT),
     ],
 }
-REFUSED: Mapping[tuple[Feature, Feature], str] = {
-    (Feature.SHARDED, Feature.REPLICAS): "replicas of stages cannot be sharded; use data_parallel instead of replicas",
-    (Feature.SHARDED, Feature.ONE_COPY): (
-        "there is one copy of the pipeline, and sharded parameters need copies to share them; set data_parallel to 2 "
-        "or more, or leave out sharded"
-    ),
-    (Feature.SHARDED, Feature.ONE_RANK): "one rank cannot shard its parameters; start more ranks, or leave out sharded",
-    (Feature.SHARDED, Feature.GIVEN_PIPELINES): (
-        "with sharded, the search puts a copy of the whole model on each rank; leave out stages and data_parallel"
-    ),
-    (Feature.SHARDED, Feature.TWO_DIRECTIONS): (
-        "the schedule {schedule!r} has copies of its blocks on several workers, which cannot be sharded; use another "
-        "schedule"
-    ),
-    (Feature.SHARDED, Feature.TIED): (
-        "{parameter} is read by layers of several blocks ({count} such parameters), so it cannot be sharded; leave out "
-        "sharded"
-    ),
-    (Feature.LORA, Feature.FROM_SCRATCH): "adapters need pretrained weights; remove from_scratch, or remove [lora]",
-    (Feature.LORA, Feature.TEXT_ENCODER): (
-        "only {denoiser} can have adapters, not {chosen}; remove model.train, or [lora] to train these components as a "
-        "whole"
-    ),
-    **dict.fromkeys(
-        [(Feature.LORA, Feature.DIT), (Feature.LORA, Feature.CONTROLNET)],
-        "{trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all",
-    ),
-    (Feature.SELF_CONDITIONING, Feature.LORA): (
-        "adapters leave the first convolution as it is, which has to learn to read the estimate; remove "
-        "objective.self_conditioning, or [lora] to train the whole denoiser"
-    ),
-    (Feature.SELF_CONDITIONING, Feature.CONTROLNET): (
-        "a ControlNet steers a U-Net that reads no estimate; remove objective.self_conditioning"
-    ),
-    (Feature.SEVERAL_MODELS, Feature.LORA): (
-        "adapters of several models are not supported; remove it, or train the models one by one"
-    ),
-    (Feature.SEVERAL_MODELS, Feature.ORDERS_FILE): "an orders file has one model; remove it and set pipeline.schedule",
-    (Feature.OFFLOAD, Feature.NO_ENCODERS): "the model has no frozen part; leave out offload_frozen",
-    (Feature.FILL, Feature.NO_ENCODERS): "there are no frozen layers to fill with; run the schedule as it is",
-    (Feature.NARROW_STORE, Feature.WIDE): (
-        'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
-        "remove frozen_dtype"
-    ),
-    (Feature.VERSIONS, Feature.SHARDED): (
-        'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.TIED): (
-        "layers of several stages read {parameter} ({count} such parameters), and each stage steps at another time; "
-        'set versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.BUCKETS): 'versions need whole stages; leave out buckets, or set versions = "flushed"',
-    (Feature.VERSIONS, Feature.ORDERS): (
-        'searched orders and orders of a file end with a flush; set schedule = "1f1b", or versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.SELF_CONDITIONING): (
-        "self-conditioning needs a second forward of the same weights, which cannot run without a flush yet; remove "
-        'objective.self_conditioning, or set versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.SEVERAL_MODELS): (
-        'several models cannot train together without a flush yet; train them one by one, or set versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.OFFLOAD): (
-        "weights of encoders cannot come from host memory without a flush yet; leave out offload_frozen, or set "
-        'versions = "flushed"'
-    ),
-    (Feature.PREDICTION, Feature.OTHER_OPTIMIZER): (
-        "weights are predicted from the direction of Adam, AdamW or SGD with momentum, and {name} is none of them; "
-        'choose one of them, or set versions = "stashed"'
-    ),
-    (Feature.VERSIONS, Feature.POST_VALIDATION): (
-        "post-validation takes a step back before the next one, but without a flush the next one has begun; leave out "
-        'post_validation, or set versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.GLOBAL_CLIPPING): (
-        "without a flush the norm over all stages is not known when a stage steps; set clip = "
-        '"block", or clip_norm = "none"'
-    ),
-    (Feature.VERSIONS, Feature.SPIKES): (
-        'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '
-        '"flushed"'
-    ),
-    (Feature.REPLAN, Feature.VERSIONS): (
-        "without a flush no iteration has a beginning that a prediction could be held against; remove replan, or set "
-        'versions = "flushed"'
-    ),
-    (Feature.REPLAN, Feature.SEVERAL_MODELS): (
-        "a faster layout of several models cannot be searched for yet; remove it, or train the models one by one"
-    ),
-    (Feature.REPLAN, Feature.PLAN_FILE): (
-        'a plan file has no profile that could be corrected; remove replan, or set plan = "auto"'
-    ),
-    (Feature.REPLAN, Feature.NOT_MEASURED): (
-        'there is no profile that could be corrected; remove replan, or set plan = "auto" or fill = true'
-    ),
-}
 NOT_TRIED = {
     frozenset({Feature.ORDERS, Feature.TWO_DIRECTIONS}),
     frozenset({Feature.CONTROLNET, Feature.TEXT_ENCODER}),
@@ -298,13 +189,6 @@ TABLE: Mapping[Pair, Works | Refused] = {pair: entry for pair, entry in _KNOWN.i
 def verdict(one: Feature, other: Feature) -> Works | Refused | None:
     """What is known of two features together; None: not tried."""
     return TABLE.get(frozenset({one, other}))
-
-
-def refusal(one: Feature, other: Feature, **values: object) -> str:
-    """Why two features are refused together, with the values of the case."""
-    entry = TABLE[frozenset({one, other})]
-    assert isinstance(entry, Refused), f"{one} and {other} work together"
-    return entry.reason.format(**values)
 
 
 def pairs_that_work(test: str) -> Iterator[tuple[Feature, Feature]]:

@@ -1,0 +1,1 @@
+"""Features of a training that exclude each other, and the reasons that users are told."""
