@@ -1,7 +1,8 @@
 """Pairs of features that are refused, each with the reason that users are told.
 
 Code that refuses a pair takes its message from here, in both halves of the hourglass. A test provokes every
-refusal, and docs/combinations.md lists them. A new feature is a member of `Feature` and, where something excludes it, a line here.
+refusal, and docs/combinations.md lists them. A new feature is a member of `Feature`, and a line here where something
+excludes it.
 
     >>> refusal(Feature.REPLICAS, Feature.SHARDED)
     'replicas of stages cannot be sharded; use data_parallel instead of replicas'
