@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu_seconds import CpuSeconds
 from hypothesis import settings
 from kept_results import results_kept
 
@@ -28,6 +29,7 @@ LIST = Path(__file__).parent / "slow_tests.txt"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuSeconds())
     keeping = results_kept()  # before xdist starts its workers, and they their ranks
     keeping.__enter__()
     config.add_cleanup(lambda: keeping.__exit__(None, None, None))
