@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from cpu_seconds import CpuSeconds
 from hypothesis import settings
 from kept_results import results_kept
+from signals import hear_all_signals
 
 if TYPE_CHECKING:
     from crew import Crew
@@ -33,10 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     keeping = results_kept()  # before xdist starts its workers, and they their ranks
     keeping.__enter__()
     config.add_cleanup(lambda: keeping.__exit__(None, None, None))
-    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
-        return  # this process only hands out tests: it needs none of what they import
-    from jobs import hear_all_signals
-
     hear_all_signals()
 
 
@@ -66,6 +64,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         apart = [item for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
         if apart:  # pytest 9.2 has a name that pytest-xdist 3.8 cannot change
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist; install what constraints.txt names")
+    if "torch" not in sys.modules:
+        return  # none of these tests has ranks
     from crew import start_fork_server
 
     start_fork_server()  # before a test starts it with fewer imports: ranks are then forked in milliseconds

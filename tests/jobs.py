@@ -31,13 +31,6 @@ class StrayError(AssertionError):
     """A process has outlived its job."""
 
 
-def hear_all_signals() -> None:
-    """Start jobs that hear signals, even if this program was started by nohup or in the background of a script."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        if signal.getsignal(number) is signal.SIG_IGN:  # what is ignored, programs that are started ignore too
-            signal.signal(number, lambda *_: None)
-
-
 class Job:
     """A running `diffusionpipe train`; subclasses start it."""
 

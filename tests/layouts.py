@@ -1,11 +1,9 @@
 """Runs a model under any layout, as threads or as processes, and compares with the plain full batch in one process."""
 
 import copy
-import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from descriptions import described
@@ -13,12 +11,9 @@ from tiny_models import raw_inputs
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Plan, PlanPhase, Range
-from diffusionpipe.ir.schedule import lone_blocks
+from diffusionpipe.ir import Plan, PlanPhase
 from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
 from diffusionpipe.models.graphs.run import run_layers
-from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.places import holders_of
 from diffusionpipe.runtime.comm.threads import run_threads
@@ -146,58 +141,6 @@ def assert_same_step(found: Step, expected: Step) -> None:
         assert error <= 1e-12 * total, (name, float(error), float(total))
         if gradient.norm() > 1e-6 * total:
             assert error <= 1e-10 * gradient.norm(), (name, float(error), float(gradient.norm()))
-
-
-def can_run(layout: Layout, model: ModelGraph) -> bool:
-    """Whether the schedule is defined for these sizes, can be sharded where it is, and the model has enough layers."""
-    try:
-        if layout.sharded and len(lone_blocks(layout.generated())) < layout.num_blocks():
-            return False
-        return layout.num_blocks() <= len(model.backbone_layers)
-    except ConfigError:
-        return False
-
-
-def layouts_of(stages: int, schedule: str, batch: int = 16) -> list[Layout]:
-    """One copy; every stage twice by share; the first stage twice; twice by the data-parallel axis; both."""
-    shared = {"batch": batch, "stages": stages, "microbatches": 4, "schedule": schedule, "encode_chunk": 3}
-    first_twice = (2, *(1,) * (stages - 1))
-    return [
-        Layout(**shared),
-        Layout(**shared, replicas=(2,) * stages),
-        Layout(**shared, replicas=first_twice),
-        Layout(**shared, data_parallel=2),
-        Layout(**shared, replicas=first_twice, data_parallel=2),
-    ]
-
-
-def scattered(seed):
-    """A filler that cuts samples and layers at random and puts the pieces anywhere; in a window behind a compute."""
-    rng = random.Random(seed)
-
-    def filler(unfilled):
-        schedule, num_layers = unfilled.schedule, len(unfilled.blocks[-1])
-        batch = schedule.placement.num_samples
-        borders = sorted(rng.randrange(batch + 1) for _ in range(schedule.num_workers - 1))
-        fills = {}
-        for worker, (start, stop) in enumerate(zip([0, *borders], [*borders, batch], strict=True)):
-            if start == stop:
-                continue
-            cuts = sorted({0, num_layers, *(rng.randrange(1, num_layers) for _ in range(2))})
-            length = len(schedule.orders[worker])
-            pieces = []
-            for first, last in pairwise(cuts):
-                chunk = rng.choice([2, 3, stop - start])
-                starts = range(start, stop, chunk)
-                pieces += [(Range(first, last), Range(sample, min(sample + chunk, stop))) for sample in starts]
-            positions = sorted(rng.randrange(bool(schedule.lead), length + 1) for _ in pieces)
-            fills[worker] = [
-                PlacedFill(position=position, component="", layers=layers, samples=samples)
-                for position, (layers, samples) in zip(positions, pieces, strict=True)
-            ]
-        return fills
-
-    return filler
 
 
 def rows_of(worker, inputs):

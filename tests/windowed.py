@@ -8,7 +8,8 @@ from random import Random
 
 import torch
 from descriptions import described
-from layouts import CPU, scattered
+from layout_cases import scattered
+from layouts import CPU
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from diffusionpipe.costs import (
     AllReduce,
@@ -11,11 +12,13 @@ from diffusionpipe.costs import (
     LayerSpec,
     Link,
     ModelGraph,
+    PairLink,
     ParameterSpec,
     Profile,
     TensorSpec,
     Workload,
 )
+from diffusionpipe.planner.pricing.setting import Setting
 
 GB = 10**9
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -279,3 +282,23 @@ def cluster(
 def workload(batch: int, **changes: object) -> Workload:
     """Mixed precision with Adam."""
     return Workload(**{"batch": batch, "frozen_bytes": 2, **changes})
+
+
+def slow_pairs(*slow: tuple[int, int], num_ranks: int = 4, num_layers: int = 8) -> Setting:
+    """A chain on machines of which some pairs have a link of a twentieth of the bandwidth."""
+    links = cluster(num_ranks)
+    usual = links.intra
+    pairs = tuple(
+        PairLink(
+            first=pair[0],
+            second=pair[1],
+            latency=usual.latency,
+            bandwidth=usual.bandwidth / (20 if pair in slow else 1),
+        )
+        for pair in combinations(range(num_ranks), 2)
+    )
+    return Setting(
+        profile=chain([1e-3] * num_layers),
+        cluster=replace(links, pairs=pairs),
+        workload=workload(8),
+    )

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from descriptions import described
-from layouts import assert_same_step, reference_step, scattered, steps_ahead
+from layout_cases import scattered
+from layouts import assert_same_step, reference_step, steps_ahead
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 

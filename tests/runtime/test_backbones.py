@@ -6,7 +6,8 @@ import pytest
 from cascades import BATCH, MEMBERS, batch_of, cascade, inputs_of, merged, parts_of, step_of, steps_in_process
 from crew import crew_of
 from descriptions import described
-from layouts import CPU, assert_same_step, reference_step, rows_of, scattered
+from layout_cases import scattered
+from layouts import CPU, assert_same_step, reference_step, rows_of
 from tiers import quick_and_slow
 
 from diffusionpipe.planner import Layout, build_plan

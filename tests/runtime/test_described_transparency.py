@@ -6,7 +6,8 @@ import pytest
 import torch
 from descriptions import described
 from handed_views import SECOND, layout_in_orders
-from layouts import assert_same_step, reference_step, scattered, step_in_threads, steps_ahead
+from layout_cases import scattered
+from layouts import assert_same_step, reference_step, step_in_threads, steps_ahead
 from opened_family import Opened
 from tiers import quick_and_slow
 from tiny_described import PIPELINES

@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 from descriptions import described
-from layouts import Step, assert_same_step, layouts_of, scattered, step_in_threads, steps_ahead
+from layout_cases import layouts_of, scattered
+from layouts import Step, assert_same_step, step_in_threads, steps_ahead
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op

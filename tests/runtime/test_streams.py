@@ -11,7 +11,8 @@ import pytest
 import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
 from descriptions import described
-from layouts import CPU, can_run, rows_of, scattered
+from layout_cases import can_run, scattered
+from layouts import CPU, rows_of
 from reusing_pool import planted_pools
 from streams import (
     BACKEND,

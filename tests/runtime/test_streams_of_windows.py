@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
-from layouts import scattered
+from layout_cases import scattered
 from streams import Streams, StreamTransport, devices_with_streams, without_order
 from tiers import quick_and_slow
 from windowed import layout_of, model_of, run_windows

@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 import torch
 from descriptions import described
-from layouts import CPU, can_run, copies_of, run_step, scattered
+from layout_cases import can_run, scattered
+from layouts import CPU, copies_of, run_step
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit
 from windowed import layout_of, model_of, run_windows

@@ -10,7 +10,8 @@ from threading import get_ident
 import pytest
 import torch
 from descriptions import described
-from layouts import CPU, assert_same_step, can_run, feed_rows, layouts_of, reference_step, run_step, step_in_threads
+from layout_cases import can_run, layouts_of
+from layouts import CPU, assert_same_step, feed_rows, reference_step, run_step, step_in_threads
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor, nn

@@ -3,7 +3,8 @@
 import pytest
 from crew import crew_of
 from descriptions import described
-from layouts import assert_same_step, can_run, merge, reference_step, scattered, steps_in_process
+from layout_cases import can_run, scattered
+from layouts import assert_same_step, merge, reference_step, steps_in_process
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from windowed import (

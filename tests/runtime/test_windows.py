@@ -5,7 +5,7 @@ w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } an
 
 import pytest
 import torch
-from layouts import scattered
+from layout_cases import scattered
 from tiers import quick_and_slow
 from windowed import (
     BATCH,

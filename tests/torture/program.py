@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from crew import start_fork_server
-from jobs import hear_all_signals
+from signals import hear_all_signals
 from torture import disks, folders, frozen, kills, real, restarts, stops
 from torture.cases import Case, Scene
 from torture.findings import COLUMNS, column_of

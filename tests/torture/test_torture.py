@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 from forked_jobs import ForkedCommand
-from jobs import HangError, Job, StrayError, hear_all_signals
+from jobs import HangError, Job, StrayError
 from moments import PLACES, Moment
+from signals import hear_all_signals
 from torture import folders, kills, restarts, stops
 from torture.cases import Case, Scene, check_kept, check_killed, check_plain
 from torture.findings import CauseError, LostError, UnequalError, column_of

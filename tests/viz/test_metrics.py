@@ -1,19 +1,11 @@
 import json
-from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from diffusionpipe.errors import FileFormatError
-from diffusionpipe.trainer.course.step_reports import StepReports
-from diffusionpipe.trainer.reporting.metrics import MetricsWriter
-from diffusionpipe.trainer.reporting.progress import TrainingProgress
-from diffusionpipe.trainer.reporting.screen import Screen
-from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
-from diffusionpipe.trainer.step.stopping import Decision
 from diffusionpipe.viz import loss_curve
 from diffusionpipe.viz.metrics import smoothed
 
@@ -61,26 +53,6 @@ def test_models_that_train_together_have_curves_of_their_own(tmp_path):
 def test_a_curve_is_called_smoothed_where_it_is(tmp_path, num_steps, label):
     loss_curve(written(tmp_path, training(num_steps)), tmp_path / "loss.svg")
     assert f">{label}<" in (tmp_path / "loss.svg").read_text()
-
-
-def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
-    with MetricsWriter(tmp_path) as metrics:
-        progress = TrainingProgress(num_steps=9, batch=4, screen=Screen(speaks=False))
-        session = SimpleNamespace(plan=SimpleNamespace(batch=4), job=SimpleNamespace(device=torch.device("cpu")))
-        data = SimpleNamespace(train=SimpleNamespace(skipping=None))
-        state = SimpleNamespace(metrics=metrics, progress=progress, session=session, data=data)
-        times = iter([[StepTimes(step=step, iteration=0.4, bubble=0.1)] for step in range(1, 10)])
-        reports = StepReports(state, lambda: next(times, []))
-        for step in range(1, 10):
-            result = StepResult(
-                step=step, loss=1 / step, gradient_norm=1.0, learning_rate=step * 1e-4, seconds=0.5,
-                backbones=(), decision=Decision(saves=False, stops=False),
-            )  # fmt: skip
-            reports.waited(step, 0.01)
-            reports.write([result])
-    loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.svg")
-    written = (tmp_path / "loss.svg").read_text()
-    assert [name for name in ("loss", "learning rate", "samples/s") if f">{name}</text>" not in written] == []
 
 
 def test_validation_alone_a_single_step_and_a_loss_that_is_no_number_are_drawn(tmp_path):

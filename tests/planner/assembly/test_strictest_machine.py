@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from layouts import can_run, layouts_of
+from layout_cases import can_run, layouts_of
 from planner import synthetic
 from tiers import quick_and_slow
 

@@ -1,0 +1,31 @@
+"""The planning half plans on machines without torch, and so do its tests: they are found in a second or two."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PLANNING = ("ir", "costs", "timing", "schedules", "passes", "ordering", "simulator", "planner", "viz")
+HEAVY = ("torch", "diffusers", "transformers")
+COLLECTION = """
+import sys, pytest
+status = pytest.main(["--collect-only", "-qq", "-p", "no:terminalreporter", *sys.argv[1:]])
+print(int(status), *({HEAVY} & sys.modules.keys()))
+"""
+
+
+def collected(*paths):
+    """What pytest says of the collection in a process of its own, and what that process has then imported."""
+    script = COLLECTION.replace("{HEAVY}", repr(set(HEAVY)))
+    words = [sys.executable, "-c", script, *map(str, paths)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=TESTS.parent)
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_collecting_the_planning_half_imports_no_torch():
+    assert collected(*(TESTS / folder for folder in PLANNING)) == ["0"]
+
+
+def test_a_test_that_imports_torch_is_noticed(tmp_path):
+    (tmp_path / "test_planted.py").write_text("import torch\n\n\ndef test_nothing():\n    pass\n")
+    assert collected(TESTS / "viz" / "test_gantt.py", tmp_path / "test_planted.py") == ["0", "torch"]
