@@ -12,17 +12,40 @@ from typing import TYPE_CHECKING
 from diffusionpipe.version import __version__
 
 if TYPE_CHECKING:
+    from diffusionpipe.library.layers import layer
+    from diffusionpipe.library.models import Model, pipeline
     from diffusionpipe.library.planning import Choice, plan
+    from diffusionpipe.library.profiles import profile
+    from diffusionpipe.library.running import Run, run
     from diffusionpipe.library.schedules import schedule
     from diffusionpipe.library.simulation import simulate
     from diffusionpipe.library.timelines import Timeline
 
-__all__ = ["Choice", "Timeline", "__version__", "plan", "schedule", "simulate"]
+__all__ = [
+    "Choice",
+    "Model",
+    "Run",
+    "Timeline",
+    "__version__",
+    "layer",
+    "pipeline",
+    "plan",
+    "profile",
+    "run",
+    "schedule",
+    "simulate",
+]
 
 _HOMES = {
     "Choice": "planning",
+    "Model": "models",
+    "Run": "running",
     "Timeline": "timelines",
+    "layer": "layers",
+    "pipeline": "models",
     "plan": "planning",
+    "profile": "profiles",
+    "run": "running",
     "schedule": "schedules",
     "simulate": "simulation",
 }

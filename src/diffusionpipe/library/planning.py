@@ -67,6 +67,7 @@ def plan(
     replicas: Sequence[int] | None = None,
     data_parallel: int | None = None,
     sharded: bool | None = None,
+    fill: bool = False,
 ) -> Choice:
     """The fastest plan for all devices of a cluster, within what is given.
 
@@ -84,6 +85,8 @@ def plan(
         replicas: devices of each stage, which share each micro-batch's samples.
         data_parallel: copies of the whole pipeline.
         sharded: whether these copies hold parameters, gradients and optimizer state in parts.
+        fill: whether frozen layers of the next batch may run in the bubbles of this one, as the trainer runs them;
+            `dp.run` knows one batch at a time and would compute them twice.
 
     Raises:
         ConfigError: sizes that do not fit each other, the cluster or the model; nothing fits in memory.
@@ -104,11 +107,11 @@ def plan(
         schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
     if isinstance(schedule, Schedule) or replicas is not None:
         layout = _layout(setting, schedule, stages, microbatches, replicas, data_parallel, sharded=bool(sharded))
-        return _given(setting, layout, microbatches)
+        return _given(setting, layout, microbatches, fill=fill)
     given = Given(
         stages=stages, microbatches=microbatches, schedule=schedule, data_parallel=data_parallel, sharded=sharded
     )
-    return _searched(replace(setting, given=given))
+    return _searched(replace(setting, given=given), fill=fill)
 
 
 def _check_sizes(**sizes: int | None) -> None:
@@ -116,8 +119,8 @@ def _check_sizes(**sizes: int | None) -> None:
         raise ConfigError(f"{', '.join(wrong)}: give a number of at least 1")
 
 
-def _searched(setting: Setting) -> Choice:
-    found = choose(setting)
+def _searched(setting: Setting, *, fill: bool) -> Choice:
+    found = choose(setting, fill=None if fill else False)
     shown = found.comparison()
     made = found.plan()
     rows = (*shown.simulated, *shown.estimated, *shown.others)
@@ -178,7 +181,7 @@ def _layout(
     )
 
 
-def _given(setting: Setting, layout: Layout, microbatches: int | None) -> Choice:
+def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: bool) -> Choice:
     """The choice of a given layout, with the best number of micro-batches where that is not given."""
     sizes = [layout.microbatches]
     if microbatches is None and layout.orders is None:
@@ -189,7 +192,7 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None) -> Choice
     problems: dict[str, None] = {}
     for count in sizes:
         try:
-            made.append(_proposed(setting, replace(layout, microbatches=count)))
+            made.append(_proposed(setting, replace(layout, microbatches=count), fill=fill))
         except ConfigError as error:
             problems[str(error)] = None
     if not made:
@@ -211,8 +214,9 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None) -> Choice
     )
 
 
-def _proposed(setting: Setting, layout: Layout) -> tuple[Plan, Proposal, Row]:
+def _proposed(setting: Setting, layout: Layout, *, fill: bool) -> tuple[Plan, Proposal, Row]:
     layout, filler = cut_and_filled(setting, layout)
+    filler = filler if fill else None
     proposal = propose(setting, layout, filler)
     made = build_plan(setting.graph, layout, pricing=pricing_of(setting), filler=filler)
     use = max(proposal.memory, key=lambda memory: memory.total)

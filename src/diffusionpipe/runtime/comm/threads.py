@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the transport of the tests."""
+"""Ranks as threads of one process: the library's transport where nobody has started processes, and the tests'."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -175,29 +175,54 @@ def _copy_from(source: int, tensors: Mapping[int, Tensor]) -> None:
             tensor.copy_(tensors[source])
 
 
+class ThreadRanks:
+    """Ranks as threads of this process, asked to run one function after the other. Mutable: transports count messages.
+
+    After an error, or an interrupt, they are of no use any more: what some have sent nobody will receive.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._hub = Hub(num_ranks)
+        self._transports = tuple(ThreadTransport(self._hub, rank) for rank in range(num_ranks))
+
+    def run(self, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:
+        """Results of `main(rank, transport)`, run once on each rank.
+
+        Raises:
+            Exception: the first rank's own error; ranks that only waited for it are not reported.
+        """
+        self._hub.raise_if_aborted()
+        results: dict[int, _Result] = {}
+        errors: dict[int, BaseException] = {}
+
+        def run(rank: int) -> None:
+            try:
+                results[rank] = main(rank, self._transports[rank])
+            except BaseException as error:
+                errors[rank] = error
+                self._hub.abort(rank, error)
+
+        threads = [
+            threading.Thread(target=run, args=(rank,), name=f"rank{rank}") for rank in range(len(self._transports))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt, which only this thread hears
+            self._hub.abort(-1, error)
+            raise
+        first = next((e for e in errors.values() if not isinstance(e, PeerError)), next(iter(errors.values()), None))
+        if first is not None:
+            raise first
+        return [results[rank] for rank in range(len(self._transports))]
+
+
 def run_threads(num_ranks: int, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:
-    """Results of `main(rank, transport)`, run once per rank in threads.
+    """Results of `main(rank, transport)`, run once per rank in threads that nobody asks again.
 
     Raises:
         Exception: the first rank's own error; ranks that only waited for it are not reported.
     """
-    hub = Hub(num_ranks)
-    results: dict[int, _Result] = {}
-    errors: dict[int, BaseException] = {}
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = main(rank, ThreadTransport(hub, rank))
-        except BaseException as error:
-            errors[rank] = error
-            hub.abort(rank, error)
-
-    threads = [threading.Thread(target=run, args=(rank,), name=f"rank{rank}") for rank in range(num_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    first = next((e for e in errors.values() if not isinstance(e, PeerError)), next(iter(errors.values()), None))
-    if first is not None:
-        raise first
-    return [results[rank] for rank in range(num_ranks)]
+    return ThreadRanks(num_ranks).run(main)

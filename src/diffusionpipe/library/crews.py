@@ -1,0 +1,214 @@
+"""The ranks of a run: threads of this process, processes of torchrun, or processes that this one starts."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from hashlib import sha256
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir.files import plan_from_text, plan_to_text
+from diffusionpipe.library.checks import check_plan
+from diffusionpipe.library.models import Model
+from diffusionpipe.library.profiles import description_for, precision_of
+from diffusionpipe.library.rank import Rank
+from diffusionpipe.runtime.local_ranks import LocalRanks, local_ranks
+from diffusionpipe.runtime.places import holders_of
+from diffusionpipe.runtime.process_group import Job, Membership, joined
+from diffusionpipe.runtime.threads import ThreadRanks
+from diffusionpipe.runtime.transport import ProcessTransport, Transport
+
+
+class Crew(Protocol):
+    """All ranks of a run; what this process can see of them."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process prints."""
+        ...
+
+    def here(self, name: str, *arguments: Any) -> list[Any]:
+        """The method of that name on every rank; the results of this process's ranks."""
+        ...
+
+    def everywhere(self, name: str, *arguments: Any) -> list[Any]:
+        """The method of that name on every rank; the results of all of them, in their order."""
+        ...
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End all ranks; `error`: why, if not in good order."""
+        ...
+
+
+class Threads:
+    """Ranks as threads of this process."""
+
+    speaks = True
+
+    def __init__(self, model: Model, plan: Plan, precision: str) -> None:
+        description = description_for(model, precision)
+        self._threads = ThreadRanks(plan.mesh.num_ranks)
+
+        def build(rank: int, transport: Transport) -> Rank:
+            return Rank(model, plan, rank, transport, device=model.device, precision=precision, description=description)
+
+        self._ranks = self._threads.run(build)
+
+    def everywhere(self, name: str, *arguments: Any) -> list[Any]:
+        """See `Crew`."""
+        return self._threads.run(lambda rank, _: getattr(self._ranks[rank], name)(*arguments))
+
+    here = everywhere
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See `Crew`."""
+        self._ranks = []
+
+
+class Member:
+    """One rank of a job that torchrun has started; the others are in other processes, which run the same program."""
+
+    def __init__(self, model: Model, plan: Plan, precision: str, member: Membership) -> None:
+        self._stack = ExitStack()
+        try:
+            number = next(_JOINED)
+            again = replace(member, attempt=member.attempt + number * _LATER)
+            self._job = self._stack.enter_context(joined(again, device=model.device.type))
+            self._job.agree("the plan", _digest(plan_to_text(plan).encode()))
+            self._job.agree(
+                "the model's weights (call torch.manual_seed before the modules are made)", digest_of(model)
+            )
+            self._rank = _rank_of(self._job, model, plan, precision)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    @property
+    def speaks(self) -> bool:
+        """See `Crew`."""
+        return self._job.membership.rank == 0
+
+    def here(self, name: str, *arguments: Any) -> list[Any]:
+        """See `Crew`."""
+        return [getattr(self._rank, name)(*arguments)]
+
+    def everywhere(self, name: str, *arguments: Any) -> list[Any]:
+        """See `Crew`."""
+        (own,) = self.here(name, *arguments)
+        found: list[Any] = [None] * self._job.membership.world_size
+        torch.distributed.all_gather_object(found, own)
+        return found
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See `Crew`."""
+        self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+class Processes:
+    """Ranks as processes that this one has started; each calls the function that returns the model."""
+
+    speaks = True
+
+    def __init__(self, build: Callable[[], Model], plan: Plan, precision: str | None) -> None:
+        self._stack = ExitStack()
+        self._ranks: LocalRanks = self._stack.enter_context(local_ranks(plan.mesh.num_ranks, preload=[__name__]))
+        try:
+            self._ranks.run(_build, build.__module__, build.__qualname__, plan_to_text(plan), precision)
+        except BaseException:
+            self.close()
+            raise
+
+    def everywhere(self, name: str, *arguments: Any) -> list[Any]:
+        """See `Crew`."""
+        results = self._ranks.run(_call, name, packed(arguments))
+        return [unpacked(result) for result in results]
+
+    here = everywhere
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See `Crew`."""
+        self._stack.close()
+
+
+_JOINED = count()
+"""Runs that this process has joined: torchrun's store keeps what an earlier one has said."""
+_LATER = 10_000
+"""Attempts of a job that torchrun could restart; a later run of the process counts on from there."""
+_OWN: dict[str, Rank] = {}
+"""The rank that this process is, if another one has started it; a call of `LocalRanks` can hand nothing to the next."""
+
+
+def _rank_of(job: Job, model: Model, plan: Plan, precision: str) -> Rank:
+    everyone = tuple(range(plan.mesh.num_ranks))
+    transport = ProcessTransport(job.device, summing=(*holders_of(plan).values(), everyone))
+    return Rank(
+        model,
+        plan,
+        job.membership.rank,
+        transport,
+        device=job.device,
+        precision=precision,
+        description=description_for(model, precision, job.device.type),
+    )
+
+
+def _build(job: Job, module: str, name: str, plan_text: str, precision: str | None) -> None:
+    """Make this process's rank."""
+    build = getattr(importlib.import_module(module), name)
+    model, plan = build(), plan_from_text(plan_text)
+    if not isinstance(model, Model):
+        raise ConfigError(f"{module}.{name} returned a {type(model).__name__}; return what dp.pipeline makes")
+    check_plan(model, plan)
+    job.agree("the model's weights (call torch.manual_seed before the modules are made)", digest_of(model))
+    _OWN["rank"] = _rank_of(job, model, plan, precision or precision_of(model))
+
+
+def _call(job: Job, name: str, arguments: Any) -> Any:
+    return packed(getattr(_OWN["rank"], name)(*unpacked(arguments)))
+
+
+def packed(value: Any) -> Any:
+    """The value with the bytes of each tensor in its place, which travel without shared memory."""
+    if isinstance(value, Tensor):
+        return _Bytes(save({"": value.detach().cpu().contiguous()}))
+    if isinstance(value, dict):
+        return {key: packed(one) for key, one in value.items()}
+    return tuple(packed(one) for one in value) if type(value) is tuple else value
+
+
+def unpacked(value: Any) -> Any:
+    """The value that was packed."""
+    if isinstance(value, _Bytes):
+        return load(value)[""]
+    if isinstance(value, dict):
+        return {key: unpacked(one) for key, one in value.items()}
+    return tuple(unpacked(one) for one in value) if type(value) is tuple else value
+
+
+class _Bytes(bytes):
+    """A tensor on its way."""
+
+
+def digest_of(model: Model) -> str:
+    """A short text that differs where weights differ."""
+    return _digest(*(tensor.detach().cpu().contiguous().view(torch.uint8).numpy() for tensor in _flat(model)))
+
+
+def _flat(model: Model) -> Iterator[Tensor]:
+    for tensor in model.state_dict().values():
+        if isinstance(tensor, Tensor) and tensor.numel():
+            yield tensor.reshape(-1)
+
+
+def _digest(*parts: Any) -> str:
+    found = sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()[:12]

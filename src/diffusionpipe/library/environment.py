@@ -1,0 +1,18 @@
+"""The environment variables of torchrun; no other module of the library reads the environment."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.runtime.process_group import Membership
+
+
+def place_in_job() -> "Membership | None":
+    """Where torchrun has put this process; None if it did not start it.
+
+    Raises:
+        ConfigError: some of its variables are missing.
+    """
+    from diffusionpipe.runtime.process_group import membership
+
+    return membership(os.environ) if "RANK" in os.environ or "WORLD_SIZE" in os.environ else None

@@ -1,0 +1,341 @@
+"""`dp.pipeline`: a list of modules with a loss, as layers that any plan can spread over ranks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from diffusionpipe.costs import Backbone, ModelGraph, TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.library.layers import NamedLayer
+from diffusionpipe.models.cutting import cut
+from diffusionpipe.models.describe import describe, dtype_name
+from diffusionpipe.models.graph import Layer, LayerGraph, canonical_names
+from diffusionpipe.models.leaves import fake_tensors
+from diffusionpipe.models.run import run_layers
+
+Layers: TypeAlias = nn.Module | Sequence[nn.Module | NamedLayer]
+Example: TypeAlias = Sequence[Tensor] | Mapping[str, Tensor]
+_Made: TypeAlias = tuple[LayerGraph, nn.Module]
+
+COMPONENT = "model"
+LOSS = "loss"
+TARGET = "target"
+_BATCHES = (2, 3)
+"""Two numbers of samples tell a dimension that grows with the batch from one that does not."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers, their modules and the loss; made by `pipeline`. Running a plan of it never changes its weights."""
+
+    graph: LayerGraph
+    module: nn.Module
+    """Holds all modules; its names are those of parameters and states."""
+
+    @cached_property
+    def description(self) -> ModelGraph:
+        """The model as plain data, in the dtypes of its parameters."""
+        return describe(self.graph)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of a batch's tensors."""
+        return tuple(spec.name for spec in self.graph.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its parameters; the CPU if it has none."""
+        return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by name; one that is used under several names has the first of them."""
+        return self.module.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters."""
+        return self.module.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters and buffers by name."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over parameters and buffers, such as `run.state_dict()` returns them.
+
+        Raises:
+            RuntimeError: names or shapes are others.
+        """
+        self.module.load_state_dict(state)
+
+    def loss(self, *batch: Tensor) -> Tensor:
+        """The mean loss of a batch in this process, without any pipeline: shape ().
+
+        Raises:
+            ModelError: the batch does not have the tensors of the example.
+        """
+        inputs = self.batch(batch)
+        losses = run_layers(self.graph.layers, self.graph.components, inputs, targets=[LOSS])[LOSS]
+        return losses.sum() / len(losses)
+
+    def batch(self, batch: Sequence[Tensor], *, has_target: bool = True) -> dict[str, Tensor]:
+        """The tensors of a batch by name; without its last one, the target, for predictions.
+
+        Raises:
+            ModelError: the batch has other tensors than the example.
+        """
+        specs = self.graph.inputs if has_target else self.graph.inputs[:-1]
+        if len(batch) != len(specs):
+            names = ", ".join(spec.name for spec in specs)
+            raise ModelError(f"a batch of {len(batch)} tensors, but the model takes {len(specs)}: {names}")
+        problems = []
+        for spec, tensor in zip(specs, batch, strict=True):
+            if not isinstance(tensor, Tensor):
+                problems.append(f"{spec.name} is a {type(tensor).__name__}; give a tensor")
+            elif (tuple(tensor.shape[1:]), dtype_name(tensor.dtype)) != (spec.shape, spec.dtype) or not tensor.ndim:
+                problems.append(
+                    f"{spec.name} has the shape {tuple(tensor.shape)} and the dtype {dtype_name(tensor.dtype)}; the "
+                    f"example had {('samples', *spec.shape)} and {spec.dtype}".replace("'", "")
+                )
+            elif len(tensor) != len(batch[0]) or not len(tensor):
+                problems.append(f"{spec.name} has {len(tensor)} samples and {specs[0].name} has {len(batch[0])}")
+        if problems:
+            raise ModelError("\n".join(problems))
+        return {spec.name: tensor for spec, tensor in zip(specs, batch, strict=True)}
+
+
+def pipeline(layers: Layers, *, loss: Callable[..., Tensor] | NamedLayer, example: Example) -> Model:
+    """The layers and the loss as a model that plans can be made for.
+
+    Args:
+        layers: modules in the order in which they run, each as it is or with names (`dp.layer`); or an nn.Sequential or
+            nn.ModuleList of them; or another module, which is traced and cut at its blocks. A module is called with the
+            tensors that it reads, and returns a tensor or a tuple of tensors, whose dimension 0 is the batch. Without
+            names it reads what the layer before it wrote, the first one all inputs.
+        loss: called with what the last layer wrote and the target, or with what `dp.layer` names; returns one value a
+            sample, shape (B,).
+        example: tensors of a batch of any size, the target last. They are called "input" (or "input0", "input1", ...)
+            and "target", or as the keys of a dictionary say. Only shapes and dtypes count.
+
+    Raises:
+        ModelError: the layers do not form a model that can be cut into micro-batches; names the layers.
+    """
+    specs = _specs(example)
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.Sequential | nn.ModuleList):
+        graph, module = _traced(layers, loss, specs)
+    else:
+        graph, module = _listed(layers, loss, specs)
+    model = Model(graph, module)
+    assert model.description  # checks the layers
+    return model
+
+
+def _specs(example: Example) -> tuple[TensorSpec, ...]:
+    """The raw inputs, the target last.
+
+    Raises:
+        ModelError: the example is no batch.
+    """
+    if isinstance(example, Mapping):
+        named = dict(example)
+    else:
+        tensors = [example] if isinstance(example, Tensor) else list(example)
+        names = ["input"] if len(tensors) == 2 else [f"input{i}" for i in range(len(tensors) - 1)]
+        named = dict(zip([*names, TARGET], tensors, strict=False))
+    if len(named) < 2 or not all(isinstance(tensor, Tensor) and tensor.ndim for tensor in named.values()):
+        raise ModelError("example must be tensors with the samples in dimension 0, at least an input and a target")
+    if LOSS in named:
+        raise ModelError(f"example: {LOSS!r} is the name of the result; give the tensor another name")
+    if len({len(tensor) for tensor in named.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(tensor)}" for name, tensor in named.items())
+        raise ModelError(f"example: the tensors have different numbers of samples in dimension 0: {sizes}")
+    return tuple(
+        TensorSpec(name=name, shape=tuple(tensor.shape[1:]), dtype=dtype_name(tensor.dtype))
+        for name, tensor in named.items()
+    )
+
+
+def _listed(layers: Layers, loss: Callable[..., Tensor] | NamedLayer, specs: Sequence[TensorSpec]) -> _Made:
+    """The graph of modules that run one after the other."""
+    given = dict(layers.named_children()) if isinstance(layers, nn.Module) else _numbered(layers)
+    if isinstance(layers, nn.Sequential):  # a module may stand there twice, under two names
+        given = dict(layers._modules.items())
+    if not given:
+        raise ModelError("a pipeline needs at least one layer; the list is empty")
+    container = nn.Module()
+    parts: dict[str, NamedLayer] = {}
+    for key, one in given.items():
+        part = one if isinstance(one, NamedLayer) else NamedLayer(one, (), ())
+        if not isinstance(part.module, nn.Module):
+            raise ModelError(f"layer {key} is a {type(part.module).__name__}; give an nn.Module that calls it")
+        container.add_module(key, part.module)
+        parts[key] = part
+    made = list(_layers(parts, container, specs))
+    return _with_loss(made, container, loss, specs)
+
+
+def _numbered(layers: Sequence[nn.Module | NamedLayer]) -> dict[str, nn.Module | NamedLayer]:
+    if isinstance(layers, NamedLayer):
+        return {"0": layers}
+    return {str(number): one for number, one in enumerate(layers)}
+
+
+def _layers(parts: Mapping[str, NamedLayer], container: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[Layer]:
+    """The layers with the names of all tensors, found by running them on tensors without memory."""
+    before = tuple(spec.name for spec in specs[:-1])
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_tensors(container, mode), mode, torch.no_grad():
+        known = {spec.name: _zeros(spec) for spec in specs}
+        for key, part in parts.items():
+            name = f"{key}.{type(part.module).__name__}"
+            reads = part.reads or before
+            if lacking := [read for read in reads if read not in known]:
+                raise ModelError(
+                    f"{name} reads {lacking[0]!r}, which nothing before it writes; there are {', '.join(known)}"
+                )
+            results = [_call(name, part.module, {read: known[read][n] for read in reads}) for n in (0, 1)]
+            writes = part.writes or tuple(
+                f"{name}.output" + (f".{n}" if n else "") for n in range(len(results[0]) or 1)
+            )
+            if len(writes) != len(results[0]):
+                raise ModelError(f"{name} returns {len(results[0])} tensors, but writes={writes} names {len(writes)}")
+            if taken := [write for write in writes if write in known]:
+                raise ModelError(f"{name} writes {taken[0]!r}, which is written before it; give it another name")
+            known.update(zip(writes, zip(*results, strict=True), strict=True))
+            yield Layer(
+                name=name,
+                component=COMPONENT,
+                reads=reads,
+                writes=writes,
+                modules=(key,),
+                run=partial(_run_child, key),
+            )
+            before = writes
+
+
+def _zeros(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    few, many = (torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype)) for batch in _BATCHES)
+    return few, many
+
+
+def _call(name: str, module: Callable[..., Any], reads: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """What a layer returns, as a tuple of tensors."""
+    try:
+        result = module(*reads.values())
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError) as error:
+        shapes = ", ".join(f"{read} {tuple(tensor.shape)}" for read, tensor in reads.items())
+        raise ModelError(f"{name} cannot run on {shapes}: {str(error).splitlines()[0]}") from error
+    written = result if isinstance(result, tuple | list) else (result,)
+    if not written or not all(isinstance(one, Tensor) for one in written):
+        kinds = ", ".join(type(one).__name__ for one in written)
+        returned = f"({kinds})" if isinstance(result, tuple | list) else kinds
+        raise ModelError(
+            f"{name} returns {returned}, and a layer returns a tensor "
+            "or a tuple of tensors; put it into a module whose forward returns what the next layer reads"
+        )
+    return tuple(written)
+
+
+def _run_child(key: str, container: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+    child = container._modules[key]
+    assert child is not None
+    result = child(*tensors)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def _traced(module: nn.Module, loss: Callable[..., Tensor] | NamedLayer, specs: Sequence[TensorSpec]) -> _Made:
+    """The graph of a module with a forward of its own, cut at its blocks."""
+    inputs = {
+        spec.name: torch.zeros((2, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta") for spec in specs[:-1]
+    }
+
+    def forward(root: nn.Module, **tensors: Tensor) -> Tensor:
+        result: Tensor = root(*tensors.values())
+        return result
+
+    made = cut(module, forward, inputs, component=COMPONENT)
+    return _with_loss(list(made), module, loss, specs)
+
+
+def _with_loss(
+    layers: list[Layer], container: nn.Module, loss: Callable[..., Tensor] | NamedLayer, specs: Sequence[TensorSpec]
+) -> _Made:
+    part = loss if isinstance(loss, NamedLayer) else NamedLayer(loss, (), ())
+    if not callable(part.module):
+        raise ModelError(f"loss is a {type(part.module).__name__}; give a function of the outputs and the target")
+    last = layers[-1].writes
+    components = {COMPONENT: container, "objective": nn.Identity()}
+    modules: tuple[str, ...] = ()
+    if isinstance(part.module, nn.Module):
+        components["objective"], modules = part.module, ("",)
+    reads = part.reads or (*last, specs[-1].name)
+    graph = LayerGraph(
+        layers=(
+            *layers,
+            Layer(
+                name=LOSS,
+                component="objective",
+                reads=reads,
+                writes=(LOSS,),
+                modules=modules,
+                run=partial(_run_loss, part.module),
+            ),
+        ),
+        components=components,
+        inputs=tuple(specs),
+        backbones=(Backbone(prediction=last[0]),),
+    )
+    trained = [name for name, p in components["objective"].named_parameters() if p.requires_grad]
+    if trained:
+        raise ModelError(f"the loss trains {trained[0]}; make it the last layer, and give a loss without parameters")
+    _check_loss(graph, specs)
+    return replace(graph, components=components), container
+
+
+def _run_loss(loss: Callable[..., Tensor], module: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+    call = module if isinstance(loss, nn.Module) else loss
+    return (call(*tensors),)
+
+
+def _check_loss(graph: LayerGraph, specs: Sequence[TensorSpec]) -> None:
+    """Refuse a loss that does not give one value a sample."""
+    objective = graph.layers[-1]
+    known = {name for layer in graph.layers[:-1] for name in layer.writes} | {spec.name for spec in specs}
+    if lacking := [name for name in objective.reads if name not in known]:
+        raise ModelError(f"the loss reads {lacking[0]!r}, which no layer writes; there are {', '.join(sorted(known))}")
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_tensors(graph.components[COMPONENT], mode), mode, torch.no_grad():
+        for index, batch in enumerate(_BATCHES):
+            tensors = {spec.name: _zeros(spec)[index] for spec in specs}
+            for layer in graph.layers[:-1]:
+                try:
+                    written = layer.run(graph.components[layer.component], *(tensors[name] for name in layer.reads))
+                except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                    shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in layer.reads)
+                    raise ModelError(f"{layer.name} cannot run on {shapes}: {str(error).splitlines()[0]}") from error
+                tensors.update(zip(layer.writes, written, strict=True))
+            (found,) = _call(
+                "the loss",
+                partial(objective.run, graph.components["objective"]),
+                {name: tensors[name] for name in objective.reads},
+            )
+            if tuple(found.shape) != (batch,):
+                raise ModelError(
+                    f"the loss returns a tensor of shape {tuple(found.shape)} for {batch} samples, but one value a "
+                    'sample is needed, shape (B,); use reduction="none", and .mean(1) over what a sample has'
+                )
+
+
+def public(name: str) -> str:
+    """A canonical name without its component."""
+    return name.removeprefix(f"{COMPONENT}.")
+
+
+def aliases(model: Model) -> dict[str, str]:
+    """Each name of a parameter in the state -> the first of its names."""
+    first = {id(parameter): public(name) for parameter, name in canonical_names({COMPONENT: model.module}).items()}
+    return {name: first[id(parameter)] for name, parameter in model.module.named_parameters(remove_duplicate=False)}

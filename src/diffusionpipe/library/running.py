@@ -1,0 +1,319 @@
+"""`dp.run`: a plan's ranks at work on a model."""
+
+import atexit
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import CheckpointError, ConfigError, PeerError
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir import Timeline as Spans
+from diffusionpipe.ir.files import read_timeline, write_timeline
+from diffusionpipe.library.checks import check_plan, check_ranks
+from diffusionpipe.library.crews import Crew, Member, Processes, Threads
+from diffusionpipe.library.environment import place_in_job
+from diffusionpipe.library.models import Model, aliases
+from diffusionpipe.library.profiles import precision_of
+from diffusionpipe.library.rank import Trace, phase_of
+from diffusionpipe.library.saves import Index, begin, finish, read_index, saves, unfinished
+from diffusionpipe.library.timelines import Timeline
+
+THREADS, PROCESSES = "threads", "processes"
+_TIMELINE = "timeline.json"
+
+
+class Run:
+    """A plan at work. Mutable: it trains copies of the model's layers; close it, or use it as a context manager.
+
+    Under torchrun each process has the run, calls the same methods in the same order, and holds one rank.
+    """
+
+    def __init__(self, model: Model, plan: Plan, crew: Crew) -> None:
+        self._model, self._plan, self._crew = model, plan, crew
+        self._over: BaseException | None = None
+        self._kind = ""
+        self._clip: float | None = None
+        self._known: Spans | None = None
+        """The timeline of the save that it went on from."""
+        atexit.register(self.close)
+
+    # Training.
+
+    def optimizer(self, cls: type[torch.optim.Optimizer], *, clip_norm: float | None = None, **options: Any) -> None:
+        """Let `step` end with an optimizer's step; each rank steps what it holds.
+
+        Args:
+            cls: a class of torch.optim, or another one that treats each parameter by itself.
+            clip_norm: the largest norm of the gradients of the whole model; longer ones are shortened to it.
+            options: what the class takes besides the parameters.
+
+        Raises:
+            ConfigError: the class is no such optimizer, or does not take these options.
+        """
+        if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+            raise ConfigError(
+                f"{cls!r} is no class of torch.optim; give e.g. torch.optim.AdamW, and its options by name"
+            )
+        if issubclass(cls, torch.optim.LBFGS):
+            raise ConfigError("LBFGS calls the model again within a step; use an optimizer that needs gradients alone")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError(f"clip_norm={clip_norm}: give a number above 0, or leave it out")
+        try:
+            cls([torch.nn.Parameter(torch.zeros(2, 2))], **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{cls.__name__}: {error}; change its options") from None
+        self._here("set_optimizer", cls, clip_norm, options)
+        self._kind = cls.__name__
+
+    def set(self, **options: Any) -> None:
+        """Change options of the optimizer from the next step on, such as lr."""
+        if not self._kind:
+            raise ConfigError("there is no optimizer; call run.optimizer first")
+        self._here("set_options", options)
+
+    def step(self, *batch: Tensor) -> float:
+        """Forward, backward and, with an optimizer, its step; returns the mean loss of the batch before that.
+
+        Raises:
+            ConfigError: the batch has another size than the plan, or other tensors than the model's example.
+        """
+        named = self._model.batch(batch)
+        if len(batch[0]) != self._plan.batch:
+            raise ConfigError(
+                f"a batch of {len(batch[0])} samples, but the plan is for {self._plan.batch}; give as many, or plan "
+                f"for batch={len(batch[0])}"
+            )
+        found: float = self._here("step", named)[0]
+        return found
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of the last step, whole, by the names of `model.named_parameters()`; after clipping."""
+        return self._whole("gradients")
+
+    def evaluate(self, *batch: Tensor) -> float:
+        """The mean loss of any number of samples, without gradients."""
+        found: float = self._here("evaluate", self._model.batch(batch))[0]
+        return found
+
+    def predict(self, *inputs: Tensor) -> Tensor:
+        """What the last layer makes of any number of samples, given all tensors of a batch but the target."""
+        found: Tensor = self._here("predict", self._model.batch(inputs, has_target=False))[0]
+        return found
+
+    @property
+    def rows(self) -> range:
+        """The samples of a batch that this process must give to `step`; the others may hold anything."""
+        found = self._here("rows")
+        return found[0] if len(found) == 1 else range(self._plan.batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All parameters and buffers by the names of the model's modules, on the CPU."""
+        state = {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
+        trained = self._whole("parameters")
+        first = aliases(self._model)
+        return {name: trained.get(first.get(name, name), value) for name, value in state.items()}
+
+    # Saves.
+
+    def save(self, folder: str | os.PathLike[str], step: int) -> None:
+        """Save all that a run needs to go on from here, under the number of steps that are done.
+
+        A folder keeps the last two saves. With several processes it must be on a file system that all of them see.
+
+        Raises:
+            CheckpointError: the folder cannot be written.
+        """
+        place = Path(folder)
+        if not isinstance(step, int) or step < 0:
+            raise ConfigError(f"step={step!r}: give the number of steps that are done")
+        timeline = self._measured()
+        if self._crew.speaks:
+            begin(place, step)
+        self._here("barrier")
+        self._here("save", unfinished(place, step))
+        self._here("barrier")
+        if self._crew.speaks:
+            if timeline is not None:
+                write_timeline(timeline, unfinished(place, step) / _TIMELINE)
+            finish(place, Index(step=step, num_ranks=self._plan.mesh.num_ranks, optimizer=self._kind))
+        self._here("barrier")
+
+    def resume(self, folder: str | os.PathLike[str]) -> int:
+        """Go on from the newest save of a folder, of any layout; returns its step, 0 where nothing was saved.
+
+        Raises:
+            CheckpointError: the save is damaged, of another model, or of another optimizer.
+        """
+        found = saves(Path(folder))
+        step = int(self._here("agreed", max(found, default=0))[0])
+        if not step:
+            return 0
+        if step not in found:
+            raise CheckpointError(
+                f"{folder}: rank 0 found a save of step {step}, which is not here; use a shared folder"
+            )
+        index = read_index(found[step])
+        if index.optimizer != self._kind:
+            saved = index.optimizer or "no optimizer"
+            raise CheckpointError(
+                f"{found[step]}: was saved with {saved}, and the run has {self._kind or 'none'}; call run.optimizer "
+                "with the same class before run.resume, or give another folder"
+            )
+        self._here("load", found[step])
+        if (found[step] / _TIMELINE).is_file():
+            self._known = read_timeline(found[step] / _TIMELINE)
+        return step
+
+    # What people see.
+
+    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """Print once, however many processes run the program."""
+        if self._crew.speaks:
+            sys.stdout.write(sep.join(map(str, values)) + end)
+            sys.stdout.flush()
+
+    def timeline(self) -> Timeline:
+        """The measured timeline of the last step of all ranks.
+
+        Raises:
+            ConfigError: there was none yet.
+        """
+        spans = self._measured() or self._known
+        if spans is None or spans.num_workers != self._plan.mesh.num_ranks:
+            raise ConfigError("no step has been measured yet; call run.step first")
+        return Timeline(self._plan.train, spans)
+
+    def _measured(self) -> Spans | None:
+        traces: list[Trace | None] = self._everywhere("trace")
+        found = [trace for trace in traces if trace is not None]
+        if len(found) < len(traces):
+            return None
+        mesh = self._plan.mesh
+        start = min(trace.began for trace in found)
+        spans, phases = [], []
+        for rank, trace in enumerate(found):
+            offset = trace.began - start
+            spans += [replace(s, worker=rank, start=s.start + offset, end=s.end + offset) for s in trace.spans]
+            phases += phase_of(rank, trace, offset)
+        groups = [
+            tuple(mesh.rank(group, worker) for worker in range(mesh.pipeline)) for group in range(mesh.data_parallel)
+        ]
+        return Spans(
+            num_workers=mesh.num_ranks,
+            spans=tuple(spans),
+            source="measured",
+            update=tuple(phases),
+            copies=tuple(groups) if len(groups) > 1 else (),
+        )
+
+    # The ranks.
+
+    def _here(self, name: str, *arguments: Any) -> list[Any]:
+        return self._asked(self._crew.here, name, arguments)
+
+    def _everywhere(self, name: str, *arguments: Any) -> list[Any]:
+        return self._asked(self._crew.everywhere, name, arguments)
+
+    def _asked(self, ask: Callable[..., list[Any]], name: str, arguments: tuple[Any, ...]) -> list[Any]:
+        if self._over is not None:
+            raise PeerError(f"the run has ended ({self._over or type(self._over).__name__}); start another one")
+        try:
+            return ask(name, *arguments)
+        except BaseException as error:
+            self._over = error
+            raise
+
+    def _whole(self, name: str) -> dict[str, Tensor]:
+        """What the ranks hold together, in the order of the model's parameters."""
+        found: dict[str, Tensor] = {}
+        for part in self._everywhere(name):
+            found |= part
+        return {known: found[known] for known, _ in self._model.named_parameters() if known in found}
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the ranks; nothing can be asked of the run afterwards."""
+        atexit.unregister(self.close)
+        crew, self._crew = self._crew, _Closed()
+        self._over = self._over or ConfigError("it was closed")
+        crew.close(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+
+class _Closed:
+    """The ranks of a run that was closed."""
+
+    speaks = False
+
+    def here(self, name: str, *arguments: Any) -> list[Any]:
+        """See `Crew`."""
+        return []
+
+    everywhere = here
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See `Crew`."""
+
+
+def run(
+    model: Model | Callable[[], Model], plan: Plan, *, ranks: str | None = None, precision: str | None = None
+) -> Run:
+    """The ranks of a plan, ready to train a copy of the model.
+
+    Args:
+        model: from `dp.pipeline`; for "processes" a function of an importable module that returns it, which every
+            process calls.
+        plan: the `plan` of a `dp.plan`, for this model.
+        ranks: "threads" of this process, or "processes" that this one starts; None: the processes of torchrun, if it
+            has started this one, else threads.
+        precision: "bfloat16" to compute under autocast; None: in the dtype of the parameters.
+
+    Raises:
+        ConfigError: the plan is for another model or another number of ranks.
+    """
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"dp.run takes a plan, not a {type(plan).__name__}; give the .plan of what dp.plan returns")
+    if ranks not in (None, THREADS, PROCESSES):
+        raise ConfigError(f'ranks={ranks!r}: use "{THREADS}" or "{PROCESSES}", or leave it out')
+    if ranks == PROCESSES:
+        return _in_processes(model, plan, precision)
+    if not isinstance(model, Model):
+        raise ConfigError(f"dp.run takes a model, not a {type(model).__name__}; make one with dp.pipeline")
+    check_plan(model, plan)
+    member = place_in_job() if ranks is None else None
+    if member is not None:
+        check_ranks(plan, member.world_size)
+        return Run(model, plan, Member(model, plan, precision or precision_of(model), member))
+    return Run(model, plan, Threads(model, plan, precision or precision_of(model)))
+
+
+def _in_processes(build: Model | Callable[[], Model], plan: Plan, precision: str | None) -> Run:
+    if isinstance(build, Model) or not inspect.isfunction(build):
+        raise ConfigError(
+            'ranks="processes" takes a function that returns the model, because each process makes its own; give one '
+            "from a module that can be imported"
+        )
+    if build.__module__ == "__main__" or "<" in build.__qualname__:
+        raise ConfigError(
+            f"{build.__qualname__} of {build.__module__} cannot be imported by other processes; define it at the top "
+            "level of a module of its own"
+        )
+    model = build()
+    if not isinstance(model, Model):
+        raise ConfigError(f"{build.__qualname__} returned a {type(model).__name__}; return what dp.pipeline makes")
+    check_plan(model, plan)
+    return Run(model, plan, Processes(build, plan, precision))
