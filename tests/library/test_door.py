@@ -36,6 +36,6 @@ def test_a_pipeline_of_own_orders_gives_the_gradients_of_one_process():
     with dp.run(model, choice.plan, ranks="threads") as run:
         loss, gradients = run.step(x, y), run.gradients()    # by the names of model.named_parameters(), whole
     (expected := model.loss(x, y)).backward()                # the same in one process
-    assert abs(loss - expected.item()) < 1e-12 and dp.simulate(order).makespan == 18
+    assert abs(loss - expected.item()) < 1e-12 and dp.simulate(order).makespan == 18  # noqa: PT018
     assert all((gradients[name] - p.grad).norm() <= 1e-12 * p.grad.norm() for name, p in model.named_parameters())
 # fmt: on

@@ -1,7 +1,9 @@
 """`dp.pipeline`: a list of modules with a loss, as layers that any plan can spread over ranks."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -14,7 +16,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.library.layers import NamedLayer
 from diffusionpipe.models.cutting import cut
 from diffusionpipe.models.describe import describe, dtype_name
-from diffusionpipe.models.graph import Layer, LayerGraph, canonical_names
+from diffusionpipe.models.graph import Layer, LayerGraph, canonical_names, own_parameters
 from diffusionpipe.models.leaves import fake_tensors
 from diffusionpipe.models.run import run_layers
 
@@ -25,6 +27,8 @@ _Made: TypeAlias = tuple[LayerGraph, nn.Module]
 COMPONENT = "model"
 LOSS = "loss"
 TARGET = "target"
+_MOST_RUN = 2**26
+"""Parameters up to which the layers run once on a sample of the example."""
 _BATCHES = (2, 3)
 """Two numbers of samples tell a dimension that grows with the batch from one that does not."""
 
@@ -130,7 +134,9 @@ def pipeline(layers: Layers, *, loss: Callable[..., Tensor] | NamedLayer, exampl
     else:
         graph, module = _listed(layers, loss, specs)
     model = Model(graph, module)
-    assert model.description  # checks the layers
+    with _quiet():
+        assert model.description  # checks the layers
+    _check_run(graph, specs, list(example.values()) if isinstance(example, Mapping) else list(example))
     return model
 
 
@@ -190,6 +196,7 @@ def _layers(parts: Mapping[str, NamedLayer], container: nn.Module, specs: Sequen
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_tensors(container, mode), mode, torch.no_grad():
         known = {spec.name: _zeros(spec) for spec in specs}
+        writer = dict.fromkeys(known, "")
         for key, part in parts.items():
             name = f"{key}.{type(part.module).__name__}"
             reads = part.reads or before
@@ -197,14 +204,18 @@ def _layers(parts: Mapping[str, NamedLayer], container: nn.Module, specs: Sequen
                 raise ModelError(
                     f"{name} reads {lacking[0]!r}, which nothing before it writes; there are {', '.join(known)}"
                 )
-            results = [_call(name, part.module, {read: known[read][n] for read in reads}) for n in (0, 1)]
+            read_here = [_Reads({read: known[read][n] for read in reads}, writer) for n in (0, 1)]
+            results = [_call(name, part.module, one) for one in read_here]
             writes = part.writes or tuple(
                 f"{name}.output" + (f".{n}" if n else "") for n in range(len(results[0]) or 1)
             )
             if len(writes) != len(results[0]):
                 raise ModelError(f"{name} returns {len(results[0])} tensors, but writes={writes} names {len(writes)}")
-            if taken := [write for write in writes if write in known]:
-                raise ModelError(f"{name} writes {taken[0]!r}, which is written before it; give it another name")
+            if taken := [write for write in writes if write in known or write == LOSS]:
+                raise ModelError(
+                    f"{name} writes {taken[0]!r}, which is the name of another tensor; give it another name"
+                )
+            writer.update(dict.fromkeys(writes, name))
             known.update(zip(writes, zip(*results, strict=True), strict=True))
             yield Layer(
                 name=name,
@@ -222,22 +233,58 @@ def _zeros(spec: TensorSpec) -> tuple[Tensor, Tensor]:
     return few, many
 
 
-def _call(name: str, module: Callable[..., Any], reads: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What a layer reads."""
+
+    tensors: Mapping[str, Tensor]
+    writer: Mapping[str, str]
+    """Tensor -> the layer that writes it; "" for an input."""
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {tuple(tensor.shape)} {dtype_name(tensor.dtype)}"
+            + (f" of {self.writer[name]}" if self.writer[name] and not name.startswith(self.writer[name]) else "")
+            for name, tensor in self.tensors.items()
+        )
+
+
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, KeyError)
+"""What a module raises that is called with what it cannot take."""
+
+
+def _call(name: str, module: Callable[..., Any], reads: _Reads) -> tuple[Tensor, ...]:
     """What a layer returns, as a tuple of tensors."""
     try:
-        result = module(*reads.values())
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError) as error:
-        shapes = ", ".join(f"{read} {tuple(tensor.shape)}" for read, tensor in reads.items())
-        raise ModelError(f"{name} cannot run on {shapes}: {str(error).splitlines()[0]}") from error
+        with _quiet():
+            result = module(*reads.tensors.values())
+    except _FAILURES as error:
+        raise _cannot_run(name, reads, error) from error
     written = result if isinstance(result, tuple | list) else (result,)
     if not written or not all(isinstance(one, Tensor) for one in written):
-        kinds = ", ".join(type(one).__name__ for one in written)
+        kinds = ", ".join("Tensor" if isinstance(one, Tensor) else type(one).__name__ for one in written)
         returned = f"({kinds})" if isinstance(result, tuple | list) else kinds
         raise ModelError(
-            f"{name} returns {returned}, and a layer returns a tensor "
-            "or a tuple of tensors; put it into a module whose forward returns what the next layer reads"
+            f"{name} returns {returned}, and a layer returns a tensor or a tuple of tensors; put it into a module "
+            "whose forward returns what the next layer reads"
         )
     return tuple(written)
+
+
+def _cannot_run(name: str, reads: _Reads, error: Exception) -> ModelError:
+    said = next(iter(str(error).splitlines()), type(error).__name__)
+    return ModelError(f"{name} cannot run on {reads}: {said}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging the traceback of an operation whose shapes do not fit; we name the layer."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _run_child(key: str, container: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -292,8 +339,8 @@ def _with_loss(
     trained = [name for name, p in components["objective"].named_parameters() if p.requires_grad]
     if trained:
         raise ModelError(f"the loss trains {trained[0]}; make it the last layer, and give a loss without parameters")
-    _check_loss(graph, specs)
-    return replace(graph, components=components), container
+    _check_run(graph, specs, None)
+    return graph, container
 
 
 def _run_loss(loss: Callable[..., Tensor], module: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -301,8 +348,12 @@ def _run_loss(loss: Callable[..., Tensor], module: nn.Module, *tensors: Tensor) 
     return (call(*tensors),)
 
 
-def _check_loss(graph: LayerGraph, specs: Sequence[TensorSpec]) -> None:
-    """Refuse a loss that does not give one value a sample."""
+def _check_run(graph: LayerGraph, specs: Sequence[TensorSpec], example: Sequence[Tensor] | None) -> None:
+    """Run all layers on fake tensors, then on samples of the example where that takes little time.
+
+    Raises:
+        ModelError: a layer cannot run, or the loss does not give one value a sample.
+    """
     objective = graph.layers[-1]
     known = {name for layer in graph.layers[:-1] for name in layer.writes} | {spec.name for spec in specs}
     if lacking := [name for name in objective.reads if name not in known]:
@@ -310,24 +361,54 @@ def _check_loss(graph: LayerGraph, specs: Sequence[TensorSpec]) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_tensors(graph.components[COMPONENT], mode), mode, torch.no_grad():
         for index, batch in enumerate(_BATCHES):
-            tensors = {spec.name: _zeros(spec)[index] for spec in specs}
-            for layer in graph.layers[:-1]:
-                try:
-                    written = layer.run(graph.components[layer.component], *(tensors[name] for name in layer.reads))
-                except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                    shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in layer.reads)
-                    raise ModelError(f"{layer.name} cannot run on {shapes}: {str(error).splitlines()[0]}") from error
-                tensors.update(zip(layer.writes, written, strict=True))
-            (found,) = _call(
-                "the loss",
-                partial(objective.run, graph.components["objective"]),
-                {name: tensors[name] for name in objective.reads},
-            )
-            if tuple(found.shape) != (batch,):
+            _run_all(graph, {spec.name: _zeros(spec)[index] for spec in specs}, batch)
+    tensors = [t for module in graph.components.values() for t in (*module.parameters(), *module.buffers())]
+    if example is None or any(t.is_meta for t in tensors) or sum(t.numel() for t in tensors) > _MOST_RUN:
+        return
+    device = tensors[0].device if tensors else example[0].device
+    few = {spec.name: tensor[:1].to(device) for spec, tensor in zip(specs, example, strict=True)}
+    with torch.enable_grad():
+        _check_gradients(graph, _run_all(graph, few, 1))
+
+
+def _check_gradients(graph: LayerGraph, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a layer that passes on no gradient of what it reads, or of its own parameters."""
+    trained: set[str] = set()
+    for layer in graph.layers:
+        own = own_parameters(layer, graph.components[layer.component])
+        if any(parameter.requires_grad for parameter in own) or not trained.isdisjoint(layer.reads):
+            for name in layer.writes:
+                if tensors[name].is_floating_point() and not tensors[name].requires_grad:
+                    raise ModelError(
+                        f"{'the loss' if name == LOSS else layer.name} writes {name} without a gradient (detach, "
+                        "no_grad or a comparison), and what it reads is trained; freeze the layers before it, or write "
+                        "it as an integer or bool"
+                    )
+            trained.update(name for name in layer.writes if tensors[name].is_floating_point())
+
+
+def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> dict[str, Tensor]:
+    """All tensors, from these inputs of so many samples."""
+    writer = dict.fromkeys(tensors, "")
+    for layer in graph.layers:
+        is_loss = layer is graph.layers[-1]
+        reads = _Reads({name: tensors[name] for name in layer.reads}, writer)
+        try:
+            with _quiet():
+                written = layer.run(graph.components[layer.component], *reads.tensors.values())
+        except _FAILURES as error:
+            raise _cannot_run("the loss" if is_loss else layer.name, reads, error) from error
+        if is_loss:
+            (found,) = written
+            if not isinstance(found, Tensor) or tuple(found.shape) != (batch,):
+                shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
                 raise ModelError(
-                    f"the loss returns a tensor of shape {tuple(found.shape)} for {batch} samples, but one value a "
-                    'sample is needed, shape (B,); use reduction="none", and .mean(1) over what a sample has'
+                    f"the loss returns {shape} for {batch} samples, but one value a sample is needed, shape (B,); use "
+                    'reduction="none", and .mean(1) over what a sample has'
                 )
+        tensors.update(zip(layer.writes, written, strict=True))
+        writer.update(dict.fromkeys(layer.writes, layer.name))
+    return tensors
 
 
 def public(name: str) -> str:

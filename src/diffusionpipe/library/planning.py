@@ -23,7 +23,8 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, unit_of
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
-from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
+from diffusionpipe.schedules import generator_of
+from diffusionpipe.schedules.order_file import is_order_file, untrainable
 from diffusionpipe.units import Seconds
 
 
@@ -108,10 +109,26 @@ def plan(
     if isinstance(schedule, Schedule) or replicas is not None:
         layout = _layout(setting, schedule, stages, microbatches, replicas, data_parallel, sharded=bool(sharded))
         return _given(setting, layout, microbatches, fill=fill)
+    if schedule is not None:
+        _check_layers(known, schedule, stages or machines.num_ranks // (data_parallel or 1), microbatches)
     given = Given(
         stages=stages, microbatches=microbatches, schedule=schedule, data_parallel=data_parallel, sharded=sharded
     )
     return _searched(replace(setting, given=given), fill=fill)
+
+
+def _check_layers(profile: Profile, name: str, stages: int, microbatches: int | None) -> None:
+    """Refuse a family that cuts the model into more stages than there are trained layers."""
+    try:
+        made = generator_of(name)(stages, microbatches or 2 * stages)
+    except ConfigError:
+        return  # the planner says why it cannot do these sizes
+    blocks, layers = len({stage.weights for stage in made.placement.stages}), len(profile.graph.backbone_layers)
+    if blocks > layers:
+        raise ConfigError(
+            f"the schedule {name!r} cuts the model into {blocks} stages on {stages} ranks, but it has {layers} trained "
+            "layers; use fewer ranks for a pipeline, or another schedule"
+        )
 
 
 def _check_sizes(**sizes: int | None) -> None:
