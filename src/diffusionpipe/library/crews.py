@@ -19,11 +19,12 @@ from diffusionpipe.library.checks import check_plan
 from diffusionpipe.library.models import Model
 from diffusionpipe.library.profiles import description_for, precision_of
 from diffusionpipe.library.rank import Rank
-from diffusionpipe.runtime.local_ranks import LocalRanks, local_ranks
-from diffusionpipe.runtime.places import holders_of
-from diffusionpipe.runtime.process_group import Job, Membership, joined
-from diffusionpipe.runtime.threads import ThreadRanks
-from diffusionpipe.runtime.transport import ProcessTransport, Transport
+from diffusionpipe.runtime.comm.places import holders_of
+from diffusionpipe.runtime.comm.threads import ThreadRanks
+from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
+from diffusionpipe.runtime.job.local_ranks import LocalRanks, local_ranks
+from diffusionpipe.runtime.job.membership import Membership
+from diffusionpipe.runtime.job.process_group import Job, joined
 
 
 class Crew(Protocol):

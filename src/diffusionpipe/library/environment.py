@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.runtime.process_group import Membership
+    from diffusionpipe.runtime.job.membership import Membership
 
 
 def place_in_job() -> "Membership | None":
@@ -13,6 +13,6 @@ def place_in_job() -> "Membership | None":
     Raises:
         ConfigError: some of its variables are missing.
     """
-    from diffusionpipe.runtime.process_group import membership
+    from diffusionpipe.runtime.job.membership import membership
 
     return membership(os.environ) if "RANK" in os.environ or "WORLD_SIZE" in os.environ else None

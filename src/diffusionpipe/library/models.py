@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from diffusionpipe.costs import Backbone, ModelGraph, TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.library.layers import NamedLayer
-from diffusionpipe.models.cutting import cut
-from diffusionpipe.models.describe import describe, dtype_name
-from diffusionpipe.models.graph import Layer, LayerGraph, canonical_names, own_parameters
-from diffusionpipe.models.leaves import fake_tensors
-from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.cut.cutting import cut
+from diffusionpipe.models.cut.leaves import fake_tensors
+from diffusionpipe.models.graphs.describe import describe, dtype_name
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, canonical_names, own_parameters
+from diffusionpipe.models.graphs.run import run_layers
 
 Layers: TypeAlias = nn.Module | Sequence[nn.Module | NamedLayer]
 Example: TypeAlias = Sequence[Tensor] | Mapping[str, Tensor]

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import check_device, read_profile
-from diffusionpipe.costs.workload import state_of_optimizer
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Phase, Plan, Schedule
 from diffusionpipe.library.schedules import schedule as schedule_of
@@ -24,8 +23,9 @@ from diffusionpipe.planner.rows import Row, unit_of
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
 from diffusionpipe.schedules import generator_of
-from diffusionpipe.schedules.order_file import is_order_file, untrainable
+from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.stated_setting import stated_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +96,7 @@ def plan(
     known = profile if isinstance(profile, Profile) else read_profile(Path(profile))
     _check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
     check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))
-    width = 8 if known.precision == "float64" else 4
-    workload = Workload(
-        batch=batch,
-        parameter_bytes=width,
-        gradient_bytes=width,
-        optimizer_bytes=width * state_of_optimizer(optimizer),
-    )
-    setting = Setting(profile=known, cluster=machines, workload=workload)
+    setting = stated_setting(known, machines, batch, checkpoint=(), has_ema=False, optimizer=optimizer)
     if isinstance(schedule, str) and is_order_file(schedule):
         schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
     if isinstance(schedule, Schedule) or replicas is not None:

@@ -11,7 +11,7 @@ from diffusionpipe.costs.devices import device_rates
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.library.models import Model
-from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.profiler import analytic_profile, profile_model
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)

@@ -14,15 +14,15 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Phase, Plan, Span
 from diffusionpipe.library.models import LOSS, Model, public
 from diffusionpipe.library.saves import OptimizerState, Part, read_save, write_part
-from diffusionpipe.models.graph import LayerGraph, attribute, layer_parameters
-from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.places import encoded_rows, trained_layers
-from diffusionpipe.runtime.slot import Output
-from diffusionpipe.runtime.stage import Precision
-from diffusionpipe.runtime.transport import Transport
-from diffusionpipe.runtime.worker import build_worker
-from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.models.graphs.graph import LayerGraph, attribute, layer_parameters
+from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.runtime.comm.places import encoded_rows, trained_layers
+from diffusionpipe.runtime.comm.transport import Transport
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.engine.slot import Output
+from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.units import Seconds
 
 
