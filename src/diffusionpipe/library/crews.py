@@ -12,13 +12,16 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.library.checks import check_plan
 from diffusionpipe.library.models import Model
 from diffusionpipe.library.profiles import description_for, precision_of
-from diffusionpipe.library.rank import Rank
+from diffusionpipe.library.rank import Rank, Trace
+from diffusionpipe.models.graphs.describe import dtype_name
+from diffusionpipe.runtime.comm.exchange import PLAIN, Json, form_of, gather, optional
 from diffusionpipe.runtime.comm.places import holders_of
 from diffusionpipe.runtime.comm.threads import ThreadRanks
 from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
@@ -103,9 +106,9 @@ class Member:
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
         """See `Crew`."""
         (own,) = self.here(name, *arguments)
-        found: list[Any] = [None] * self._job.membership.world_size
-        torch.distributed.all_gather_object(found, own)
-        return found
+        if isinstance(own, dict):
+            return tensors_of_all(own, self._job.membership)
+        return gather(own, optional(form_of(Trace)))
 
     def close(self, error: BaseException | None = None) -> None:
         """See `Crew`."""
@@ -136,6 +139,29 @@ class Processes:
     def close(self, error: BaseException | None = None) -> None:
         """See `Crew`."""
         self._stack.close()
+
+
+def tensors_of_all(own: dict[str, Tensor], member: Membership) -> list[dict[str, Tensor]]:
+    """The named tensors of every rank, on the CPU; every rank calls it with its own."""
+    mine: Json = [[name, list(one.shape), dtype_name(one.dtype)] for name, one in own.items()]
+    kinds = gather(mine, PLAIN)
+    found: list[dict[str, Tensor]] = []
+    for rank, kind in enumerate(kinds):
+        tensors = own
+        if rank != member.rank:
+            tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in _specs(kind)}
+        for tensor in tensors.values() if member.world_size > 1 else ():
+            torch.distributed.broadcast(tensor, src=rank)
+        found.append(tensors)
+    return found
+
+
+def _specs(kind: Any) -> Iterator[tuple[str, list[int], str]]:
+    """Names, shapes and dtypes that a rank has sent."""
+    for name, shape, dtype in kind:
+        if dtype not in BYTES_OF_DTYPE:
+            raise ConfigError(f"a rank has sent a tensor of the type {dtype!r}; start all ranks with the same version")
+        yield str(name), [int(size) for size in shape], dtype
 
 
 _JOINED = count()

@@ -60,7 +60,7 @@ class Run:
         """
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise ConfigError(
-                f"{cls!r} is no class of torch.optim; give e.g. torch.optim.AdamW, and its options by name"
+                f"{cls!r} is not an optimizer; give a class of torch.optim, such as AdamW, and its options by name"
             )
         if issubclass(cls, torch.optim.LBFGS):
             raise ConfigError("LBFGS calls the model again within a step; use an optimizer that needs gradients alone")

@@ -125,7 +125,7 @@ def read_index(place: Path) -> Index:
         return Index(step=int(data["step"]), num_ranks=int(data["ranks"]), optimizer=str(data["optimizer"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); remove this save to go on from the one before"
+            f"{path}: cannot be read ({error}); remove this folder, and the run resumes from the save before it"
         ) from None
 
 
@@ -186,13 +186,14 @@ def read_save(place: Path, wanted: Mapping[str, Tensor]) -> Part:
                         states.setdefault(name, {}).update(own)
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: cannot be read ({error}); remove this save to go on from the one before"
+                f"{path}: cannot be read ({error}); remove this folder, and the run resumes from the save before it"
             ) from None
     for name, tensor in wanted.items():
         if name not in parameters or parameters[name].shape != tensor.shape:
             has = f"has the shape {tuple(parameters[name].shape)} in it" if name in parameters else "is not in it"
             raise CheckpointError(
-                f"{place}: the save is of another model: {name}, {tuple(tensor.shape)}, {has}; give another folder"
+                f"{place}: this save belongs to a different model: {name}, {tuple(tensor.shape)}, {has}; give a "
+                "different folder"
             )
     return Part(parameters, states)
 
