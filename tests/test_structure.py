@@ -56,3 +56,14 @@ def test_no_code_branches_on_the_name_of_a_schedule():
     elsewhere = [path for path in MODULES if "schedules" not in path.parts]
     found = {relative(path): list(names_compared(ast.parse(path.read_text()), REGISTRY)) for path in elsewhere}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_workflows_print_nothing():
+    printing = {
+        relative(path): node.lineno
+        for path in MODULES
+        if "workflows" in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert printing == {}

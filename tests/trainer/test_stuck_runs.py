@@ -16,10 +16,12 @@ from pathlib import Path
 from unittest import mock
 import worker_batches
 from tiny_runs import ask_to_save, recipe_of, train
-from diffusionpipe.runtime import compiler
+from diffusionpipe.runtime.engine import compiler
 from diffusionpipe.runtime.job.process_group import joined, leave
 from diffusionpipe.runtime.job.membership import membership
-from diffusionpipe.trainer import drawing, run, sampling
+from diffusionpipe.trainer.inference import drawing
+from diffusionpipe.trainer.course import run
+from diffusionpipe.trainer.inference import denoise as sampling
 from diffusionpipe.trainer.checkpoints import run_checkpoints
 from diffusionpipe.trainer.data import loader
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
