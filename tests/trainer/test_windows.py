@@ -30,6 +30,7 @@ from diffusionpipe.trainer.model.loading import Weights
 from diffusionpipe.trainer.optim.staleness_rates import factor_at, fading_staleness
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.step import loop, windows
 from diffusionpipe.trainer.step.windows import WindowStepper
 from diffusionpipe.workflows.job_profiles import CachedProfiles
 from diffusionpipe.workflows.recipe_checks import checks_of_run
@@ -80,11 +81,11 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
 
 
 def train_with_late_batches(job, recipe):
-    """A rank's run; every batch comes 1,000 s late by the clock of the trace, which other programs cannot reach."""
-    own, read, waited = WindowStepper._feed, time.perf_counter_ns, [0]
+    """A rank's run; every batch comes 1,000 s late by its clocks, so that other programs do not matter."""
+    own, waited = WindowStepper._feed, [0]
 
     def wait(one):
-        waited[0] += 1000 * 10**9
+        waited[0] += 1000
         return one
 
     def late(stepper, batch):
@@ -93,7 +94,12 @@ def train_with_late_batches(job, recipe):
         own(stepper, batch)
         stepper._batches = batches
 
-    with patch.object(WindowStepper, "_feed", late), patch.object(trace, "perf_counter_ns", lambda: read() + waited[0]):
+    with (
+        patch.object(WindowStepper, "_feed", late),
+        patch.object(trace, "perf_counter_ns", lambda: time.perf_counter_ns() + waited[0] * 10**9),
+        patch.object(windows, "perf_counter", lambda: time.perf_counter() + waited[0]),
+        patch.object(loop, "perf_counter", lambda: time.perf_counter() + waited[0]),
+    ):
         return train(job, recipe)
 
 
