@@ -8,11 +8,12 @@ import math
 from functools import partial
 
 import torch
+from scipy.special import betainc
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.objectives.flow_shift import FlowShift
-from diffusionpipe.models.objectives.incomplete_beta import beta_cumulative, beta_quantile
+from diffusionpipe.models.objectives.beta_quantile import beta_quantile
 from diffusionpipe.models.objectives.objective_settings import ObjectiveSettings, TimeSampling
 
 _LEAST_SHARE = 1e-6  # float32 numbers still tell 16 times apart in so small a part
@@ -47,7 +48,7 @@ def share_below(settings: ObjectiveSettings, time: float) -> float:
         case TimeSampling.MODE:
             return _inverse_of_mode(settings.mode_scale, time)
         case TimeSampling.BETA:
-            return beta_cumulative(time, settings.beta_alpha, settings.beta_beta)
+            return float(betainc(settings.beta_alpha, settings.beta_beta, time))
 
 
 def flow_times(settings: ObjectiveSettings, shift: FlowShift, uniform: Tensor, num_tokens: int | None) -> Tensor:
