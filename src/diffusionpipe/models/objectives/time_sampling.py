@@ -12,8 +12,8 @@ from scipy.special import betainc
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.objectives.flow_shift import FlowShift
 from diffusionpipe.models.objectives.beta_quantile import beta_quantile
+from diffusionpipe.models.objectives.flow_shift import FlowShift
 from diffusionpipe.models.objectives.objective_settings import ObjectiveSettings, TimeSampling
 
 _LEAST_SHARE = 1e-6  # float32 numbers still tell 16 times apart in so small a part
