@@ -1,8 +1,8 @@
 """Quantiles of the beta distribution for tensors on any device; torch has none, so scipy fills a table once.
 
-With logit(y) = log(y / (1 - y)), let z = logit of the quantile and w = logit of the cumulative share. Both tails of z(w)
-are straight lines (of the slopes 1 / a and 1 / b) and all between is smooth. So a cubic through values and slopes at
-even steps of w gives the quantile to 1e-9 for all 0.1 <= a, b <= 100 (the limits that
+With logit(y) = log(y / (1 - y)), let z = logit of the quantile and w = logit of the cumulative share. Both tails of
+z(w) are straight lines (of the slopes 1 / a and 1 / b) and all between is smooth. So a cubic through values and slopes
+at even steps of w gives the quantile to 1e-9 for all 0.1 <= a, b <= 100 (the limits that
 `models.objectives.objective_settings` sets). It grows with w, because the steps are small.
 """
 
