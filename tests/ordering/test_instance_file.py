@@ -6,7 +6,7 @@ from hypothesis import given
 from ordering.instances import instances
 
 from diffusionpipe.errors import FileFormatError
-from diffusionpipe.ordering.instance_file import parse_instance, read_instance
+from diffusionpipe.ordering.instance_file import parse_instance, read_instance, write_instance
 
 HALF = {"forward": 1, "input_grad": 1.5, "weight_grad": 1, "activation": 2, "kept_after_input_grad": 1}
 TABLE = {
@@ -26,6 +26,12 @@ def problems_of(table):
 @given(instance=instances())
 def test_what_is_written_is_read(instance):
     assert parse_instance(json.dumps(asdict(instance))) == instance
+
+
+def test_a_file_holds_all_that_was_written(tmp_path):
+    instance = parse_instance(json.dumps(TABLE))
+    write_instance(instance, tmp_path / "instance.json")
+    assert read_instance(tmp_path / "instance.json") == instance
 
 
 def test_what_need_not_be_said_has_a_default(tmp_path):

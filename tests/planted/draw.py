@@ -83,7 +83,7 @@ def _comparison(node: ast.AST, source: Source) -> Iterator[Change]:
 def _constant(node: ast.AST, source: Source) -> Iterator[Change]:
     if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
         value = node.value
-        new = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else 2 * value
+        new = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else 2 * value or 1.0
         yield Change(kind="a constant changed", start=source.start(node), end=source.end(node), new=repr(new))
 
 

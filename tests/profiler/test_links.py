@@ -29,6 +29,11 @@ def test_noise_never_makes_a_latency_negative_or_a_bandwidth_nonsense(seconds):
     assert 0 < bandwidth < float("inf")
 
 
+def test_a_large_message_that_was_late_leaves_the_latency_of_small_ones():
+    latency, _ = fit_line([(1, 2.0), (2, 3.0), (1000, 1300.0), (2000, 2000.0)])
+    assert latency == pytest.approx(1.0, rel=0.15)
+
+
 def test_ranks_are_numbered_by_machine():
     assert _nodes(["a", "a", "b", "b", "b"]) == (0, 0, 1, 1, 1)
     with pytest.raises(ConfigError, match="follow each other"):

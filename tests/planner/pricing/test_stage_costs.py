@@ -159,6 +159,24 @@ def test_messages_take_their_time_from_the_compute_of_both_ends():
         assert taken[stage].weight_grad == free[stage].weight_grad
 
 
+def test_a_tensor_without_a_gradient_takes_its_time_from_forwards_alone():
+    cluster = synthetic.cluster(2)
+    busy = replace(cluster, intra=replace(cluster.intra, overhead=3.0))
+    layout = Layout(batch=8, stages=2, microbatches=2, splits=("layer2",))
+    schedule, blocks = build_train_schedule(chain_setting().graph, layout)
+    pipelines = [
+        replace(pipeline, edges=tuple(replace(edge, gradients=()) for edge in pipeline.edges))
+        for pipeline in schedule.placement.pipelines
+    ]
+    schedule = replace(schedule, placement=replace(schedule.placement, pipelines=tuple(pipelines)))
+    free, taken = (
+        costs_of(schedule, blocks, layout.mesh, setting).stages
+        for setting in (chain_setting(cluster), chain_setting(busy))
+    )
+    assert [taken[stage].forward - free[stage].forward for stage in (0, 1)] == [3.0, 3.0]
+    assert [taken[stage].backward - free[stage].backward for stage in (0, 1)] == [0.0, 0.0]
+
+
 def test_the_worker_with_most_parameters_is_updated_longest():
     setting = chain_setting()
     layout = Layout(batch=8, stages=2, microbatches=2, splits=("layer2",))
