@@ -1,10 +1,12 @@
 """The size of what `sample` draws: as asked for, else as the run was trained."""
 
 import pytest
+import torch
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.base.family import Clip
 from diffusionpipe.workflows.run_recipe import SampleSize, size_of
+from diffusionpipe.workflows.sample_memory import check_memory
 
 CLIPS = "[data]\nresolution = 832\nheight = 480\nframes = 81\nframe_rate = 16\n"
 
@@ -27,6 +29,11 @@ def run(tmp_path):
 )
 def test_what_is_asked_for_comes_first_and_then_the_run(run, asked, expected):
     assert size_of(run, run / "export", *asked) == expected
+
+
+def test_no_size_is_refused_where_nobody_knows_how_much_memory_is_free(run, monkeypatch):
+    monkeypatch.setattr("diffusionpipe.runtime.machine.free_memory.free_on", lambda device: None)
+    check_memory(run, 10**9, Clip(width=10**6, height=10**6), torch.device("cpu"))
 
 
 def test_only_what_is_no_square_picture_is_a_clip():

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from diffusionpipe.costs import AllReduce, Cluster, Device, Link, PairLink
-from diffusionpipe.costs.cluster import of_ranks, repeated, slow_links
+from diffusionpipe.costs.cluster import of_ranks, repeated, slow_links, slow_pairs
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.costs.devices import DEVICES, Efficiency, device_rates
 from diffusionpipe.costs.files import ANY_CPU, cluster_from_text, cluster_to_text, write_cluster
@@ -170,3 +170,9 @@ def test_a_wait_of_more_than_thirty_years_is_refused(field):
     content["intra"][field] = 1e300
     with pytest.raises(FileFormatError, match=field):
         cluster_from_text(json.dumps(content))
+
+
+def test_a_slow_link_is_slow_beside_those_of_its_own_kind():
+    inside = {(0, 1): 100.0, (0, 2): 100.0, (1, 2): 10.0, (3, 4): 100.0}
+    between = {(0, 3): 8.0, (1, 3): 8.0, (2, 3): 1.0}
+    assert slow_pairs(inside | between, (0, 0, 0, 1, 1)) == {(1, 2): (10.0, 100.0), (2, 3): (1.0, 8.0)}

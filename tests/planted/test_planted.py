@@ -49,6 +49,15 @@ def test_each_fault_is_in_the_source_once_and_names_files_of_tests():
     assert misfits(FAULTS, SOURCE) == []
 
 
+def test_faults_are_of_all_packages_and_half_of_them_drawn():
+    packages = {path.parent.name for path in (SOURCE / "diffusionpipe").glob("*/__init__.py")}
+    assert packages - {fault.module.split(".")[1] for fault in FAULTS} == set()
+    assert len(FAULTS) >= 60
+    assert len({fault.module for fault in FAULTS}) >= 40
+    assert 0.4 <= sum(fault.drawn for fault in FAULTS) / len(FAULTS) <= 0.6
+    assert sum(fault.quick and not fault.unnoticed for fault in FAULTS) >= 45
+
+
 def test_no_fault_is_listed_twice():
     assert len({(fault.module, fault.old, fault.new) for fault in FAULTS}) == len(FAULTS)
 
@@ -89,7 +98,7 @@ def test_tests_that_fail_without_a_fault_are_named_and_nothing_is_tried(package)
             "no test is called tests/test_means.py",
         ),
     ],
-    ids=["gone", "several", "same", "no Python", "no module", "no test"],
+    ids=["gone", "several", "same", "no Python", "no module", "no file", "no test"],
 )
 def test_a_fault_that_does_not_fit_is_refused_before_any_test_runs(package, faults, words):
     status, said = tried(package, fault(**faults))

@@ -61,6 +61,13 @@ def test_decoding_holds_within_5_percent_what_is_predicted(kind, dtype, monkeypa
     assert held(vae, (1, *latents)) == pytest.approx(found.tiled, rel=0.05)
 
 
+def test_tiles_of_a_vae_that_takes_both_sides_overlap_alike_in_both():
+    vae = VAES["wan"]()
+    decode_in_tiles(vae)
+    assert vae.tile_sample_min_width == vae.tile_sample_min_height == decoder.TILE
+    assert vae.tile_sample_stride_width == vae.tile_sample_stride_height == decoder.TILE * 3 // 4
+
+
 def test_sdxl_decodes_8_pictures_of_1024_pixels_in_3_gib_and_not_in_24():
     vae = configured_parts("sdxl")["vae"]
     latents = decoded_latents(vae, (3, 1024, 1024))

@@ -60,6 +60,12 @@ def test_equal_nodes_take_one_round_less_than_ranks(num_nodes, size):
     assert len(rounds_inside(nodes)) + len(rounds_across(nodes)) == num_nodes * size - 1
 
 
+def test_of_as_many_ranks_as_are_measured_in_pairs_all_pairs_are():
+    nodes = [rank // 8 for rank in range(MOST_RANKS)]
+    found = [{pair for one in rounds(nodes) for pair in one} for rounds in (rounds_inside, rounds_across)]
+    assert sum(map(len, found)) == MOST_RANKS * (MOST_RANKS - 1) // 2
+
+
 def test_of_a_large_job_all_neighbours_are_measured():
     nodes = [rank // 8 for rank in range(2 * MOST_RANKS)]
     inside = {pair for one in rounds_inside(nodes) for pair in one}

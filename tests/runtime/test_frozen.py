@@ -3,9 +3,9 @@ from torch import nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import Fill, Range
-from diffusionpipe.models.graph import Layer
-from diffusionpipe.runtime.frozen import Encoder
-from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.runtime.compute.frozen import Encoder
+from diffusionpipe.runtime.compute.store import RowStore
 
 ROWS = Range(0, 6)
 LAYERS = (

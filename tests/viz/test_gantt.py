@@ -9,7 +9,7 @@ from PIL import Image
 
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Action, Fill, Op, Range, Span, Timeline
+from diffusionpipe.ir import Action, Fill, Op, Phase, Range, Span, Timeline
 from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
 from diffusionpipe.schedules import one_f_one_b
@@ -48,6 +48,30 @@ def test_seconds_are_drawn_as_milliseconds(tmp_path):
     gantt([("measured", Timeline(num_workers=1, spans=spans, source="measured"))], path)
     assert "measured · 12.5 ms · bubble 0.0%" in texts(path)
     assert "time (ms)" in texts(path)
+
+
+def sides(path, colour):
+    """The left and the right side of each bar of a colour; those of the legend are no bars."""
+    text = path.read_text()
+    shapes = dict(re.findall(r'<path id="([^"]*)" d="([^"]*)"', text))
+    bars = re.findall(rf'<use xlink:href="#([^"]*)"[^>]*style="fill: {colour}', text)
+    columns = [[float(x) for x in re.findall(r"[ML] ([\d.]+)", shapes[bar])] for bar in bars]
+    return [(min(found), max(found)) for found in columns]
+
+
+def test_the_parts_of_an_update_are_drawn_one_after_the_other_behind_the_iteration(tmp_path):
+    path = tmp_path / "chart.svg"
+    update = tuple(
+        Phase(worker=0, name=name, start=start, end=start + 2) for name, start in (("optimizer", 12), ("average", 14))
+    )
+    spans = (Span(worker=0, action=Action(stage=0, op=Op.F, microbatch=0), start=0, end=12),)
+    gantt([("measured", Timeline(num_workers=1, spans=spans, update=update))], path, axis=UNITS)
+    [forward], [optimizer], [average] = (
+        sides(path, colour) for colour in (palette.OP_COLOURS[Op.F], palette.UPDATE, palette.PHASE_COLOURS["average"])
+    )
+    assert forward[1] == pytest.approx(optimizer[0], abs=0.1)
+    assert optimizer[1] == pytest.approx(average[0], abs=0.1)
+    assert forward[1] - forward[0] == pytest.approx(6 * (average[1] - average[0]), rel=0.01)
 
 
 def test_several_timelines_are_panels_of_one_picture(tmp_path):

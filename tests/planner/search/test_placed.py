@@ -50,6 +50,12 @@ def test_the_full_simulation_confirms_the_estimate_of_every_family(name, intra_g
         assert found == pytest.approx(use.total, rel=0.1)
 
 
+def test_no_family_has_more_stages_than_the_model_has_layers():
+    _, candidates = at(setting_of(ranks=12), 24)
+    assert 0 < len(candidates) < len(PLACED)
+    assert max(len(candidate.starts) for candidate in candidates.values()) <= len(UNEVEN)
+
+
 @pytest.mark.parametrize("name", [*PLACED, "zb-h1"])
 def test_a_family_may_be_given(name):
     found = search(setting_of(given=Given(schedule=name), memory=160.0))  # room for the copies of two directions
