@@ -97,6 +97,7 @@ def test_tests_that_fail_without_a_fault_are_named_and_nothing_is_tried(package)
             {"old": "sum(values)", "new": "0", "tests": ("tests/test_means.py",)},
             "no test is called tests/test_means.py",
         ),
+        ({"old": "sum(values)", "new": "0", "tests": (f"{TEST}::test_mean",)}, f"no test is called {TEST}::test_mean"),
     ],
     ids=["gone", "several", "same", "no Python", "no module", "no file", "no test"],
 )
