@@ -1,4 +1,4 @@
-"""Modules and functions stay small, and nothing asks for a schedule by its name."""
+"""Nothing asks for a schedule by its name, and workflows print nothing."""
 
 import ast
 from pathlib import Path
@@ -7,17 +7,10 @@ from diffusionpipe.schedules import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "src").rglob("*.py"))
-LONGEST_MODULE = 450
-LONGEST_FUNCTION = 75
-"""Far beyond the sizes that CONVENTIONS gives as examples: no code is split or squeezed to obey a number."""
 
 
 def relative(path):
     return str(path.relative_to(ROOT / "src" / "diffusionpipe"))
-
-
-def functions(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def names_compared(tree, names):
@@ -33,23 +26,8 @@ def names_compared(tree, names):
 
 
 def test_the_checks_see_what_they_look_for():
-    tree = ast.parse("def long():\n" + "    pass\n" * 61 + "if name in ('gpipe', 'x') or name == '1f1b': pass")
-    assert [f.end_lineno - f.lineno + 1 for f in functions(tree)] == [62]
+    tree = ast.parse("if name in ('gpipe', 'x') or name == '1f1b': pass")
     assert [name for _, name in names_compared(tree, REGISTRY)] == ["gpipe", "1f1b"]
-
-
-def test_no_module_is_far_too_long():
-    lengths = {relative(path): len(path.read_text().splitlines()) for path in MODULES}
-    assert {path: length for path, length in lengths.items() if length > LONGEST_MODULE} == {}
-
-
-def test_no_function_is_far_too_long():
-    lengths = {
-        f"{relative(path)}: {node.name}": node.end_lineno - node.lineno + 1
-        for path in MODULES
-        for node in functions(ast.parse(path.read_text()))
-    }
-    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
 
 
 def test_no_code_branches_on_the_name_of_a_schedule():
