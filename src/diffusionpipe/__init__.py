@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from diffusionpipe.version import __version__
 
 if TYPE_CHECKING:
+    from diffusionpipe.errors import ConfigError, DiffusionPipeError, ScheduleError
     from diffusionpipe.library.layers import layer
     from diffusionpipe.library.models import Model, pipeline
     from diffusionpipe.library.planning import Choice, plan
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Choice",
+    "ConfigError",
+    "DiffusionPipeError",
     "Model",
     "Run",
+    "ScheduleError",
     "Timeline",
     "__version__",
     "layer",
@@ -37,19 +41,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Choice": "planning",
-    "Model": "models",
-    "Run": "running",
-    "Timeline": "timelines",
-    "layer": "layers",
-    "pipeline": "models",
-    "plan": "planning",
-    "profile": "profiles",
-    "run": "running",
-    "schedule": "schedules",
-    "simulate": "simulation",
+    "Choice": "library.planning",
+    "ConfigError": "errors",
+    "DiffusionPipeError": "errors",
+    "Model": "library.models",
+    "Run": "library.running",
+    "ScheduleError": "errors",
+    "Timeline": "library.timelines",
+    "layer": "library.layers",
+    "pipeline": "library.models",
+    "plan": "library.planning",
+    "profile": "library.profiles",
+    "run": "library.running",
+    "schedule": "library.schedules",
+    "simulate": "library.simulation",
 }
-"""Public name -> its module in `diffusionpipe.library`."""
+"""Public name -> its module."""
 
 
 def __getattr__(name: str) -> object:
@@ -59,7 +66,7 @@ def __getattr__(name: str) -> object:
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'diffusionpipe' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"diffusionpipe.library.{_HOMES[name]}"), name)
+    return getattr(import_module(f"diffusionpipe.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from diffusionpipe.library.layers import NamedLayer
 from diffusionpipe.models.cut.cutting import cut
 from diffusionpipe.models.cut.leaves import fake_tensors
 from diffusionpipe.models.graphs.describe import describe, dtype_name
-from diffusionpipe.models.graphs.graph import Layer, LayerGraph, canonical_names, own_parameters
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, canonical_names
 from diffusionpipe.models.graphs.run import run_layers
 
 Layers: TypeAlias = nn.Module | Sequence[nn.Module | NamedLayer]
@@ -367,28 +367,12 @@ def _check_run(graph: LayerGraph, specs: Sequence[TensorSpec], example: Sequence
         return
     device = tensors[0].device if tensors else example[0].device
     few = {spec.name: tensor[:1].to(device) for spec, tensor in zip(specs, example, strict=True)}
-    with torch.enable_grad():
-        _check_gradients(graph, _run_all(graph, few, 1))
+    with torch.no_grad():
+        _run_all(graph, few, 1)
 
 
-def _check_gradients(graph: LayerGraph, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a layer that passes on no gradient of what it reads, or of its own parameters."""
-    trained: set[str] = set()
-    for layer in graph.layers:
-        own = own_parameters(layer, graph.components[layer.component])
-        if any(parameter.requires_grad for parameter in own) or not trained.isdisjoint(layer.reads):
-            for name in layer.writes:
-                if tensors[name].is_floating_point() and not tensors[name].requires_grad:
-                    raise ModelError(
-                        f"{'the loss' if name == LOSS else layer.name} writes {name} without a gradient (detach, "
-                        "no_grad or a comparison), and what it reads is trained; freeze the layers before it, or write "
-                        "it as an integer or bool"
-                    )
-            trained.update(name for name in layer.writes if tensors[name].is_floating_point())
-
-
-def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> dict[str, Tensor]:
-    """All tensors, from these inputs of so many samples."""
+def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> None:
+    """Run all layers on these inputs of so many samples."""
     writer = dict.fromkeys(tensors, "")
     for layer in graph.layers:
         is_loss = layer is graph.layers[-1]
@@ -408,7 +392,6 @@ def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> dict[
                 )
         tensors.update(zip(layer.writes, written, strict=True))
         writer.update(dict.fromkeys(layer.writes, layer.name))
-    return tensors
 
 
 def public(name: str) -> str:

@@ -291,7 +291,14 @@ def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mappin
         parameters = dict.fromkeys(own_parameters(layer, graph.components[layer.component]))
         used.update(parameters)
         if any(p.requires_grad for p in parameters) or not needs_gradient.isdisjoint(layer.reads):
-            needs_gradient.update(n for n in layer.writes if tensors[n].is_floating_point() and n not in fed_back)
+            passed = [tensors[name] for name in layer.reads if name not in needs_gradient]
+            needs_gradient.update(
+                name
+                for name in layer.writes
+                if tensors[name].is_floating_point()
+                and name not in fed_back
+                and not any(tensors[name] is one for one in passed)  # passed on as it is
+            )
         layers.append(
             LayerSpec(
                 name=layer.name,

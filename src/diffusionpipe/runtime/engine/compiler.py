@@ -127,12 +127,12 @@ class Compiler(Transfers):
             for name, value in outputs.items():
                 if name in read:
                     slot.outputs[name] = value.detach()
-                    if trains and name in with_gradient:
+                    if trains and name in with_gradient and value.requires_grad:  # a layer may detach
                         slot.graph[name] = get_gradient_edge(value)
                 else:
                     lasting = self.reading.lasting(value.detach())
                     self.outputs.append(Output(name, route.microbatch, route.batch_rows, lasting))
-                    if trains:
+                    if trains and value.requires_grad:
                         slot.graph[name] = get_gradient_edge(value)
 
         return self.wait_for(route.arrivals, action), forward
@@ -191,7 +191,8 @@ class Compiler(Transfers):
             ]
             for consumer in consumers:
                 count_read(consumer, is_gradient=True)
-            run_backward(graph.values(), gradients)
+            if graph:
+                run_backward(graph.values(), gradients)
             graph.clear()
             slot.arrived.clear()
             if keeps_gradients:
