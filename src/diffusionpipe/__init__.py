@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from diffusionpipe.library.schedules import schedule
     from diffusionpipe.library.simulation import simulate
     from diffusionpipe.library.timelines import Timeline
+    from diffusionpipe.library.training import train
 
 __all__ = [
     "Choice",
@@ -38,6 +39,7 @@ __all__ = [
     "run",
     "schedule",
     "simulate",
+    "train",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
     "run": "library.running",
     "schedule": "library.schedules",
     "simulate": "library.simulation",
+    "train": "library.training",
 }
 """Public name -> its module."""
 
@@ -62,11 +65,21 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """The public name, from its module.
 
-    Raises AttributeError for any other name.
+    Raises AttributeError for any other name, ConfigError where a package that it needs is not installed.
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'diffusionpipe' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"diffusionpipe.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"diffusionpipe.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        from diffusionpipe.errors import ConfigError
+
+        lacking = (error.name or "").partition(".")[0]
+        if lacking in ("", "diffusionpipe"):
+            raise
+        raise ConfigError(
+            f"dp.{name} needs {lacking}, which cannot be imported; install it (pip install {lacking})"
+        ) from error
 
 
 def __dir__() -> list[str]:
