@@ -15,6 +15,7 @@ from layouts import CPU, assert_same_step, feed_rows, reference_step, run_step, 
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor, nn
+from toy import toy_graph
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import PlanPhase
@@ -29,7 +30,8 @@ from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import activations_in_flight
 
-MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
+MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit, "toy": toy_graph}
+FAMILIES = ("stable diffusion", "dit")
 
 
 @cache
@@ -39,19 +41,14 @@ def prepared_model(name):
     return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def prepared(request):
     return prepared_model(request.param)
 
 
 @pytest.fixture(scope="module")
-def prepared_dit():
-    return prepared_model("dit")
-
-
-@pytest.fixture(scope="module")
-def prepared_stable_diffusion():
-    return prepared_model("stable diffusion")
+def prepared_toy():
+    return prepared_model("toy")
 
 
 _AGREE: set[tuple[object, ...]] = set()
@@ -85,17 +82,27 @@ def test_gradients_are_those_of_one_process_for_every_layout(prepared, schedule,
 
 
 @pytest.mark.parametrize("schedule", OTHERS)
-def test_gradients_are_those_of_one_process_for_every_schedule(schedule, prepared_dit):
+def test_gradients_are_those_of_one_process_for_every_schedule(schedule, prepared_toy):
     """The first stage replicated, in two groups."""
-    assert_transparent(prepared_dit, layouts_of(2, schedule)[4], again=True)
+    assert_transparent(prepared_toy, layouts_of(2, schedule)[4], again=True)
+
+
+def largest(prepared, schedule):
+    """Over as many ranks as the model has layers for."""
+    return next(layout for stages in (4, 3, 2) if can_run(layout := layouts_of(stages, schedule)[0], prepared[1]))
 
 
 @pytest.mark.parametrize("schedule", OTHERS)
-def test_gradients_with_skips_are_those_of_one_process_for_every_schedule(schedule, prepared_stable_diffusion):
-    """Over as many ranks as the model has layers for."""
-    model = prepared_stable_diffusion[1]
-    largest = next(layout for stages in (4, 3, 2) if can_run(layout := layouts_of(stages, schedule)[0], model))
-    assert_transparent(prepared_stable_diffusion, largest)
+def test_gradients_with_skips_are_those_of_one_process_for_every_schedule(schedule, prepared_toy):
+    assert_transparent(prepared_toy, largest(prepared_toy, schedule))
+
+
+@pytest.mark.parametrize(
+    "schedule", quick_and_slow(["zb-v", "bitpipe", "chimera", "dualpipe", "interleaved"], quick=["zb-v"])
+)
+def test_gradients_of_models_of_diffusion_are_those_of_one_process(schedule, prepared):
+    """One schedule of each kind of placement; all others differ from these in their orders alone, see the toy."""
+    assert_transparent(prepared, largest(prepared, schedule))
 
 
 @pytest.mark.parametrize("placing", [Placing.LINEAR, Placing.V, Placing.LOOP], ids=str)
@@ -124,20 +131,18 @@ def test_gradients_are_those_of_one_process_for_searched_orders(prepared, placin
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", OTHERS)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_gradients_are_those_of_one_process_for_every_schedule_and_layout(prepared, schedule, stages):
-    """Every schedule over 1 to 4 stages and in all five layouts; the layouts change from case to case.
+def test_gradients_are_those_of_one_process_for_every_schedule_and_layout(prepared_toy, schedule, stages):
+    """Every schedule over 1 to 4 stages, in two of the five layouts each; these change from case to case.
 
-              stages  1  2  3  4         The transformer's layouts are two further on, so that a schedule
-    schedule 0        0  1  2  3         meets there the layout that its row leaves out here.
-    schedule 1        1  2  3  4
-    schedule 2        2  3  4  0         layouts of the U-Net
+              stages   1    2    3    4
+    schedule 0        0 2  1 3  2 4  3 0
+    schedule 1        1 3  2 4  3 0  4 1
     """
-    graph, model, *_ = prepared
-    is_unet = any(layer.component == "unet" for layer in graph.layers)
-    place = OTHERS.index(schedule) + stages - 1 + (0 if is_unet else 2)
-    layout = layouts_of(stages, schedule)[place % 5]
-    if can_run(layout, model):  # a second iteration of every schedule is above
-        assert_transparent(prepared, layout, again=False)
+    place = OTHERS.index(schedule) + stages - 1
+    for number in (place % 5, (place + 2) % 5):
+        layout = layouts_of(stages, schedule)[number]
+        if can_run(layout, prepared_toy[1]):  # a second iteration of every schedule is above
+            assert_transparent(prepared_toy, layout, again=False)
 
 
 def test_checkpointed_layers_change_no_gradient(prepared):
