@@ -6,7 +6,6 @@ import diffusers
 import pytest
 from drawn_families import check as check_drawn
 from family_runs import LAYOUTS, SAMPLING, SAVED, WITHOUT_ADAPTERS, Place, check, run_all, some_of
-from tiers import quick_and_slow
 from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from tiny_runs import recipe_of, save_pictures, train_here
 
@@ -44,7 +43,8 @@ def _recipe(model, pictures, folder, resolution=16, **sections):
     return recipe_of(model, pictures, folder, data=data, **sections)
 
 
-@pytest.mark.parametrize("kind", quick_and_slow(SAVED, quick=["SanaPipeline"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SAVED)
 def test_two_ranks_learn_what_one_process_learns_and_1_to_3_ranks_draw_what_diffusers_draws(kind, tmp_path):
     """In every layout; diffusers opens the exports."""
     place = Place(tmp_path, kind)
