@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-planning test-all explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -41,10 +41,15 @@ demo-memory: install
 	$(BIN)/python examples/digits/dataset.py --out runs/digits-data
 	$(BIN)/python examples/digits/memory.py
 
-# Both print how long they took. test-all runs what test leaves out, after it, and counts both.
+# Both print their CPU seconds with those of the dearest tests and files, and how long they took. test-all runs what test
+# leaves out, after it. The tests of the planning half import no torch and start in two seconds.
 test: install
 	@date +%s > $(VENV)/tests-started; $(PYTEST) -m 'not slow'; status=$$?; \
 	echo "make test: $(SINCE_START) s"; exit $$status
+
+PLANNING := $(addprefix tests/,ir costs timing schedules passes ordering simulator planner viz)
+test-planning: install
+	$(PYTEST) -m 'not slow' $(PLANNING)
 
 test-all: test
 	@$(PYTEST) -m slow; status=$$?; \

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 collect_ignore = ["golden/record.py", "torture/warm.py"]
 
 # Examples are not timed: the machine that runs the tests is shared. They are the same in each run, so that a change is
-# judged by itself; `make explore` draws others, and more.
+# judged by itself; `make explore` draws others, and 600 of them.
 settings.register_profile("same", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=600)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
