@@ -1,4 +1,4 @@
-"""What a training may have, as the table of combinations speaks of it."""
+"""The features that a training may have, with the words that the table of combinations uses for them."""
 
 from collections.abc import Mapping
 from enum import StrEnum

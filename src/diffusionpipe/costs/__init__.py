@@ -1,4 +1,4 @@
-"""What things cost: models as plain data, profiles, clusters, workloads, costs of actions. No torch."""
+"""Costs as plain data: models, profiles, clusters, workloads, and the costs of actions. No torch."""
 
 from diffusionpipe.costs.actions import Costs, HostTimes, Link, StageCosts
 from diffusionpipe.costs.cluster import AllReduce, Cluster, Device, PairLink

@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost: the simulator's input."""
+"""The costs of a schedule's actions: the simulator's input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """The time in which a host issues the kernels of a layer or a stage, whatever the number of samples.
+    """The time in which a host issues the kernels of a layer or a stage; it does not depend on the number of samples.
 
     0 where host and device are one, as on a CPU.
     """
@@ -60,9 +60,9 @@ class Link:
     bandwidth: float = inf
     """Bytes per second."""
     overhead: Seconds = 0
-    """Time that each end cannot compute for one tensor of a message (o in LogP: Culler et al., PPoPP 1993),"""
+    """Time that each end cannot compute for one tensor of a message (o in LogP: Culler et al., PPoPP 1993)."""
     overhead_per_byte: Seconds = 0
-    """and for each of its bytes. 0 where what computes is not what copies."""
+    """Time that each end cannot compute for one byte of a message; 0 where a device of its own copies."""
 
     def transfer(self, num_bytes: Bytes) -> Seconds:
         """Time of one message."""
@@ -78,7 +78,7 @@ class Costs:
     """Costs of every action of one schedule."""
 
     stages: tuple[StageCosts, ...]
-    """One per stage of the placement (encoder stages too: any value, their cost stands in `fills`)."""
+    """One per stage of the placement (encoder stages too: any value, their cost is in `fills`)."""
     fills: tuple[Seconds, ...] = ()
     """One per fill of the schedule."""
     host_fills: tuple[Seconds, ...] = ()
@@ -88,13 +88,13 @@ class Costs:
     unshards: tuple[Seconds, ...] = ()
     """Time in which the parameters of each stage's block are gathered; () for none."""
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
-    """(wait, what an action takes longer after it), ascending; () for nothing. See `costs/waking.py`."""
+    """(wait, extra time of an action after it), ascending; () if waits cost nothing. See `costs/waking.py`."""
     tensor_bytes: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of one sample of each named tensor; absent names count 0."""
     link: Link = Link()
-    """The link between any two workers,"""
+    """The link between any two workers that `links` does not name."""
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
-    """unless the pair (source, destination) stands here."""
+    """The links of single pairs (source, destination) of workers; every other pair has the default link."""
 
     @property
     def has_hosts(self) -> bool:

@@ -1,4 +1,4 @@
-"""The machines: devices, the nodes that they stand in, and the links between them."""
+"""The machines: devices, the nodes that hold them, and the links between them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ class Device:
 
     name: str
     memory: Bytes
-    """What training may use of its memory."""
+    """The part of its memory that training may use."""
     speed: float = 1.0
     """Speed relative to the device of the profile: times are divided by it."""
     host_bandwidth: float = 0
@@ -87,7 +87,7 @@ class Cluster:
     intra_reduce: AllReduce
     inter_reduce: AllReduce
     pairs: tuple[PairLink, ...] = ()
-    """Links that were measured one by one; `intra` and `inter` are those of all other pairs, and have the overheads."""
+    """Links that were measured one by one; `intra` and `inter` describe all other pairs, and have the overheads."""
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
@@ -142,7 +142,7 @@ class Cluster:
         return self._own_links.get((source, destination)) or self._link_of_kind(source, destination)
 
     def slowest_link(self, pairs: Iterable[tuple[int, int]]) -> Link:
-        """What messages between the ranks of these pairs cost where all pairs run in step: the worst of each figure."""
+        """The cost of messages between the ranks of these pairs where all run in step: the worst of each figure."""
         links = {self.link(*pair) for pair in pairs}
         if not self.pairs:
             return self.inter if self.inter in links else self.intra
@@ -176,20 +176,20 @@ def of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
 
 
 def with_memory(cluster: Cluster, memory: Bytes) -> Cluster:
-    """The cluster with at most so much memory for training on each device."""
+    """The cluster with at most `memory` bytes for training on each device."""
     return replace(
         cluster, devices=tuple(replace(device, memory=min(device.memory, memory)) for device in cluster.devices)
     )
 
 
 def with_less_memory(cluster: Cluster, less: Bytes) -> Cluster:
-    """The cluster with so much less memory for training on each device, but at least a byte."""
+    """The cluster with `less` fewer bytes for training on each device, but at least one byte."""
     devices = tuple(replace(device, memory=max(1, device.memory - less)) for device in cluster.devices)
     return replace(cluster, devices=devices)
 
 
 def repeated(cluster: Cluster, times: int) -> Cluster:
-    """So many such clusters beside each other, as `inter` and `inter_reduce` join their nodes."""
+    """`times` such clusters beside each other, as `inter` and `inter_reduce` join their nodes."""
     num_nodes, num_ranks = cluster.nodes[-1] + 1, cluster.num_ranks
     return replace(
         cluster,
@@ -210,7 +210,7 @@ SLOW = 5.0
 def slow_pairs(
     rates: Mapping[tuple[int, int], float], places: Sequence[object]
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """The pairs of ranks whose rate is far below that of most pairs of their kind, each with both rates.
+    """The pairs of ranks whose rate is far below the rate of most pairs of their kind, each with both rates.
 
     `places`: the node or the host of each rank. Pairs inside a node are one kind, those between nodes another.
     """

@@ -15,7 +15,7 @@ proportion.
 
 Nothing here subtracts one measured cost from another. Where one of them is larger the curve is nowhere lower, and it
 scales with all of them, so an error of 2 % in a measured cost is one of at most 2 % everywhere. A slope has no such
-limit: that of the last two makes of 10 ms for 4 samples and 10.2 or 10 ms for 8 samples 13 or 10 ms for 64.
+limit: the slope of the last two makes of 10 ms for 4 samples and 10.2 or 10 ms for 8 samples 13 or 10 ms for 64.
 """
 
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""What a VAE takes that makes pictures of latents, one after the other."""
+"""The memory that a VAE needs while it makes pictures of latents, one after the other."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,17 @@ class Decoding:
     """Bytes of a VAE and of what its decoder makes."""
 
     weights: Bytes
-    """Of the whole VAE, as it is loaded."""
+    """Weights of the whole VAE, as it is loaded."""
     whole: Bytes
-    """Beside them while one picture is decoded, what comes out included."""
+    """Memory beside the weights while one picture is decoded as a whole, the picture included."""
     tiled: Bytes
-    """The same of a picture that is decoded tile by tile; as `whole` where it is no larger than a tile."""
+    """Memory beside the weights while one picture is decoded tile by tile; equals `whole` for pictures up to one tile.
+    """
     picture: Bytes
-    """Of one decoded picture, which waits in host memory."""
+    """One decoded picture, which waits in host memory."""
 
     latents: Bytes
-    """Of the latents of one picture, which are there as they were drawn and as the decoder reads them."""
+    """The latents of one picture, which are there as they were drawn and as the decoder reads them."""
 
     def __post_init__(self) -> None:
         sizes = (self.weights, self.whole, self.tiled, self.picture, self.latents)
@@ -27,7 +28,9 @@ class Decoding:
             raise ValueError(f"sizes must not be negative; got {wrong[0]}")
 
     def peak(self, pictures: int, *, is_tiled: bool, on_host: bool) -> Bytes:
-        """The most that is there for so many pictures; `on_host`: they wait in the same memory, which is that of a CPU.
+        """The largest memory in use while this number of pictures is decoded.
+
+        `on_host`: they wait in the same memory, as on a CPU.
 
         >>> Decoding(weights=5, whole=100, tiled=30, picture=2, latents=1).peak(8, is_tiled=True, on_host=True)
         67
@@ -36,5 +39,5 @@ class Decoding:
         return self.weights + (self.tiled if is_tiled else self.whole) + pictures * waiting
 
     def needs_tiles(self, room: Bytes, pictures: int, *, on_host: bool) -> bool:
-        """Whether so many pictures do not fit if each is decoded as a whole, and tiles take less."""
+        """Whether `pictures` do not fit in `room` if each is decoded as a whole, and tiles take less."""
         return self.peak(pictures, is_tiled=False, on_host=on_host) > room and self.tiled < self.whole

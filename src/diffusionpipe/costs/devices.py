@@ -1,12 +1,12 @@
 """Devices that a profile can be computed for without having one: their rates and how much of them layers reach.
 
-Peak rates and bandwidths are those of the makers' data sheets (dense, not sparse; accumulation in float32). The shares
-of them that kernels reach on an A100 are fitted to 8 published speeds of U-Nets in training, for all models and sizes
+Peak rates and bandwidths come from the makers' data sheets (dense, not sparse; accumulation in float32). The shares of
+them that kernels reach on an A100 are fitted to 8 published speeds of U-Nets in training, for all models and sizes
 together; 5 more speeds, of other models, devices and work, were held out. The speeds and the errors of both are in
-`benchmarks/anchors`. No training of an Ada or a Hopper was fitted: their shares are those of the A100 times ratios that
-were assumed before the fit (Hopper reaches less of its higher peak, Ada more of its lower one).
-The CPU's rates and shares were measured on one core of an AMD EPYC of the Zen 4 generation, on layers of the size of
-the digits example (large ones come nearer to the peak).
+`benchmarks/anchors`. No training of an Ada or a Hopper was fitted: their shares are the A100's times ratios that were
+assumed before the fit (Hopper reaches less of its higher peak, Ada more of its lower one). The CPU's rates and shares
+were measured on one core of an AMD EPYC of the Zen 4 generation, on layers of the size of the digits example (large
+ones come nearer to the peak).
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class Efficiency:
     matmul: float
     convolution: float
     convolution_channels_last: float
-    """Of convolutions whose tensors have the layout in which tensor cores compute."""
+    """Share of the peak that convolutions reach whose tensors have the layout in which tensor cores compute."""
     attention: float
     attention_backward: float
     memory: float
-    """Of the bandwidth."""
+    """Share of the bandwidth that kernels reach which only move data."""
     norm: float
-    """Of the bandwidth, by norms and softmax: they read their input twice."""
+    """Share of the bandwidth that norms and softmax reach: they read their input twice."""
     convolution_memory: float
-    """Of the bandwidth, by convolutions."""
+    """Share of the bandwidth that convolutions reach."""
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.__dataclass_fields__ if not 0 < getattr(self, name) <= 1]
@@ -53,24 +53,25 @@ class DeviceRates:
     """"cpu" or "cuda"."""
     memory: Bytes
     float32: float
-    """Peak of float32 matrix products in floating-point operations a second,"""
+    """Peak of float32 matrix products in floating-point operations a second."""
     float32_convolution: float
-    """of float32 convolutions (TF32 on NVIDIA, which torch switches on for them by default),"""
+    """Peak of float32 convolutions (TF32 on NVIDIA, which torch switches on for them by default) in operations a
+    second."""
     bfloat16: float
     float64: float
     bandwidth: float
     """Bytes a second to and from memory."""
     efficiency: Efficiency
     kernel: Seconds
-    """What each kernel takes beyond its work: ramp up, ramp down, the gap to the next."""
+    """Time of each kernel beyond its work: ramp up, ramp down, the gap to the next."""
     ramp: Seconds
-    """What a matrix product or convolution takes longer because its last tiles occupy only a part of the device; a
-    shorter one takes twice its time."""
+    """Extra time of a matrix product or convolution because its last tiles occupy only a part of the device; a shorter
+    one takes twice its time."""
     relayouts: int
     """How often a convolution's tensors are read and written again to change their layout, unless they are stored
     channels last."""
     dispatch: Seconds
-    """What torch takes on the host for each operation; a layer is never faster than that for all of its own."""
+    """Time that torch takes on the host for each operation; a layer is never faster than this for all of its own."""
     is_asynchronous: bool
     """Whether the host runs ahead of the device, so that dispatching and computing overlap."""
 

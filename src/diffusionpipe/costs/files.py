@@ -96,7 +96,7 @@ def check_model(profile: Profile, model: ModelGraph, *, source: str) -> None:
     """Check that the profile is one of this model.
 
     Raises:
-        FileFormatError: it is of another; says in what they differ first.
+        FileFormatError: the profile belongs to another model; names the first difference.
     """
     if profile.graph != model:
         raise FileFormatError(
@@ -116,7 +116,12 @@ def check_kept(profile: Profile, *, source: str) -> None:
 
 
 def kept_warning(profile: Profile, *, source: str) -> str:
-    """What a search leaves out with this profile because it may not split backwards, and the remedy; "" if nothing."""
+    """A warning that names the schedules which a search leaves out, because the profile may not split backwards.
+
+    It names the remedy too; "" where nothing is left out.
+
+    It names the remedy too; "" where nothing is left out.
+    """
     if profile.counts_kept:
         return ""
     return (

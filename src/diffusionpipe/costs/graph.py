@@ -76,24 +76,24 @@ class Backbone:
     """A trained network with its own loss; a cascade has several. Its tensors by name."""
 
     name: str = ""
-    """What a recipe calls it; "" where it is the only one."""
+    """The name that a recipe gives it; "" where it is the only one."""
     loss: str = "loss"
     """Per-sample losses: shape () a sample."""
     prediction: str | None = "prediction"
-    """What the denoiser writes, read by the loss; None if the model cannot be sampled from."""
+    """The tensor that the denoiser writes and the loss reads; None if the model cannot be sampled from."""
     noisy: str = "noisy"
-    """The noisy samples that the denoiser reads,"""
+    """The noisy samples that the denoiser reads."""
     timesteps: str = "timesteps"
-    """and their times."""
+    """The times of the noisy samples, which the denoiser reads."""
     estimate: str | None = None
-    """What it reads of its own pass before: the estimate of the clean samples, which the loss layer writes; zeros where
-    there is no such pass. None for a denoiser without self-conditioning."""
+    """The tensor that it reads of its own pass before: the estimate of the clean samples, which the loss layer writes;
+    zeros where there is no such pass. None for a denoiser without self-conditioning."""
     self_conditioning: float = 0.0
     """Share of the samples of every batch for which there is one while training."""
 
     @property
     def result(self) -> str:
-        """What it computes when samples are drawn."""
+        """The tensor that it computes when samples are drawn."""
         return self.prediction or self.loss
 
 
@@ -107,7 +107,7 @@ class ModelGraph:
     """Every tensor that a layer reads or writes, raw inputs included."""
     parameters: tuple[ParameterSpec, ...]
     inputs: tuple[str, ...]
-    """Raw inputs: what the data loader yields."""
+    """Raw inputs: the tensors that the data loader yields."""
     backbones: tuple[Backbone, ...] = (Backbone(),)
     """In the order of sampling. No trained layer belongs to two of them."""
 
@@ -133,7 +133,7 @@ class ModelGraph:
 
     @cached_property
     def estimates(self) -> frozenset[str]:
-        """What backbones read of their own pass before, and write for it."""
+        """The tensors that backbones read of their own pass before, and write for it."""
         return frozenset(backbone.estimate for backbone in self.backbones if backbone.estimate is not None)
 
     @property
@@ -181,7 +181,7 @@ class ModelGraph:
 
     @cached_property
     def frozen_tensors(self) -> frozenset[str]:
-        """Raw inputs, and what the frozen layers write."""
+        """Raw inputs, and the tensors that the frozen layers write."""
         return frozenset({*self.inputs, *self.writes_of(self.frozen_layers)})
 
     @cached_property
@@ -241,7 +241,7 @@ def as_fraction(share: float) -> Fraction:
 
 
 def upstream(layers: Sequence[LayerSpec], tensor: str) -> list[LayerSpec]:
-    """Those of the layers, which are in an order in which they can run, that the tensor depends on."""
+    """The layers on which the tensor depends, in an order in which they can run, as `layers` are."""
     wanted, found = {tensor}, []
     for layer in reversed(layers):
         if not wanted.isdisjoint(layer.writes):

@@ -100,7 +100,7 @@ def _comparable(layer: LayerSpec, graph: ModelGraph, of_name: Mapping[str, Param
 
 
 def _renaming(name: str, graph: ModelGraph, shared: set[str]) -> Callable[[str], str]:
-    """What gives everything a backbone's name in front that is not shared."""
+    """A function that puts a backbone's name in front of every name that is not shared."""
     common = {n for layer in graph.layers if layer.name in shared for n in (*layer.reads, *layer.writes)}
     common |= graph.parameters_of(shared) | shared
     return lambda one: one if one in common else f"{name}/{one}"

@@ -1,7 +1,7 @@
 """By how much data workers lengthen a step where they share cores with ranks: an estimate and its spread.
 
-Of n ranks on a machine with C cores, each with w workers, C - n cores are left to the workers. What does not fit there,
-S seconds of processor time for a step, lands on the m = min(C, n) cores of the ranks, at any time of a step:
+Of n ranks on a machine with C cores, each with w workers, C - n cores are left to the workers. The work that does not
+fit there, S seconds of processor time for a step, lands on the m = min(C, n) cores of the ranks, at any time of a step:
 
     least     it first fills the time in which ranks wait, on any core, and the rest is shared by all cores
     most      whatever lands on computing ranks delays one pipeline after the other, and nothing overlaps
@@ -45,7 +45,7 @@ class DataWorkers:
     batches: tuple[Spread, ...]
     """Processor time for this rank's part of a batch."""
     workers: int
-    """Of each rank; 0: it makes its batches itself, before its steps."""
+    """Data workers of each rank; 0: the rank makes its batches itself, before its steps."""
 
 
 def added_by(workers: DataWorkers, *, iteration: Seconds, bubble: float, copies: int) -> Spread:

@@ -1,7 +1,7 @@
-"""What a rank holds in memory while it runs a schedule, item by item: the items, and what follows from what.
+"""The memory of a rank while it runs a schedule, item by item: the items, and which follow from which.
 
 Two callers fill the items. `timing.memory.peak_memory` counts a schedule, `planner.search.footprint` adds up sums over
-ranges of layers, millions of times. What a trained parameter and a layer need is said here, once for both.
+ranges of layers, millions of times. The needs of a trained parameter and of a layer are said here, once for both.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,10 +24,10 @@ class MemoryUse:
     """Optimizer state and float32 master weights."""
     ema: Bytes = 0
     backup: Bytes = 0
-    """What a post-validated step keeps to be taken back."""
+    """State that a post-validated step keeps to undo an early update."""
     gathered: Bytes = 0
-    """What is there of sharded blocks beside the rank's own part: parameters and narrow copies while they are whole,
-    gradients until they are sent."""
+    """Memory of sharded blocks beside the rank's own part: parameters and narrow copies while they are whole, gradients
+    until they are sent."""
     frozen: Bytes = 0
     """Frozen parameters: encoders, whole or the two layers of them that are there at a time, and frozen layers inside
     the trained part."""
@@ -59,7 +59,9 @@ _VALUES = attrgetter(*_NAMES)
 
 
 def use_of(num_trained: int, workload: Workload, **others: Bytes) -> MemoryUse:
-    """What a rank with so many trained parameters holds; `others` are the items that do not follow from their number.
+    """The memory of a rank with this number of trained parameters.
+
+    `others` are the items that do not follow from their number.
 
     >>> use_of(10, Workload(batch=1, optimizer_bytes=8), frozen=7).total
     167
@@ -82,16 +84,19 @@ def copies_of(layer: str, profile: Profile, workload: Workload, again: Collectio
 
 
 def workspace_of(layer: str, samples: float, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
-    """What a trained layer needs while it runs; a recomputed one also holds all that it else would keep."""
+    """The working memory of a trained layer while it runs.
+
+    A recomputed layer also holds all that it would keep otherwise.
+    """
     recomputed = profile.recomputed(layer, samples, workload) if layer in again else 0
     return recomputed + profile.workspace(layer, samples)
 
 
 def forward_bytes(profile: Profile, layers: Sequence[str], samples: int) -> Bytes:
-    """The most that these layers hold of so many samples where they run one after the other and nothing is kept.
+    """The largest memory of these layers for this number of samples, one after the other, where nothing is kept.
 
-    What comes from outside does not count. A tensor that one of them writes lives until the last one that reads it has
-    run, or to the end if none of them does.
+    Tensors from outside do not count. A tensor that one of them writes lives until the last one that reads it has run,
+    or to the end if none of them does.
     """
     specs = [profile.graph.layer(name) for name in layers]
     last = {name: index for index, layer in enumerate(specs) for name in layer.reads}

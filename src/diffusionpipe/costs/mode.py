@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """The mode of the kernels; as it is, that of eager torch."""
+    """The mode of the kernels; the default is eager torch."""
 
     has_flash_attention: bool = True
     """Whether attention is one kernel; else its scores go to memory and back."""
@@ -28,4 +28,4 @@ class Mode:
 
 
 EAGER = Mode()
-"""What torch does without being told, and what DiffusionPipe runs."""
+"""The default mode of torch, in which DiffusionPipe runs."""

@@ -1,6 +1,6 @@
-"""What every layer of a model costs on one device, by batch size.
+"""The costs of every layer of a model on one device, by batch size.
 
-A profile holds what was measured. What it says of a number of samples lies on the curves of `costs/curves.py`.
+A profile holds what was measured. Its values for a number of samples lie on the curves of `costs/curves.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -28,34 +28,35 @@ class LayerProfile:
     weight_grad: tuple[Seconds, ...]
     """Time of the gradient with respect to the trained parameters; 0 where none is trained."""
     activation: tuple[Bytes, ...]
-    """Bytes kept from the forward for the backward: what the layer made, its outputs included, each storage once. Its
-    inputs belong to the layers that wrote them, so a stage keeps the sum over its layers and what it reads from
+    """Bytes kept from the forward for the backward: all that the layer made, its outputs included, each storage once.
+    Its inputs belong to the layers that wrote them, so a stage keeps the sum over its layers and all that it reads from
     outside. 0 for a frozen layer."""
     workspace: tuple[Bytes, ...]
     """Bytes beyond that at the peak of the layer's forward or backward; inputs and outputs do not count."""
     forward_spread: tuple[Seconds, ...] = ()
     """Half the distance between the quartiles of the measured forward times; () where nothing was measured."""
     backward_spread: tuple[Seconds, ...] = ()
-    """The same of the whole backwards."""
+    """Half the distance between the quartiles of the measured times of whole backwards; () where nothing was
+    measured."""
     cast: Seconds = 0.0
     """Time of copying the layer's weights in the precision in which it computes, which is done once for all
     micro-batches of an iteration, and for each of them where the layer is recomputed. 0 for a frozen layer, whose
-    forward contains it. A file without it counts casts in all forwards,"""
+    forward contains it. A file without it counts casts in all forwards."""
     copies: Bytes = 0
-    """and the bytes of these copies in the activations."""
+    """Bytes of the copies that `cast` makes. A file without it counts them in the activations."""
     host: HostTimes = NO_HOST
     """The time in which the host issues the layer's kernels, where the other times are the device's alone. A file
     without it has both in one."""
     forward_only: tuple[Seconds, ...] = ()
     """Time of a forward without gradients, which keeps nothing for a backward: of a probe (`schedules.several.probes`).
-    () where nobody has measured it, as in computed profiles and in models without probes: then it is `forward`."""
+    () where it was not measured, as in computed profiles and in models without probes: then it is `forward`."""
     drawing: tuple[Bytes, ...] = ()
-    """Bytes of the forward at its peak where nothing is kept for a backward, what it writes included. A file without it
+    """Bytes of the forward at its peak where nothing is kept for a backward, its outputs included. A file without it
     leaves them to be bounded by activation and workspace."""
     kept: tuple[Bytes, ...] = ()
     """Where the backward is split, bytes that op I leaves for op W, which needs inputs and output gradients of the
-    linear layers, convolutions and embeddings inside the layer, each storage once. () where nobody has counted them:
-    then they are what the layer reads and writes, which is right of a layer that is one such module."""
+    linear layers, convolutions and embeddings inside the layer, each storage once. () where they were not counted: then
+    they are all that the layer reads and writes, which is right of a layer that is one such module."""
     kept_reads: tuple[str, ...] = ()
     """Tensors that the layer reads and that stay for W besides, under the names with which they were written first;
     their bytes are not in `kept`."""
@@ -79,7 +80,8 @@ class Profile:
     source: str
     """"measured" or "analytic"."""
     mode: Mode | None = None
-    """Of the kernels that were computed; None where they were measured, and in files that do not say it."""
+    """Mode of the kernels whose times were computed; None where times were measured, and in files that do not say it.
+    """
     versions: tuple[tuple[str, str], ...] = ()
     """(package, version) of what it was made with."""
     link: Link | None = None
@@ -89,12 +91,12 @@ class Profile:
     update: Seconds = 0.0
     """Time of clipping, optimizer and average for each trained parameter of a rank; 0 where it was not measured."""
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
-    """(wait, what an action takes longer after it), ascending; () where it was not measured. See `costs/waking.py`."""
+    """(wait, extra time of an action after it), ascending; () where it was not measured. See `costs/waking.py`."""
     origin: str = ""
-    """What its times come from besides `source`, in words; "" where nothing has changed them."""
+    """The origin of its times besides `source`, in words; "" where nothing has changed them."""
     decoding: Decoding | None = None
-    """What the model's VAE takes to decode a sample that it draws; None for a model without one, and in files that do
-    not say it."""
+    """The memory that the model's VAE needs to decode a sample that it draws; None for a model without one, and in
+    files that do not say it."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -153,7 +155,7 @@ class Profile:
         return cost_at(self.batch_sizes, self._curves[name].forward, batch)
 
     def forward_only(self, name: str, batch: float) -> Seconds:
-        """Time of a layer's forward without gradients for a batch; that of its forward where no other is known."""
+        """Time of a layer's forward without gradients for a batch; the time of its forward where no other is known."""
         known = self._curves[name].forward_only
         return cost_at(self.batch_sizes, known, batch) if known else self.forward(name, batch)
 
@@ -177,7 +179,7 @@ class Profile:
         return round(self._written[name] * batch) if self.weight_grad(name, batch) else 0
 
     def kept_reads(self, name: str) -> tuple[str, ...]:
-        """What it reads and leaves for its W, under the names with which it was written first."""
+        """The tensors that it reads and leaves for its W, under the names with which they were written first."""
         layer = self._layer[name]
         if layer.kept:
             return layer.kept_reads

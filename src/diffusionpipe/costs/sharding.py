@@ -9,7 +9,7 @@ from diffusionpipe.ir import Schedule
 from diffusionpipe.units import Bytes
 
 TRAINED_WEIGHT = 4
-"""A trained parameter counts as so many frozen ones: its gradient and Adam's two moments stand beside it."""
+"""A trained parameter counts as this number of frozen ones: its gradient and Adam's two moments come with it."""
 
 
 def part_of_parameter(graph: ModelGraph, layers: Collection[str], parts: int) -> Mapping[str, int]:

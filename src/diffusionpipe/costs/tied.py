@@ -22,7 +22,10 @@ def tied_blocks(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> Mapping[s
 
 
 def tied_problems(graph: ModelGraph, placement: Placement, blocks: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Trained parameters of which several ranks would have copies; `blocks`: those of the trained layers."""
+    """One sentence for each trained parameter that several ranks would hold as copies.
+
+    `blocks`: the layers of each trained block.
+    """
     workers: dict[int, set[int]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):

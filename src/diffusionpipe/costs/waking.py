@@ -1,6 +1,6 @@
-"""What compute takes longer after a wait.
+"""The extra time of compute after a wait.
 
-A processor that has waited has lost its caches to others and its clock rate to saving power, so what it computes next
+A processor that has waited has lost its caches to others and its clock rate to saving power, so its next computation
 takes longer: on a CPU by a few milliseconds after a wait of some ten. A table of (wait, extra time) says so.
 """
 
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from diffusionpipe.units import Seconds
 
 MOST = 0.25
-"""Of an action's own time: what is short has not got slower by more than that, however long the wait."""
+"""The largest extra time, as a share of an action's own time: a short action does not get slower by more, however long
+the wait."""
 
 
 def wake_time(table: Sequence[tuple[Seconds, Seconds]], idle: Seconds, busy: Seconds) -> Seconds:
-    """What an action of `busy` seconds takes longer after a wait of `idle` seconds.
+    """The extra time of an action of `busy` seconds after a wait of `idle` seconds.
 
     Linear between the table's waits, which ascend, from nothing at no wait to the last entry for all longer ones.
 

@@ -1,4 +1,4 @@
-"""What training holds besides the model: optimizer state, master weights, averages, batch."""
+"""The memory that training needs besides the model: optimizer state, master weights, averages, batch."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,8 +23,8 @@ STATE_OF_OPTIMIZER = {
     "Rprop": 2,
     "SGD": 0,
 }
-"""Numbers that an optimizer of torch.optim with default arguments keeps for each parameter, as wide as it is. What
-Adafactor keeps for rows and columns is not counted."""
+"""Numbers that an optimizer of torch.optim with default arguments keeps for each parameter, as wide as it is. The state
+that Adafactor keeps for rows and columns is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,8 @@ class Workload:
     encode_chunk: int = 16
     """Samples that go through the frozen layers at a time, at most."""
     offload_frozen: bool = False
-    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
+    """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
+    """
 
     @property
     def has_casts(self) -> bool:

@@ -16,11 +16,11 @@ from diffusionpipe.units import Bytes
 _PART = 2**20
 _DEAD = "it is a link to nothing"
 MAX_TEXT: Bytes = 256 * 2**20
-"""Of a text that is read whole; the largest honest ones are metadata.jsonl files of millions of pictures."""
+"""The largest text that is read whole; the largest honest ones are metadata.jsonl files of millions of pictures."""
 
 
 def problem_of_file(path: Path) -> str | None:
-    """Why the path, through links, is no regular file; None if it is one, or does not exist."""
+    """Why the path, through links, is not a regular file; None if it is one, or does not exist."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
     """The UTF-8 text, without a byte order mark, of a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: it is no regular file, or cannot be read.
+        OSError: it is not a regular file, or cannot be read.
         ValueError: it is too large, or not UTF-8.
     """
     if path.is_symlink() and (problem := problem_of_file(path)):
@@ -62,7 +62,7 @@ def read_named(path: Path, limit: Bytes = MAX_TEXT) -> str:
 
 
 def _decoded(file: BinaryIO, limit: Bytes) -> str:
-    """What is left of the file, read in parts, so that memory grows with the text and not with the limit."""
+    """The remaining text of the file, read in parts, so that memory grows with the text and not with the limit."""
     data = bytearray()
     while part := file.read(_PART):
         data += part
@@ -80,11 +80,11 @@ def _too_large(limit: Bytes) -> str:
 
 
 def read_json(path: Path) -> object:
-    """What the JSON text of a regular file holds.
+    """The value that the JSON text of a regular file holds.
 
     Raises:
-        OSError: it is no regular file, or cannot be read.
-        ValueError: it is no JSON, or nested too deeply to be read.
+        OSError: it is not a regular file, or cannot be read.
+        ValueError: it is not JSON, or nested too deeply to be read.
     """
     try:
         return json.loads(read_text(path))

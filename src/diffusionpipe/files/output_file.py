@@ -1,4 +1,4 @@
-"""Files that a command writes: whole or not at all, onto whatever the path names, and checked before long work.
+"""Files that a command writes: whole or not at all, onto the target of links, and checked before long work.
 
 A regular file, or none yet, is replaced by renaming a finished draft. A rename onto anything else would destroy it: as
 root, `--out /dev/null` would make the machine's device a regular file. So a link is followed and its target replaced,
@@ -40,7 +40,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def check_outputs(paths: Iterable[Path | None]) -> None:
     """Check before long work that these files can be written; None stands for a file that was not asked for.
 
-    Leaves nothing behind and changes no file.
+    Leaves no file and changes none.
 
     Raises:
         ConfigError: one of them cannot.
@@ -93,7 +93,7 @@ def _check(path: Path) -> None:
 def _place(path: Path) -> Path | None:
     """The regular file that the path names through links, made or to be made; None: it must be written in place.
 
-    Links in /proc name open files (/dev/stdout is one): another process goes on writing to what they name.
+    Links in /proc name open files (/dev/stdout is one): another process continues to write to the file that they name.
 
     Raises:
         OSError: it is a folder, or cannot be looked at.
@@ -146,7 +146,7 @@ def _replace(place: Path, data: bytes) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk. What had its name goes, a link is not followed."""
+    """Write a new file and wait until it is on the disk. A file of this name is replaced, a link is not followed."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(data)

@@ -1,4 +1,7 @@
-"""What a rank does: actions, placements, schedules, fills, plans, timelines. Plain frozen data with file formats."""
+"""The plain data of a rank's work: actions, placements, schedules, fills, plans, timelines.
+
+Frozen, with file formats.
+"""
 
 from diffusionpipe.ir.action import (
     COMPUTE_OPS,

@@ -1,10 +1,10 @@
 """One action of one worker, and its text form.
 
-Compute actions are written as torch.distributed.pipelining writes them: `2F0` is the forward of micro-batch 0 on
-stage 2. What torch's form cannot say is appended: `2SEND_F0>5` sends message 5 of the schedule, `1ENCODE#4` runs
-fill 4 on encoder stage 1, `2REDUCE_GRAD` has no micro-batch. In a window (`ir.unroll`) an action may belong to a later
-batch and read older weights: `0F2+1~1` is a forward of the next batch, on weights that are one version old; `^1` says
-that they are predicted one step ahead.
+Compute actions are written as torch.distributed.pipelining writes them: `2F0` is the forward of micro-batch 0 on stage
+2. Parts that torch's form cannot say are appended: `2SEND_F0>5` sends message 5 of the schedule, `1ENCODE#4` runs fill
+4 on encoder stage 1, `2REDUCE_GRAD` has no micro-batch. In a window (`ir.unroll`) an action may belong to a later batch
+and read older weights: `0F2+1~1` is a forward of the next batch, on weights that are one version old; `^1` says that
+they are predicted one step ahead.
 """
 
 import re
@@ -16,7 +16,7 @@ from diffusionpipe.errors import ScheduleError
 
 
 class Op(StrEnum):
-    """What an action does. The zero-bubble papers write B for `I`."""
+    """The kind of work that an action does. The zero-bubble papers write B for `I`."""
 
     F = "F"
     """Forward."""
@@ -126,7 +126,7 @@ def parse_action(text: str) -> Action:
     Reading(lead=1, staleness=1, predicted=0)
 
     Raises:
-        ScheduleError: `text` is no action.
+        ScheduleError: `text` is not an action.
     """
     match = _TEXT.fullmatch(text.strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON values, and back: what every file format of ours is made of.
+"""Frozen dataclasses as JSON values, and back: the base of every file format of ours.
 
 The dataclass is the format: its fields are the keys, in order. Values that have a text form are strings:
 
@@ -51,7 +51,7 @@ def _hints(kind: type) -> dict[str, object]:
 
 
 class _Bad:
-    """What `decode` returns after it has noted a problem."""
+    """The value that `decode` returns after it has noted a problem."""
 
 
 _BAD = _Bad()
@@ -81,8 +81,8 @@ def decode(kind: object, data: object, where: str, problems: list[str]) -> objec
     """The value of type `kind` that the JSON value `data` stands for.
 
     `kind` is a dataclass, int, float, str, bool, a StrEnum, Action, Range, Share, or one of these in `tuple[X, ...]`,
-    `frozenset[X]` or `X | None`. What is wrong is added to `problems`, each with the path of the field (`where`); the
-    result then means nothing.
+    `frozenset[X]` or `X | None`. Faults are added to `problems`, each with the path of the field (`where`); the result
+    then means nothing.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind == tuple[Action, ...]:
@@ -177,7 +177,7 @@ def _decode_dataclass(kind: type, data: object, where: str, problems: list[str])
 
 
 def layout(value: object, indent: int = 0) -> str:
-    """JSON text in which whatever fits on one line stands on one line."""
+    """JSON text in which every value that fits on one line is written on one line."""
     flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if indent + len(flat) <= LINE_WIDTH or not isinstance(value, dict | list):
         return flat

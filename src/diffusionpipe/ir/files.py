@@ -14,8 +14,8 @@
     }
 
 Equal values have equal text, so a text can be compared, hashed and broadcast. A new kind of file is one more `Format`
-beside its dataclass. Reading checks that the text is such a value, not that its orders are legal: **whoever reads a
-schedule or a plan passes its schedules to `diffusionpipe.timing.legal.check` before using them.**
+beside its dataclass. Reading checks that the text is such a value, not that its orders are legal: **a caller that reads
+a schedule or a plan passes its schedules to `diffusionpipe.timing.legal.check` before using them.**
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What must have happened elsewhere before an action can run: the edges of a placement, micro-batch by micro-batch.
+"""The edges of a placement, micro-batch by micro-batch: the events elsewhere for which an action waits.
 
 This is the one statement of the rules of data flow. The checker, the simulator and the communication pass all read it.
 
@@ -34,9 +34,10 @@ class Flow:
     """The stage that the tensors come from; for a gradient the stage that read the activation."""
     destination: int
     microbatch: int
-    """As in `Message`: counted in the source's pipeline, 0 for frozen outputs."""
+    """Number of the micro-batch, counted in the source's pipeline as in `Message`; 0 for frozen outputs."""
     samples: Range
-    """As in `Message`: of that micro-batch; of the whole batch for frozen outputs. Never empty."""
+    """The samples that flow, of that micro-batch as in `Message`; of the whole batch for frozen outputs. Never empty.
+    """
     tensors: tuple[str, ...]
     is_gradient: bool = False
     is_frozen: bool = False
@@ -60,7 +61,7 @@ def ends(message: Message, slot: int) -> tuple[Action, Action]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """What a trained stage reads of another one: the flows of all micro-batches over one edge in one direction."""
+    """All that a trained stage reads of another one: the flows of all micro-batches over one edge in one direction."""
 
     source: int
     destination: int
@@ -73,7 +74,7 @@ class Feed:
     numbers: range
     """The micro-batches of which it flows: all, or of a probe those that it runs."""
     samples: Mapping[int, Range]
-    """Samples of a micro-batch -> those of them that flow; never empty."""
+    """Samples of a micro-batch -> the part of them that flows; never empty."""
 
     def sizes(self) -> Iterator[tuple[int, int]]:
         """(micro-batch, samples of it) of each of which it flows."""
@@ -81,7 +82,7 @@ class Feed:
 
 
 def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
-    """The feeds of all trained pipelines, those of an edge together; where two stages' shares do not meet, none."""
+    """The feeds of all trained pipelines, all feeds of an edge together; where two stages' shares do not meet, none."""
     frozen = _frozen_stages(schedule)
     for pipeline in schedule.placement.pipelines:
         for edge in pipeline.edges if pipeline.ops else ():
@@ -90,7 +91,7 @@ def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
 
 
 def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
-    """What trained stages read of encoder stages, edge by edge, micro-batch by micro-batch."""
+    """The flows from encoder stages to trained stages, edge by edge, micro-batch by micro-batch."""
     frozen = _frozen_stages(schedule)
     if not frozen:
         return
@@ -108,7 +109,7 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
 
 
 def flows(schedule: Schedule) -> tuple[Flow, ...]:
-    """Every flow of the schedule: those of trained stages, micro-batch by micro-batch, then those of encoders.
+    """Every flow of the schedule: from trained stages, micro-batch by micro-batch, then from encoders.
 
     Trusts the placement: `check` looks at it first.
     """
@@ -174,7 +175,10 @@ def _frozen_flows(
     read: Sequence[tuple[int, Range]],
     fills: Sequence[tuple[Action, Range]],
 ) -> Iterator[Flow]:
-    """`read`: the consumer's micro-batches with their samples; `fills`: those of the producer, with their samples."""
+    """The flows of one edge.
+
+    `read`: the consumer's micro-batches with their samples; `fills`: the producer's fills, with their samples.
+    """
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead
     first = bisect_right(read, encoded.start, key=lambda row: row[1].stop)

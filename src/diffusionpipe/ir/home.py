@@ -21,7 +21,7 @@ def expanded(path: str) -> str:
 
 
 def expanded_path(path: Path) -> Path:
-    """The same of a path, to which "./~" is "~".
+    """The path with the home folder in place of a leading "~"; "./~" counts as "~".
 
     Raises:
         ValueError: there is no such home folder.

@@ -9,7 +9,10 @@ from io import TextIOWrapper
 
 
 def as_utf8(text: str) -> str:
-    """The text whose bytes in UTF-8 are those that the system has given; the text itself where they are no UTF-8."""
+    """The text whose bytes in UTF-8 are the bytes that the system has given.
+
+    The text itself where they are not UTF-8.
+    """
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError:

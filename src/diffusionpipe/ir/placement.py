@@ -1,4 +1,4 @@
-"""Where stages live and what flows between them.
+"""Where stages live, and which tensors flow between them.
 
     Stage     a block of weights on a worker, handling a share of every micro-batch's samples
     Edge      which stage's output which stage reads, by tensor name
@@ -118,7 +118,7 @@ class Pipeline:
     microbatches: tuple[int, ...]
     """Samples of each micro-batch; a micro-batch's id is its index."""
     ops: frozenset[Op]
-    """What every stage does for every micro-batch: {F}, {F, B}, {F, I, W}, {T, F, B}; or {ENCODE}."""
+    """The ops that every stage does for every micro-batch: {F}, {F, B}, {F, I, W}, {T, F, B}; or {ENCODE}."""
     edges: tuple[Edge, ...] = ()
     """Edges into this pipeline's stages, also from a frozen pipeline's stages."""
     model: str = ""
@@ -128,7 +128,7 @@ class Pipeline:
     first_sample: int = 0
     """Where its samples begin in the batch: pipelines that train the same weights share the batch."""
     probes_from: int | None = None
-    """Of a probe the first micro-batch that it runs; None: it is no probe, and runs all."""
+    """The first micro-batch that a probe runs; None: the pipeline is not a probe, and runs all."""
 
     @property
     def is_probe(self) -> bool:
@@ -191,7 +191,10 @@ class Placement:
         return self._pipeline_of[stage]
 
     def first_conditioned(self, pipeline: Pipeline, share: Fraction) -> int:
-        """The first micro-batch that holds any of the batch's last samples, a share of them; behind the last: none."""
+        """The first micro-batch that holds any of the batch's last samples, a share of them.
+
+        One past the last: none.
+        """
         alike = (other for other in self.pipelines if other.model == pipeline.model)
         batch = max(other.first_sample + other.num_samples for other in alike)
         first = batch - ceil(share * batch)
@@ -199,7 +202,7 @@ class Placement:
         return next((m for m in numbers if pipeline.rows(m).stop > first), len(numbers))
 
     def num_forwards(self, stage: int) -> int:
-        """Forwards of the stage's block on its worker, those of the pipeline and those of its probe."""
+        """Forwards of the stage's block on its worker, the probe's forwards included."""
         own = self.pipeline_of(stage)
         alike = (p for p in self.pipelines if p is own or p.probes(own) or own.probes(p))
         return sum(len(pipeline.numbers) for pipeline in alike)

@@ -20,11 +20,11 @@ class Mesh:
     data_parallel: int = 1
     pipeline: int = 1
     shard: int = 1
-    """So many data-parallel groups hold each block's parameters, gradients and optimizer state once among them, in
-    parts: 1, every group holds them whole, or `data_parallel`."""
+    """The number of data-parallel groups that hold each block's parameters, gradients and optimizer state once among
+    them, in parts: 1, every group holds them whole, or `data_parallel`."""
     tensor: int = 1
     adjacent: int = 1
-    """So many data-parallel groups have their ranks interleaved, worker by worker; divides `data_parallel`."""
+    """The number of data-parallel groups whose ranks are interleaved, worker by worker; divides `data_parallel`."""
 
     def __post_init__(self) -> None:
         if self.adjacent < 1 or self.data_parallel % self.adjacent:
@@ -87,11 +87,12 @@ class Plan:
     checkpointed: tuple[str, ...] = ()
     """Layers whose activations are recomputed in the backward."""
     offload_frozen: bool = False
-    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
+    """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
+    """
 
     @property
     def phases(self) -> Mapping[str, Schedule]:
-        """The schedules that there are: those of `PlanPhase`; of several backbones each has its `sampling_phase`."""
+        """The schedules of each `PlanPhase` that there is; of several backbones each has its `sampling_phase`."""
         found: dict[str, Schedule | None] = {"train": self.train, "prologue": self.prologue, "validate": self.validate}
         found |= {sampling_phase(drawing_backbone(one)): one for one in self.sample}
         return {phase: schedule for phase, schedule in found.items() if schedule is not None}
@@ -103,7 +104,10 @@ class Plan:
 
     @property
     def encoding(self) -> Schedule:
-        """What encodes the batches of the training; without a flush and without fills a schedule of its own."""
+        """The schedule that encodes the batches of the training.
+
+        Without a flush and without fills a schedule of its own.
+        """
         return self.prologue if self.prologue is not None and self.train.lead else self.train
 
     @property

@@ -1,4 +1,4 @@
-"""What the first steps of a run took, as all its ranks recorded them: what a prediction is compared with."""
+"""The times of the first steps of a run, as all its ranks recorded them: a prediction is compared with them."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """A layer's forward of so many samples, in training."""
+    """The time of a layer's forward for a number of samples, in training."""
 
     name: str
     samples: int
@@ -41,7 +41,7 @@ class Recorded:
     iteration: Seconds
     """From the common start to the last end of all ranks."""
     step: Seconds
-    """An iteration, the update after it, and what else a step does; without the wait for its batch."""
+    """The time of an iteration, the update after it, and the rest of a step; without the wait for its batch."""
     layers: tuple[LayerTime, ...] = ()
     """Forwards of single layers; () where none were recorded."""
     others: float | None = None
@@ -49,4 +49,4 @@ class Recorded:
     num_disturbed: int = 0
     """Steps that do not count, because other programs used cores that the ranks needed."""
     loading: tuple[Seconds, ...] = ()
-    """Of each rank the processor time of its data workers for a step; () where that is unknown."""
+    """By rank, the processor time of its data workers for a step; () where that is unknown."""

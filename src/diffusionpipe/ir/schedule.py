@@ -32,7 +32,7 @@ class Fill:
     stage: int
     """The encoder stage, a stage of a frozen pipeline."""
     component: str
-    """What people call it: "vae", "text_encoder"; "" for a mixture."""
+    """The name of the component for people: "vae", "text_encoder"; "" for a mixture."""
     layers: Range
     """Layers, counted within the stage's block."""
     samples: Range
@@ -41,7 +41,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What every worker does in one iteration."""
+    """The work of every worker in one iteration."""
 
     name: str
     placement: Placement
@@ -77,7 +77,7 @@ class Schedule:
                 yield worker, action
 
     def num_microbatches(self) -> int:
-        """The micro-batches of all trained pipelines together; those of probes are the same ones again."""
+        """The micro-batches of all trained pipelines together; probes run the same ones again and add none."""
         return sum(len(p.microbatches) for p in self.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe)
 
 

@@ -39,7 +39,7 @@ class Phase:
 class Timeline:
     """One iteration. Time 0 is its start; spans of a worker are in the order of its actions.
 
-    That of one pipeline has its workers. That of several copies of it has all ranks in the workers' place.
+    A timeline of one pipeline has its workers, a timeline of several copies has all ranks in their place.
     """
 
     num_workers: int

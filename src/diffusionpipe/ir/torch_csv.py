@@ -7,7 +7,7 @@ is dropped):
     1F0,1B0,1F1,1B1
 
 torch reads it with `_load_csv(path, format="compute_only")`, torchtitan through `pipeline_parallel_schedule_csv`. The
-format knows one chain of stages, each on one rank, and micro-batches of one size; everything else is refused by name.
+format can say one chain of stages, each on one rank, and micro-batches of one size; everything else is refused by name.
 """
 
 import csv
@@ -72,7 +72,7 @@ def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1)
     in its place, which does the same work in the same order. Whether the order is legal is `timing.legal`'s to say.
 
     Raises:
-        ScheduleError: a cell is no compute action, a stage stands on two ranks, or stages or micro-batches are missing;
+        ScheduleError: a cell is not a compute action, a stage is on two ranks, or stages or micro-batches are missing;
             every problem with line and cell.
     """
     try:

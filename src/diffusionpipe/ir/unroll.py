@@ -1,16 +1,16 @@
-"""Windows: one period of an order that goes on for ever, as data, and the finite schedules that they stand for.
+"""Windows: one period of an order that repeats for ever, as data, and the finite schedules that they stand for.
 
-In a **window** every action of one batch stands once, but some belong to a later batch: they **lead**. No action waits
+In a **window** every action of one batch occurs once, but some belong to a later batch: they **lead**. No action waits
 for the end of the batch, so there is no flush. With 3 stages and 2 micro-batches, 1F1B's window is
 
     worker 0   0F0+1 0B0  0F1+1 0B1  0STEP        0F0+1: the forward of micro-batch 0 of the next batch
     worker 1   1F1   1B0  1F0+1 1B1  1STEP
     worker 2   2F0   2B0  2F1   2B1  2STEP
 
-`unroll` gives the schedule of a number of batches: as many windows one behind the other, and before them those that
-only begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived.
+`unroll` gives the schedule of a number of batches: as many windows one after the other, and before them those that only
+begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived.
 Micro-batches count on from batch to batch. A window may encode a later batch in its fills: each batch of the unrolled
-schedule has encoder stages of its own then, behind all others [3]. Without fills an ENCODE of a window is the place at
+schedule has encoder stages of its own then, after all others [3]. Without fills an ENCODE of a window is the place at
 which all workers together encode its batch, by a schedule of their own; an unrolled schedule has none.
 
 >>> from diffusionpipe.ir.action import parse_action
@@ -40,7 +40,7 @@ class _Numbers:
 
     window: Schedule
     first: int
-    """The first encoder stage; they stand behind all others."""
+    """The number of the first encoder stage; encoder stages come after all others."""
 
     @property
     def num_encoders(self) -> int:
@@ -126,7 +126,7 @@ def _numbers_of(window: Schedule) -> _Numbers:
 
 
 def unroll(window: Schedule, batches: int) -> Schedule:
-    """The finite schedule of so many batches; its actions say nothing of versions."""
+    """The finite schedule of this number of batches; its actions say nothing of versions."""
     numbers, placement, every = _numbers_of(window), window.placement, range(batches)
     encoders = placement.stages[numbers.first :]
     pipelines = tuple(new for pipeline in placement.pipelines for new in numbers.pipelines(pipeline, batches))
@@ -155,7 +155,8 @@ def occurrences(window: Schedule, worker: int, batches: int) -> Iterator[tuple[i
 def fold(window: Schedule, unrolled: Schedule, batches: int) -> Schedule:
     """The window that repeats in the middle of an unrolled schedule, whose messages have been made since.
 
-    `window` is what it was unrolled from. Whether the windows do repeat, the checker sees: it unrolls the result.
+    `window` is the window from which it was unrolled. Whether the windows do repeat, the checker sees: it unrolls the
+    result.
     """
     numbers, middle = _numbers_of(window), batches // 2
     plain = [_plain(numbers, message) for message in unrolled.messages]
@@ -197,9 +198,9 @@ def _plain(numbers: _Numbers, message: Message) -> tuple[int, Message]:
 
 
 def _window_of(order: tuple[Action, ...], number: int, batches: int) -> tuple[Action, ...]:
-    """A worker's actions from the first compute behind the batch before to that behind this batch, its STEPs last.
+    """A worker's actions from its first compute after the batch before to its first after this batch, its STEPs last.
 
-    What the last gradient is sent with comes before the update.
+    The message of the last gradient comes before the update.
     """
     steps = [place for place, action in enumerate(order) if action.op is Op.STEP]
     blocks = len(steps) // batches

@@ -23,7 +23,7 @@ class Versions(StrEnum):
     VERTICAL = "vertical"
     """As stashed, but all stages read the version that the first stage reads (PipeDream with vertical sync)."""
     DELAYED = "delayed"
-    """Forward and backward read weights of so many steps ago, on all stages alike (PipeDream-2BW)."""
+    """Forward and backward read weights that are a fixed number of steps old, on all stages alike (PipeDream-2BW)."""
     NEWEST = "newest"
     """Forward and backward read the newest weights, each when it runs (stale weights, TiMePReSt, PipeMare, PACI)."""
     PREDICTED = "predicted"
@@ -75,9 +75,9 @@ def versions_held(window: Schedule) -> dict[int, int]:
     """Block -> the versions of its weights that live at once.
 
     Before a block's step, the newest version in the window of batch b is version b. A forward that leads by l and is a
-    steps stale reads version b + l - a then, so a - l versions older than the newest one. What a backward reads must
-    live until it runs, when its own batch has become the window's: that is as many versions back as it is stale.
-    Predicted weights are copies beside the newest version, as many as `predictions_held` says.
+    steps stale reads version b + l - a then, so a - l versions older than the newest one. The weights that a backward
+    reads must live until it runs, when its own batch has become the window's: that is as many versions back as it is
+    stale. Predicted weights are copies beside the newest version, as many as `predictions_held` says.
     """
     predicted = predictions_held(window)
     oldest: dict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Numbers and what they count, in words."""
+"""Numbers with the noun that they count, in words."""
 
 _OF_ONE = {
     "captions": "caption",

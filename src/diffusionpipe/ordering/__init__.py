@@ -1,7 +1,7 @@
 """The search for the best pipeline order: instance -> answer.
 
-    instance    ranks, half-stages with their costs, memory limits, what is to be short
-    answer      for each rank its actions, with what they reach and what nothing can beat
+    instance    ranks, half-stages with their costs, memory limits, the time to shorten
+    answer      for each rank its actions, with the figures that they reach and a bound that no order beats
 
 `search` is the whole of it; `read_instance` reads a file, `schedule_of` makes the answer a schedule.
 """

@@ -1,4 +1,4 @@
-"""What the search found, and the schedule that it is."""
+"""The result of the search, and the schedule that it is."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -29,7 +29,7 @@ class Answer:
     orders: tuple[tuple[Action, ...], ...]
     """For each rank its actions, over the stages of the placement: p whole stages (linear) or 2p half-stages."""
     lower_bound: Number
-    """What no order can beat, of the objective."""
+    """A bound of the objective that no order can beat."""
     optimal: bool
     """Whether the objective is proven to be the least possible."""
     family: str
@@ -87,7 +87,7 @@ def schedule_of(answer: Answer, *, microbatch_size: int = 1) -> Schedule:
 def costs_of(instance: Instance, placing: Placing) -> Costs:
     """The instance's costs for the stages of a placement, for `simulator.simulate`.
 
-    Memory that is no whole number is rounded up, because bytes are whole.
+    Memory that is not a whole number is rounded up, because bytes are whole.
     """
     return Costs(
         stages=tuple(

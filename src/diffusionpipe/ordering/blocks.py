@@ -2,7 +2,7 @@
 
 Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362: the
 lifespans of a block set the memory, so of all blocks without collisions those with the longest lifespans that fit are
-given. Their slots are those of equal times; squeezing (`pulling`) fits them to the problem's.
+given. Their slots assume equal times; squeezing (`pulling`) fits them to the problem's.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,10 @@ from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.schedules.building.building_block import V_PERIOD, repeated, v_block, v_shapes
 
 NUM_BLOCKS = 3
-"""So many blocks are given. With equal times the first is as good as the next ones, with others it need not be."""
+"""Number of blocks that are given. With equal times the first is as good as the next ones, with others it need not be.
+"""
 MAX_BLOCKS = 100
-"""So many are looked at: with 4 to 8 workers the first that fits was among the first 70."""
+"""Number of blocks that are looked at: with 4 to 8 workers the first that fits was among the first 70."""
 
 
 def block_orders(problem: Problem) -> Iterator[Letters]:

@@ -1,4 +1,4 @@
-"""What no order can beat.
+"""Bounds that no order can beat.
 
 For a rank with the stages s < s' (or s alone), in units of the problem, with
 
@@ -14,8 +14,8 @@ window >= m sum_x (activation life + kept W) / limit        what is held, times 
 window >= ceil(m / K) (life + W)                            one stage, which holds all until W, has room for K at a time
 makespan >= head + each of these
 
-and the makespan is no shorter than one micro-batch on its way, and than all forwards and input gradients of a rank with
-what must follow the last of them.
+and the makespan is at least as long as one micro-batch on its way, and than all forwards and input gradients of a rank
+with the work that must follow the last of them.
 """
 
 from diffusionpipe.ordering.problem import Problem

@@ -1,4 +1,4 @@
-"""What is tried on a problem without improving it: published families, list schedules of rules, families cut down."""
+"""Attempts at a problem without improving them: published families, list schedules of rules, families cut down."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +23,12 @@ PROXY = 3
 """Templates are compared on this many micro-batches a rank, if there are more."""
 NUM_COMPARED = 14
 NUM_FULL = 3
-"""So many are compared then, and so many of those are built in full."""
+"""Number of list schedules that are compared at a time, and number of them that are built in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Sequences and what they reach."""
+    """Sequences and the figures that they reach."""
 
     value: int
     """The objective, in the problem's units."""
@@ -37,11 +37,11 @@ class Candidate:
 
 
 Families: TypeAlias = Callable[[], Sequence[Candidate]]
-"""The published families that stand on a placement, generated when they are asked for."""
+"""The published families that fit a placement, generated when they are asked for."""
 
 
 def families_of(problem: Problem) -> list[Candidate]:
-    """The published families that stand on the placement, equal ones once; whether they fit or not."""
+    """The published families that fit the placement, equal ones once; whether they fit the memory or not."""
     names: dict[Letters, str] = {}
     for name, orders in family_orders(problem):
         names.setdefault(orders, name)
@@ -96,7 +96,7 @@ def best_candidate(problem: Problem, families: Families) -> Candidate:
 
 
 def squeezed(problem: Problem, candidate: Candidate) -> Candidate:
-    """What becomes of it by squeezing; itself if that does not help."""
+    """The candidate after squeezing; itself if squeezing does not help."""
     value, orders = pulled(problem, candidate.orders)
     return (
         Candidate(value=value, orders=orders, name=improved_name(candidate)) if value < candidate.value else candidate
@@ -109,7 +109,10 @@ def improved_name(candidate: Candidate) -> str:
 
 
 def _attempts(problem: Problem, families: Families) -> Iterator[Callable[[float], Candidate | None]]:
-    """What can be tried in turn; each attempt gives a candidate whose objective is below what it is told, or None."""
+    """The attempts, one after the other.
+
+    Each is called with a limit and gives a candidate whose objective is below it, or None.
+    """
     builder = Builder(problem)
     for template in _selected(problem):
         yield partial(_built, builder, rule_of(problem, template), template.name)

@@ -6,9 +6,10 @@ are held until they have been through s', so beside them there must be room for 
 
     (started on s - started on s') activation(s) + activation(s')  <=  limit
 
-More is not needed, and less would not do. What has been through s' can be finished by input and weight gradients alone,
-which take no memory; by induction from the last stage on, every rank gets the room for its next s'. So a rank never
-waits for memory for ever, whatever the keys say, and with room for one micro-batch on all its stages every order ends.
+More is not needed, and less would not do. A micro-batch that has been through s' can be finished by input and weight
+gradients alone, which take no memory; by induction from the last stage on, every rank gets the room for its next s'. So
+a rank never waits for memory for ever, for any keys, and with room for one micro-batch on all its stages every order
+ends.
 
 Two stages on two ranks, three micro-batches, all times 1, memory for two activations on each rank. The keys prefer
 input gradients, then forwards, then weight gradients:
@@ -87,7 +88,7 @@ class Builder:
     def build(self, rule: Rule, *, below: float = inf) -> Built | None:
         """The order of this rule; None if its objective is not below the given value, which often shows early.
 
-        Cost: linear in the actions, about five times that of `evaluation.ends_of`.
+        Cost: linear in the actions, about five times as much as `evaluation.ends_of`.
         """
         problem, keys, patience = self._problem, rule.keys, rule.patience
         durations, lags, home, activation = problem.durations, problem.lags, problem.rank, problem.activation

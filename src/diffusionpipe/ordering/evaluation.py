@@ -12,7 +12,7 @@ from diffusionpipe.timing.march import march
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a set of sequences reaches."""
+    """The figures that a set of sequences reaches."""
 
     makespan: int
     window: int
@@ -21,7 +21,7 @@ class Figures:
 
 
 def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | None:
-    """What the sequences reach, or None if the ranks wait for each other in a circle."""
+    """The figures of the sequences, or None if the ranks wait for each other in a circle."""
     ends = ends_of(problem, orders)
     if ends is None:
         return None

@@ -14,11 +14,12 @@ from diffusionpipe.schedules.building.split_work import Objective
 from diffusionpipe.units import Seconds
 
 LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (1,), Op.W: (2,)}
-"""A whole backward is an input gradient with the weight gradient right behind it: its result is there no later."""
+"""The letters of each op: a whole backward is an input gradient with the weight gradient right after it; its result is
+there no later."""
 
 
 def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
-    """(name, order) of every family that stands on this placement and can do these sizes.
+    """(name, order) of every family that fits this placement and can do these sizes.
 
     Those that look at times are asked twice: as they are, and with the problem's, and for its objective where they take
     one.
@@ -85,7 +86,7 @@ def stage_costs(problem: Problem) -> list[StageCosts]:
 
 
 def _letters(problem: Problem, schedule: Schedule) -> Letters | None:
-    """The schedule's order by letters; None if it stands on another placement or does something else besides."""
+    """The schedule's order by letters; None if it has another placement or does something else besides."""
     placement = schedule.placement
     if len(placement.pipelines) != 1:
         return None

@@ -1,8 +1,8 @@
 """Better orders out of good ones: simulated annealing with moves on critical paths.
 
-The objective cannot fall unless, on a critical path, some action that stands behind another one on the same rank comes
-to stand before it. So a move takes two places of one rank that a critical path runs through without leaving the rank,
-and swaps the actions there, or puts one or a few of them to the other end:
+The objective cannot fall unless, on a critical path, some action that follows another one on the same rank comes before
+it. So a move takes two places of one rank that a critical path runs through without leaving the rank, and swaps the
+actions there, or puts one or a few of them to the other end:
 
     F3 I1 W0 F4 I2        F3 W0 I1 F4 I2        I2 F3 I1 W0 F4
      the block             a swap                to the front
@@ -48,7 +48,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """What a round came to."""
+    """The result of one round of improvement."""
 
     orders: Letters
     value: int
@@ -185,7 +185,7 @@ class Improver:
     def _is_legal(self, order: list[int], rank: int) -> bool:
         """Whether it fits into memory and keeps F before I before W of every micro-batch.
 
-        Where a forward does not fit, the next weight gradient that could stand before it is put there, in place.
+        Where a forward does not fit, the next weight gradient that could come before it is put there, in place.
         """
         changes, limit = self._changes, self._problem.limits[rank]
         counts = [0] * len(changes)
@@ -207,7 +207,7 @@ class Improver:
         return True
 
     def _next_release(self, order: Sequence[int], place: int, counts: Sequence[int]) -> int:
-        """The place of the next weight gradient whose input gradient stands before `place`; 0 if there is none."""
+        """The place of the next weight gradient whose input gradient comes before `place`; 0 if there is none."""
         for later in range(place + 1, len(order)):
             letter = order[later]
             if letter % 3 == 2 and counts[letter - 1] > counts[letter]:

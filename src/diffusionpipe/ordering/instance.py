@@ -1,4 +1,4 @@
-"""The question of the search: stages with their costs, ranks with their memory, and what is to be short."""
+"""The question of the search: stages with their costs, ranks with their memory, and the time to shorten."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,7 +35,8 @@ class HalfStage:
     activation: Number
     """Held from the start of the forward."""
     kept_after_input_grad: Number
-    """What of it is held on from the end of the input gradient to the end of the weight gradient."""
+    """The part of the activation that is held on from the end of the input gradient to the end of the weight gradient.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +54,4 @@ class Instance:
     """The most that each rank may hold; None for no limit."""
     objective: Objective
     seconds: Number
-    """What the search may take: a number of evaluations that a slow core does in this time."""
+    """The effort of the search: a number of evaluations that a slow core does in this time."""

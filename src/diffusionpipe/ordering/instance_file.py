@@ -35,7 +35,7 @@ from diffusionpipe.schedules.building.split_work import Objective
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 LARGEST, SMALLEST = 1e100, 1e-100
-"""Of the numbers but 0: sums of them are finite, and so is their ratio."""
+"""The limits of all numbers but 0: sums of them are finite, and so is their ratio."""
 
 
 def _sized(number: float) -> float:
@@ -78,7 +78,7 @@ def read_instance(path: Path | str) -> Instance:
     """The instance of a JSON file.
 
     Raises:
-        FileFormatError: it cannot be read, or is no instance; the message lists every problem with its line.
+        FileFormatError: it cannot be read, or is not an instance; the message lists every problem with its line.
     """
     path = Path(path)
     try:
@@ -96,7 +96,7 @@ def parse_instance(text: str, *, source: str = "instance") -> Instance:
     """The instance that a JSON text describes.
 
     Raises:
-        FileFormatError: it is no instance; the message lists every problem with its line.
+        FileFormatError: it is not an instance; the message lists every problem with its line.
     """
     try:
         value = json.loads(text)
@@ -146,7 +146,7 @@ def write_instance(instance: Instance, path: Path) -> None:
 
 
 def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
-    """What is wrong although every field by itself is right."""
+    """The faults of fields that are right each by itself."""
     half_stages = 2 * parsed.ranks
     if len(parsed.stages) != half_stages:
         yield ("stages",), f"stages: {len(parsed.stages)} half-stages; {parsed.ranks} ranks need {half_stages}"
@@ -168,7 +168,9 @@ def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _described(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
-    """Where and what, once for each field: a number that is neither whole nor decimal is wrong for one reason.
+    """The place and the text of each fault, once for each field.
+
+    A number that is neither whole nor decimal is wrong for one reason.
 
     Problems beyond `MAX_PROBLEMS`, which are only counted, have no text.
     """
@@ -183,7 +185,7 @@ def _described(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
 _BRANCHES = frozenset(
     {"constrained-int", "constrained-float", "int", "float", "function-after[_sized(), constrained-float]"}
 )
-"""What pydantic adds to the path of a number that may be whole or decimal."""
+"""The names that pydantic adds to the path of a number that may be whole or decimal."""
 
 
 def _name(path: KeyPath) -> str:

@@ -10,7 +10,7 @@ from diffusionpipe.ordering.problem import Problem, exact
 
 FEW_RANKS = 4
 FEW_STEPS = 8
-"""With at most so many ranks, room for each number of micro-batches up to the other is a memory level."""
+"""With at most this number of ranks, room for each number of micro-batches up to it is a memory level."""
 
 
 def levels(instance: Instance, problem: Problem) -> list[Problem]:

@@ -1,7 +1,7 @@
 """An instance with its placement decided, as flat tuples of integers.
 
-What a rank does is a sequence of *letters*: 3 s is the forward of stage s, 3 s + 1 its input gradient, 3 s + 2 its
-weight gradient. The k-th time that a letter stands in a sequence it is about micro-batch k. Micro-batches cost the
+The work of a rank is a sequence of *letters*: 3 s is the forward of stage s, 3 s + 1 its input gradient, 3 s + 2 its
+weight gradient. The k-th time that a letter occurs in a sequence it is about micro-batch k. Micro-batches cost the
 same, so nothing is lost by that: in whatever order they are taken, the k-th end of a letter comes no earlier than if
 they were taken in turn. Held memory then depends on the sequence alone, and not on time.
 """
@@ -35,9 +35,9 @@ class Problem:
     activation: tuple[int, ...]
     """By stage."""
     kept: tuple[int, ...]
-    """By stage: what of the activation is held on after the input gradient."""
+    """By stage: the part of the activation that is held on after the input gradient."""
     limits: tuple[int, ...]
-    """By rank; what all micro-batches together hold where that is less."""
+    """By rank: its memory; the memory of all micro-batches together where that is less."""
     is_window: bool
     time_scale: int
     memory_scale: int
@@ -112,7 +112,7 @@ def exact(number: Number) -> Fraction:
 
 
 def number_of(value: int, scale: int) -> Number:
-    """What `value` units of 1 / `scale` are; an int where it is one."""
+    """The value of `value` units of 1 / `scale`; an int where it is whole."""
     return value // scale if value % scale == 0 else value / scale
 
 

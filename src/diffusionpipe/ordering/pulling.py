@@ -1,4 +1,4 @@
-"""Better orders out of good ones, quickly: actions pulled to and fro in time (`schedules.building.squeeze`)."""
+"""Better orders out of good ones, quickly: actions pulled back and forth in time (`schedules.building.squeeze`)."""
 
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.families import stage_costs

@@ -23,18 +23,19 @@ from diffusionpipe.ordering.levels import levels
 from diffusionpipe.ordering.problem import Letters, Problem, number_of, problem_of
 
 LETTERS_PER_SECOND = 2_500_000
-"""What a slow core simulates, with all that the search does besides."""
+"""Letters that a slow core simulates in a second, with all that the search does besides."""
 MAX_LETTERS = 6_000_000
-"""What the improvement of one placement at one memory level simulates at most, however long it may take;"""
+"""The most letters that the improvement of one placement at one memory level simulates, however long it may take."""
 MAX_SQUARE = 1_200_000_000
-"""and this divided by the actions, so that large problems take no longer than small ones."""
+"""The same limit is at most this number divided by the actions, so that large problems take no longer than small ones.
+"""
 ROUND = 5_000
 """Steps of a round of improvement."""
 MIN_ROUND = 800
-"""Below so many steps improvement is not worth a start."""
+"""With fewer steps than this number improvement is not worth a start."""
 MAX_ROUNDS = 8
 STEP = 60
-"""What a step costs besides the simulation, in letters."""
+"""The cost of a step besides the simulation, in letters."""
 HEAT = 1.0
 """Starting temperature in mean durations of an action."""
 
@@ -50,20 +51,20 @@ class Found:
 def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
     """The best orders found for the instance, and how good they can be at most.
 
-    `max_levels`: of each placement's levels of memory so many are looked at, the roomiest first; None for all, without
-    which more memory may give a worse answer.
+    `max_levels`: the number of each placement's levels of memory that are looked at, the roomiest first; None for all,
+    without which more memory may give a worse answer.
 
     For each placement, the most promising first, and the levels of memory from the most to the least (levels.py),
 
-        the published families that stand there and fit           candidates.py, families.py
+        the published families of this placement that fit           candidates.py, families.py
         list schedules of several templates and of the families   construction.py, templates.py
         the best of them squeezed                                 pulling.py
         improved by simulated annealing, if it is small           improvement.py
         or building blocks of a V, squeezed, if it is small       blocks.py
 
-    A memory level whose lower bound is no better than what is known is left out; nothing is lost by that. So the answer
-    is the best over all levels below the limit. Neither chance nor the clock decides anything: random numbers have
-    fixed seeds, and `instance.seconds` caps a number of evaluations.
+    A memory level whose lower bound does not beat the best known order is left out; nothing is lost by that. So the
+    answer is the best over all levels below the limit. Neither chance nor the clock decides anything: random numbers
+    have fixed seeds, and `instance.seconds` caps a number of evaluations.
 
     Raises:
         ConfigError: some rank has too little memory for one micro-batch.
@@ -108,8 +109,8 @@ def _shortages(problem: Problem) -> Iterator[str]:
 def _best_at(problem: Problem, families: Families, seconds: Number) -> Candidate:
     """The best order within the problem's memory.
 
-    It depends on nothing else, so that more memory never gives a worse answer. What is tried is the same for any number
-    of seconds, only more or less of it.
+    It depends on nothing else, so that more memory never gives a worse answer. The attempts are the same for any number
+    of seconds, only more or fewer of them.
     """
     if not _is_improvable(problem):
         return best_candidate(problem, families)

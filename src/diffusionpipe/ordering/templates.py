@@ -1,13 +1,13 @@
 """Rules for building orders, the most useful first.
 
-A template says when each action of micro-batch k is wanted: k periods after that of micro-batch 0, whose forwards are
-stretched over `forward` times their way down, whose input gradients over `backward` times their way back, and whose
-weight gradients come `delay` periods after those. A stretch makes a rank take more micro-batches ahead; a long delay
-makes weight gradients what a rank does when there is nothing else, or when its memory is full. `lead` keeps room for
-the later of a rank's two stages, which decides most where there is little memory.
+A template says when each action of micro-batch k is wanted: k periods after the action of micro-batch 0, whose forwards
+are stretched over `forward` times their way down, whose input gradients over `backward` times their way back, and whose
+weight gradients come `delay` periods later. A stretch makes a rank take more micro-batches ahead; a long delay makes
+weight gradients the work of a rank when there is nothing else, or when its memory is full. `lead` keeps room for the
+later of a rank's two stages, which decides most where there is little memory.
 
 The list was chosen greedily: each template is the one that shortened the orders of a set of cases the most, given those
-before it. `python -m benchmarks.ordering` measures what all of them reach.
+before it. `python -m benchmarks.ordering` measures the result of all of them.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Template:
     delay: float
     patience: float
     lead: float = inf
-    """Of the activations that a rank has room for the share that may be between its stages; inf for what fits."""
+    """The share of the activations for which a rank has room that may be between its stages; inf for as many as fit."""
     slope: float = 0
     """How much less of it the last rank gets: 0 for as much as the first, 1 for nothing."""
 

@@ -1,16 +1,16 @@
 """Sends and receives, in an order that cannot deadlock.
 
-One total order of everything decides. Compute actions stand in it by their simulated end. A message stands right
-behind the later of two of them: the action that produces it, and the action at whose end the worker that reads it
-has room for it. Every worker sorts its computes, sends and receives by that one order. 1F1B with p = m = 2, whose
-messages 0 and 1 are activations, 2 and 3 gradients:
+One total order of everything decides. Compute actions are sorted by their simulated end. A message comes right after
+the later of two of them: the action that produces it, and the action at whose end the worker that reads it has room for
+it. Every worker sorts its computes, sends and receives by that one order. 1F1B with p = m = 2, whose messages 0 and 1
+are activations, 2 and 3 gradients:
 
     total order   0F0  [0]  0F1  1F0  [1]  1B0  [2]  1F1  0B0  1B1  [3]  0B1
     worker 0      0F0   s0  0F1        s1        r2       0B0        r3  0B1
     worker 1            r0       1F0   r1  1B0   s2  1F1       1B1   s3
 
-A reduction of gradients that several workers hold stands at all of them behind the last of their backwards in the
-total order, before the messages that stand there. So a worker never begins one while another waits for its messages.
+A reduction of gradients that several workers hold comes at all of them after the last of their backwards in the total
+order, before the messages of that place. So a worker never begins one while another waits for its messages.
 
 Why nothing can deadlock, even with unbuffered sends, one stream for many messages, or a host that waits for each of
 them: let the least element of the order that has not happened be x. Everything before it on its worker, on all its
@@ -20,7 +20,7 @@ So x can happen. Ties are broken by one numbering that respects all dependencies
 neither does a timeline with clock errors.
 
 Transfers that take no time change the start of no action: by the same induction a message is over when the action
-that it stands behind ends, and in the timeline its reader starts no earlier than that.
+before it ends, and in the timeline its reader starts no earlier than that.
 """
 
 from collections import Counter, defaultdict
@@ -46,12 +46,12 @@ def communicate(
     """The compute-only schedule with explicit messages, ordered by its timeline.
 
     A message is posted at the earliest when its reader is `lookahead + 1` compute actions ahead on its worker: with 1
-    it travels while the action before its reader runs, with 0 the worker waits for it. This bounds the receive
-    buffers. An activation or gradient is one message for each edge and micro-batch. Frozen outputs are one message for
-    each encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read. `rooms` says for
-    an encoder stage and a reading worker behind which compute action of that worker there is room for them instead.
+    it travels while the action before its reader runs, with 0 the worker waits for it. This bounds the receive buffers.
+    An activation or gradient is one message for each edge and micro-batch. Frozen outputs are one message for each
+    encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read. `rooms` says for an
+    encoder stage and a reading worker after which compute action of that worker there is room for them instead.
 
-    Messages are numbered in the total order of the module's docstring. `graph` is that of the schedule, where the
+    Messages are numbered in the total order of the module's docstring. `graph` is the graph of the schedule, where the
     caller has made it already.
 
     Raises:
@@ -82,7 +82,7 @@ def communicate(
 
 
 def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Seconds]:
-    """By event its end in the timeline, never before that of one that it waits for."""
+    """By event its end in the timeline, never before the end of an event that it waits for."""
     found: dict[Action, Seconds] = {span.action: span.end for span in timeline.spans}
     ends_in_time: dict[int, Seconds] = {}
     missing = []
@@ -105,7 +105,7 @@ def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Secon
 def _compute_entries(
     schedule: Schedule, graph: Graph, rank: Sequence[int]
 ) -> list[list[tuple[tuple[int, int, int], Action]]]:
-    """For each worker its actions with their keys; ops of a whole stage stay behind the compute that they follow.
+    """For each worker its actions with their keys; ops of a whole stage stay after the compute that they follow.
 
     A reduction that several workers take part in has one key on all of them. Where a block is reduced several times,
     once for each batch, they do so in turn.

@@ -29,7 +29,7 @@ def insert_encoding(
         block: the frozen layers' block id, which becomes the `weights` of the encoder stages.
         outputs: block id of a stage -> the frozen tensors that it reads; blocks that read none may be absent.
         num_layers: layers of the frozen block; 0 where raw inputs are only passed on.
-        shares: what part of the batch each worker encodes, None for nothing; None for equal parts, as far as whole
+        shares: the part of the batch that each worker encodes, None for nothing; None for equal parts, as far as whole
             samples allow.
         max_chunk: the most samples in one fill.
         runs: layers and the most samples of a fill of them, one run after the other; () for all with `max_chunk`.

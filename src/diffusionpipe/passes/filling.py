@@ -32,7 +32,7 @@ def insert_fills(
 ) -> Schedule:
     """The schedule with a frozen pipeline that works ahead: its fills encode the next iteration's batch.
 
-    In a window they encode the batch that begins in the window behind this one at the earliest.
+    In a window they encode the batch that begins in the window after this one at the earliest.
 
         worker 0   F0 F1 [vae 0:8] B0 F2 ...        samples 0 to 8 of the next batch in a bubble of this one
         worker 1   [text 8:16] F0 B0 ...
@@ -116,7 +116,7 @@ def _merged(
 
 
 def prologue(schedule: Schedule) -> Schedule:
-    """What must run before the first iteration of a schedule that works ahead: its fills and their messages alone.
+    """The schedule that runs before the first iteration of one that works ahead: its fills and their messages alone.
 
     The same fills in the same chunks on the same workers, so the first batch is encoded bit for bit as all others.
     """
@@ -143,7 +143,7 @@ def prologue(schedule: Schedule) -> Schedule:
 
 
 def encoding_of(schedule: Schedule) -> Schedule:
-    """What encodes a whole batch, of a schedule that encodes each batch before its first forward: nothing else."""
+    """The schedule that only encodes a whole batch, of a schedule that encodes each batch before its first forward."""
     placement = schedule.placement
     pipelines = tuple(replace(p, is_ahead=Op.ENCODE in p.ops) for p in placement.pipelines)
     return prologue(replace(schedule, placement=replace(placement, pipelines=pipelines)))

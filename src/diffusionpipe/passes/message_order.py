@@ -1,7 +1,7 @@
 """The total order of computes and messages that `communicate` follows, apart from the times that decide it.
 
-    computes   by their ends, however equal ones stand: an event never stands before one that it waits for
-    messages   each right behind the later of two computes: the one that produces it, and the one at whose end the
+    computes   by their ends, equal ones in any order: an event never comes before one that it waits for
+    messages   each right after the later of two computes: the one that produces it, and the one at whose end the
                worker that reads it has room for it
 
 Which two these are depends on no time. So they are found once [1], and many timelines of one schedule are put in order
@@ -33,7 +33,7 @@ NO_ROOMS: Mapping[tuple[int, int], Action] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOrder:
-    """What puts the messages of a compute-only schedule in order, but for the times."""
+    """The rules that put the messages of a compute-only schedule in order, all but the times."""
 
     computes: tuple[int, ...]
     """The events of computes and fills."""
@@ -41,11 +41,11 @@ class MessageOrder:
     """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. Of a feed
     the micro-batch is named; its message is made where it is asked for."""
     transfers: tuple[tuple[int, ...], ...]
-    """By message the events in the graph that it stands for: the transfer of the feed, or those of all frozen outputs
-    of this batch that one encoder's message brings."""
+    """By message the events in the graph that it represents: the transfer of the feed, or the transfers of all frozen
+    outputs of this batch that one encoder's message brings."""
     bounds: tuple[tuple[int, int], ...]
-    """By message the events that it stands behind: the last that produces it, and the one at whose end its reader has
-    room; the start: at once."""
+    """By message the two events after which it comes: the last that produces it, and the one at whose end its reader
+    has room; the start: at once."""
     num_events: int
 
     def ranks(self, ends: Sequence[Seconds]) -> list[int]:
@@ -56,7 +56,10 @@ class MessageOrder:
         return rank
 
     def placed(self, rank: Sequence[int]) -> list[tuple[int, int]]:
-        """(place that it stands behind, message) of each message, in order; at equal places that of the messages."""
+        """(place after which it comes, message) of each message, in order.
+
+        At equal places in the order of the messages.
+        """
         behind = [rank[producer] if rank[producer] > rank[window] else rank[window] for producer, window in self.bounds]
         return sorted(zip(behind, range(len(behind)), strict=True))  # [2]
 
@@ -83,7 +86,10 @@ def message_order(
     lookahead: int = 1,
     rooms: Mapping[tuple[int, int], Action] = NO_ROOMS,
 ) -> MessageOrder:
-    """The order of a compute-only schedule's messages; `graph` is its graph, the others are those of `communicate`."""
+    """The order of a compute-only schedule's messages.
+
+    `graph` is its graph, `communicate` explains the other arguments.
+    """
     stages, windows, events = schedule.placement.stages, _windows(schedule, graph, lookahead), _Events(schedule, graph)
     contents: list[tuple[Feed, int] | Message] = []
     transfers, bounds, known = list[tuple[int, ...]](), list[tuple[int, int]](), 0
@@ -147,8 +153,8 @@ class _Events:
 
 
 _Encoded = tuple[Message, Sequence[int], Sequence[int], tuple[int, ...]]
-"""What an encoder sends, the events that produce it, those that read it, and those of its transfers in the graph; none
-of the last two where the next iteration reads it."""
+"""A message of an encoder, the events that produce it, the events that read it, and the events of its transfers in the
+graph; no readers and no transfers where the next iteration reads it."""
 _Brought = tuple[Flow, int]
 """Frozen outputs between workers, and the event of their transfer; the start where the next iteration reads them."""
 

@@ -1,9 +1,9 @@
 """A window of an order that warms up with forwards and then alternates: 1F1B without its flush.
 
 A worker that runs w forwards ahead does, for ever, the forward of micro-batch k + w and the backward of micro-batch k,
-counted over all batches. So in the window of a batch of m micro-batches, the forward next to backward k is that of
-micro-batch (k + w) mod m of the batch that is (k + w) div m later [1]. Its STEP comes right behind its last gradient
-[2]. 1F1B with 3 workers runs 2, 1 and 0 forwards ahead:
+counted over all batches. So in the window of a batch of m micro-batches, the forward next to backward k is the
+forward of micro-batch (k + w) mod m of the batch that is (k + w) div m later [1]. Its STEP comes right after its last
+gradient [2]. 1F1B with 3 workers runs 2, 1 and 0 forwards ahead:
 
 >>> from diffusionpipe.schedules import one_f_one_b
 >>> for order in without_flush(one_f_one_b(3, 2), (2, 1, 0)).orders:

@@ -11,7 +11,7 @@ from diffusionpipe.units import Seconds
 
 
 def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
-    """The schedule with a REDUCE_GRAD behind the last backward of every block whose gradients must be summed.
+    """The schedule with a REDUCE_GRAD after the last backward of every block whose gradients must be summed.
 
         worker 1   F0 F1 B0 B1 REDUCE          stage 1 is done early: its reduction runs beside the other backwards
         worker 0   F0 F1 F2 B0 B1 B2 REDUCE
@@ -20,10 +20,10 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
     two stages of one worker hold the same block there is one reduction, after the last backward of either.
 
     A worker's reductions run one after the other, and each waits for all holders of its block. So all workers have them
-    in one order, that of the ends of the blocks' last backwards anywhere, where a forward takes one unit of time and a
-    backward two. A block that a worker is done with early stands behind those that are complete before it, which delays
-    nothing. Without that, two workers could each wait for the other: in Chimera with an odd number of micro-batches the
-    middle two finish the blocks that they share in opposite orders.
+    in one order, the order of the ends of the blocks' last backwards anywhere, where a forward takes one unit of time
+    and a backward two. A block that a worker is done with early comes after those that are complete before it, which
+    delays nothing. Without that, two workers could each wait for the other: in Chimera with an odd number of
+    micro-batches the middle two finish the blocks that they share in opposite orders.
 
     Raises:
         ScheduleError: the schedule gets stuck.
@@ -64,7 +64,7 @@ def _units(work: Work) -> Seconds:
 
 
 def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> dict[int, Seconds]:
-    """Block -> when its last backward on any worker ends; `last` says where it stands on each."""
+    """Block -> when its last backward on any worker ends; `last` gives the place of this backward on each worker."""
     graph = graph_of(schedule)
     ends = timed(graph, [_units(work) for work in graph.works]).ends
     complete: dict[int, Seconds] = defaultdict(int)

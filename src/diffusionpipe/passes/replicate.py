@@ -17,7 +17,7 @@ def replicate(schedule: Schedule, replicas: Sequence[int], of_worker: Sequence[i
 
     `of_worker` are the numbers of workers, needed where some hold no stage; these are 1 by default.
 
-    Stages and workers are numbered anew, the replicas of stage 0 first. Orders are copied. Edges lead between all
+    Stages and workers get new numbers, the replicas of stage 0 first. Orders are copied. Edges lead between all
     replicas whose shares meet.
 
     Raises:

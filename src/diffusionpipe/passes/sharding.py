@@ -1,7 +1,7 @@
-"""Blocks in parts: gathered ahead of their compute, dropped behind it, their gradients reduced to their owners.
+"""Blocks in parts: gathered ahead of their compute, dropped after it, their gradients reduced to their owners.
 
     runs      0F   1F   2F 2B   1B   0B       what a worker computes with one block without changing to another [1]
-    whole     0000 0         000000000000     block 0: dropped behind its forward, gathered again for its backward
+    whole     0000 0         000000000000     block 0: dropped after its forward, gathered again for its backward
                    1111111111111              block 1: its next run is near, so it stays whole [2]
                    2222222                    block 2: gathered while the run before it computes [3]
 
@@ -31,10 +31,10 @@ def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
     U is UNSHARD, R is RESHARD, G is REDUCE_GRAD. After Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
     Data Parallel", VLDB 2023, https://arxiv.org/abs/2304.11277, section 3.3, and Rajbhandari et al., "ZeRO", SC 2020,
     https://arxiv.org/abs/1910.02054, stage 3. A block's gathering starts when the compute `prefetch` runs before it
-    starts; a run is what a worker computes with one block without changing to another. The first blocks are gathered at
-    the start of the order, beside frozen work. A block that would be gathered again no later than it is dropped stays:
-    here 1, from its forward to its backward. So at most `prefetch` + 1 blocks are whole at a time. The
-    gradients of a run of backwards are reduced behind it, so that none outlive their block.
+    starts; a run is the computation of a worker with one block without changing to another. The first blocks are
+    gathered at the start of the order, beside frozen work. A block that would be gathered again no later than it is
+    dropped stays: here 1, from its forward to its backward. So at most `prefetch` + 1 blocks are whole at a time. The
+    gradients of a run of backwards are reduced after it, so that none outlive their block.
 
     Raises:
         ConfigError: `prefetch` is negative.
@@ -53,7 +53,7 @@ def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
 
 
 def gathers_first(schedule: Schedule) -> Schedule:
-    """The schedule in which the first blocks are gathered beside the frozen work that stands before their compute."""
+    """The schedule in which the first blocks are gathered beside the frozen work that comes before their compute."""
     orders = []
     for order in schedule.orders:
         encodes = [action for action in order if action.op is Op.ENCODE]
@@ -99,7 +99,7 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
 
 
 def _runs(schedule: Schedule, order: Sequence[Action]) -> list[tuple[int, int, int]]:
-    """(block, index of its first action, index behind its last) of each run; other actions may stand between."""
+    """(block, index of its first action, index after its last) of each run; other actions may come between."""
     stages = schedule.placement.stages
     runs: list[tuple[int, int, int]] = []
     for index, action in enumerate(order):

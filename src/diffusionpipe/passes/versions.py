@@ -23,11 +23,11 @@ class Forward:
     """A forward of a window, as the rows see it."""
 
     lead: int
-    """Its own lead,"""
+    """Batches by which it leads itself."""
     first_lead: int
-    """that of the first stage's forward of the same micro-batch,"""
+    """Batches by which the first stage's forward of the same micro-batch leads."""
     delay: int
-    """and the delay that was asked for."""
+    """The delay that was asked for, in steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

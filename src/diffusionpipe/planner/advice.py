@@ -1,7 +1,7 @@
-"""What to change where no layout fits in memory, each change with the memory that it would take.
+"""Changes that help where no layout fits in memory, each with the memory that it would take.
 
-Every figure is that of the nearest layout: of all layouts the one whose fullest device misses its memory by least. So
-a change that fits here may have faster layouts, and `diffusionpipe plan` finds them.
+Every figure belongs to the nearest layout: of all layouts the one whose fullest device misses its memory by least. So a
+change that fits here may have faster layouts, and `diffusionpipe plan` finds them.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 WORTH_SAYING = 0.95
 """A change that does not make the model fit must take less than this part of the memory to be named."""
 MOST_DEVICES = 64
-"""More than so many are not proposed."""
+"""The largest number of devices that is proposed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,10 @@ class Nearest:
 
 
 def nothing_fits(setting: Setting) -> str:
-    """By how much no layout fits, what the fullest device would hold, and which changes would help; several lines."""
+    """The text where nothing fits: the missing memory, the use of the fullest device, and the changes that help.
+
+    It has several lines.
+    """
     nearest = nearest_layout(setting)
     if nearest is None:
         return "No layout can divide this batch."

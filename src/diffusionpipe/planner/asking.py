@@ -9,31 +9,31 @@ from diffusionpipe.units import Bytes
 
 
 class Asking(Protocol):
-    """Texts that name the way to another plan; each stands behind a colon."""
+    """Texts that name the way to another plan; each comes after a colon."""
 
     def use(self, ranks: Sequence[int]) -> str:
         """For a plan on these ranks alone."""
         ...
 
     def memory(self, num_bytes: Bytes) -> str:
-        """For a plan that takes at most so much of each device, rounded up as `gib_of` does."""
+        """The way to a plan that takes at most `num_bytes` of each device, rounded up as `gib_of` does."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """The options and keys, for whoever does not know the command."""
+    """The options and keys in words, for a reader who does not know the command."""
 
     used: tuple[int, ...] = ()
     """The ranks of the cluster that were planned for; () for all."""
 
     def use(self, ranks: Sequence[int]) -> str:
-        """Of `plan`, and of a recipe."""
+        """The option of `plan` and the key of a recipe that give these ranks."""
         text = listed(among(self.used, ranks))
         return f"plan --use {text}, or pipeline.use=[{text}] in a recipe"
 
     def memory(self, num_bytes: Bytes) -> str:
-        """Of `plan`, and of a recipe."""
+        """The option of `plan` and the key of a recipe that limit the memory."""
         return f"plan --memory {gib_of(num_bytes)}, or pipeline.memory={gib_of(num_bytes)} in a recipe"
 
 

@@ -1,4 +1,4 @@
-"""What the uncertainty of computed layer times means for a choice.
+"""The effect of uncertain layer times on a choice.
 
 Computed profiles miss published speeds that nothing was fitted to by a quarter in the median (`benchmarks/anchors`).
 The speed of links is not part of that: with slower layers, communication matters less, and another layout may be the
@@ -26,7 +26,7 @@ class Flip:
     """A layout that would be faster than the choice at one end of the band."""
 
     factor: float
-    """Of all layer times."""
+    """Factor of all layer times."""
     layout: str
     gain: float
     """The part of the choice's step there that it saves; more than a near-tie."""
@@ -37,9 +37,9 @@ class Band:
     """The choice at both ends."""
 
     shortest: Seconds
-    """A step with all layer times shorter,"""
+    """A step with all layer times shorter by the uncertainty."""
     longest: Seconds
-    """and with all of them longer."""
+    """A step with all layer times longer by the uncertainty."""
     flips: tuple[Flip, ...]
     """The fastest other layout of each end where there is one; () where the choice stays the fastest."""
 
@@ -47,9 +47,9 @@ class Band:
 def band_of(choice: Choice, *, fill: bool | None = None) -> Band | None:
     """The band of a choice on a computed profile; None on a measured one.
 
-    At each end a search looks for steps that are shorter than the choice's; near-ties are no flips. Layouts of before
-    would not be enough: with other times other numbers of micro-batches are best, and other orders are found.
-    `fill` as the choice was asked for.
+    At each end a search looks for steps that are shorter than the choice's; near-ties are not flips. Layouts of before
+    would not be enough: with other times other numbers of micro-batches are best, and other orders are found. `fill` as
+    the choice was asked for.
     """
     if choice.setting.profile.source == "measured":
         return None
@@ -59,7 +59,7 @@ def band_of(choice: Choice, *, fill: bool | None = None) -> Band | None:
 
 
 def _end(choice: Choice, factor: float, fill: bool | None) -> tuple[Seconds, Flip | None]:
-    """The choice's step with layer times times `factor`, and what is faster then."""
+    """The choice's step with layer times times `factor`, and the plan that is faster then."""
     setting = stretched(choice.setting, factor)
     filler = filler_of(setting) if choice.filler else None
     own = propose(setting, choice.candidate.layout(setting), filler).step

@@ -28,7 +28,9 @@ MOST_TRIED = 4
 
 
 def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf")) -> Choice | None:
-    """As `choose`; None where nothing fits, without the time that the advice takes. Its step is below the `limit`.
+    """The plan that `choose` gives.
+
+    None where nothing fits, without the time that the advice takes. Its step is below the `limit`.
 
     Raises:
         ConfigError: the sizes do not fit each other.
@@ -68,7 +70,7 @@ def _ways(setting: Setting, fill: bool | None, limit: Seconds) -> list[Choice]:
 
 
 def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
-    """The choice among what the searches simulated, and what they estimated to be a near-tie's better choice."""
+    """The choice among the plans that the searches simulated, and a near-tie's better choice that they estimated."""
     fastest, chosen = _ranked(ways)
     ways = [_with_hopeful(way, fastest=fastest.merits, than=chosen.merits) for way in ways]
     fastest, chosen = _ranked(ways)
@@ -92,7 +94,7 @@ def _tried(ways: Sequence[Choice]) -> Tried:
 
 
 def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:
-    """Of all that the searches simulated the fastest that fits, and the one that is chosen."""
+    """The fastest that fits of all that the searches simulated, and the one that is chosen."""
     fitting = [
         replace(way, candidate=candidate, proposal=proposal)
         for way in ways
@@ -122,7 +124,7 @@ def _with_hopeful(way: Choice, *, fastest: Merits, than: Merits) -> Choice:
 
 
 def _simpler(choice: Choice, fastest: Choice) -> Choice:
-    """The same without filling, if that is hardly slower, or saves memory, and fits."""
+    """The choice without filling, if that is hardly slower, or saves memory, and fits."""
     proposal = propose(choice.setting, choice.candidate.layout(choice.setting))
     unfilled = replace(choice, proposal=proposal, filler=None)
     own, merits = choice.merits, unfilled.merits

@@ -1,4 +1,4 @@
-"""The plan that is chosen, with all that is to be said of it; or why there is none, and what to change."""
+"""The plan that is chosen, with its explanation; or the reason why there is none, and the changes that help."""
 
 from dataclasses import replace
 
@@ -20,11 +20,12 @@ def choose(setting: Setting, *, fill: bool | None = None, asking: Asking = IN_WO
     """The fastest plan that fits in memory and keeps to `setting.given`, or a near-tie of it (see `near_ties`).
 
     `fill` says whether frozen work of the next batch runs in the bubbles of this one; None tries both. A model without
-    frozen layers has nothing to fill with. Whether the frozen part rests in host memory is the planner's choice too,
+    frozen layers has nothing to fill with. Whether the frozen part is kept in host memory is the planner's choice too,
     where nothing else is given. An error names other plans as `asking` does.
 
     Raises:
-        ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and what would.
+        ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and which changes
+        help.
     """
     check_given(
         setting.given,

@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def merits(self) -> Merits:
-        """What it is compared by with near-ties."""
+        """The figures by which it is compared with near-ties."""
         return merits_of(self.setting, self.candidate, self.proposal)
 
     @property
@@ -68,7 +68,7 @@ class Choice:
         return replace(compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks), tried=self.tried)
 
     def _given_up(self, faster: "Choice") -> Remark:
-        """What a near-tie costs, and why it is taken."""
+        """The loss and the reason of taking a near-tie."""
         reason = reason_of(self.merits, faster.merits) or "filling bubbles gains too little"
         text = (
             f"A near-tie: {faster.sizes} would take {1 - faster.step / self.step:.2%} less time "
@@ -78,7 +78,7 @@ class Choice:
         return Remark(text=text)
 
     def with_unflushed(self) -> Comparison:
-        """The same with rows of training without a flush, which the planner never chooses by itself."""
+        """The comparison with rows of training without a flush added, which the planner never chooses by itself."""
         return replace(self.comparison(), unflushed=unflushed(self.setting, self.filler))
 
     def plan(self, *, sample_batch: int = 0) -> Plan:

@@ -1,4 +1,4 @@
-"""What `diffusionpipe sample --ranks` would take on a cluster, from a profile: no weights, no training.
+"""The time and memory of `diffusionpipe sample --ranks` on a cluster, from a profile: no weights, no training.
 
     every rank     encoders, gone ─┐
     worker 0       stage 0         └─> F0 F1 F2 ... | F0 F1 F2 ... | ...       a step of denoising is a forward of all
@@ -34,14 +34,14 @@ class DrawingMemory:
     """Bytes of one rank while pictures are drawn: encoders, then its stage, then the decoder, never there together."""
 
     encoders: Bytes
-    """With what lives between them, and what their hungriest layer needs while it runs."""
+    """Memory of the encoders, with the tensors that live between them, and the workspace of their hungriest layer."""
     weights: Bytes
-    """Of the rank's stage."""
+    """Weights of the rank's stage."""
     tensors: Bytes
-    """What the stage reads from outside for all rows, what lives between its layers, what its hungriest layer needs
-    while it runs, and messages."""
+    """Tensors that the stage reads from outside for all rows, tensors between its layers, the workspace of its
+    hungriest layer, and messages."""
     decoding: Bytes = 0
-    """The VAE, latents, and what its decoder makes; 0 where none is decoded."""
+    """The VAE, latents, and the tensors that its decoder makes; 0 where none is decoded."""
 
     @property
     def peak(self) -> Bytes:
@@ -57,18 +57,18 @@ class Drawing:
     rows: int
     """Through the denoiser in each step: two a picture with classifier-free guidance."""
     encoding: Seconds
-    """Of all texts, on each rank."""
+    """Time in which all texts are encoded, on each rank."""
     step: Seconds
     """One step of denoising."""
     memory: tuple[DrawingMemory, ...]
-    """Of each rank."""
+    """Memory of each rank."""
     is_decoding_known: bool
     """Whether the profile says what decoding takes."""
     is_tiled: bool = False
     """Whether pictures are decoded tile by tile, because a whole one does not fit."""
 
     def seconds_a_picture(self, steps: int) -> Seconds:
-        """With so many steps of denoising."""
+        """Time of one picture with this number of steps of denoising."""
         return (self.encoding + steps * self.step) / self.pictures
 
 

@@ -29,7 +29,7 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """What else to know of a plan before it is used."""
+    """A fact to know of a plan before it is used."""
 
     text: str
     """A sentence or two."""
@@ -48,12 +48,12 @@ class Tried:
     simulated: int
     """In full."""
     fitting: int
-    """Of those that were simulated: all ranks have the memory."""
+    """Number of simulated candidates for which all ranks have the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All candidates, ours and others', and the verdict. Each group is fastest first, what does not fit last."""
+    """All candidates, ours and others', and the verdict. Each group is fastest first, rows that do not fit last."""
 
     winner: Row
     simulated: tuple[Row, ...]
@@ -61,14 +61,14 @@ class Comparison:
     estimated: tuple[Row, ...]
     """By a quick simulation, in which one pipeline stands for all copies."""
     others: tuple[Row, ...]
-    """What other systems would do, estimated likewise."""
+    """Rows of other systems, estimated in the same way."""
     verdict: str
     """One sentence on why the winner won."""
     fewer: tuple[Row, ...] = ()
     """A plan on fewer devices where one is faster."""
     remarks: tuple[Remark, ...] = ()
     unflushed: tuple[Row, ...] = ()
-    """What training without a flush would reach; never the winner, because it trains with older weights."""
+    """Rows of training without a flush; never the winner, because it trains with older weights."""
     tried: Tried | None = None
 
     @property
@@ -117,7 +117,7 @@ def compare(
 
 
 def _faster_others(winner: Row, others: Iterable[Row]) -> Iterator[Remark]:
-    """What every other system does that fits and is listed as clearly faster than the plan."""
+    """A remark for each other system that fits and is listed as clearly faster than the plan."""
     for row in others:
         if row.fits and row.step * CLEAR <= winner.step:
             why = DIFFERENCES.get(

@@ -1,7 +1,7 @@
 """Plans that leave devices out, where these slow the others down or the batch cannot be cut over all of them.
 
-A search uses all the devices that it is given. One behind a slow link, a slow one, or one that holds no whole layer may
-make a plan slower than the others would be alone. Which devices are worth asking about:
+A search uses all the devices that it is given. One at the end of a slow link, a slow one, or one that holds no whole
+layer may make a plan slower than the others would be alone. Which devices are worth asking about:
 
     a few devices     every choice of them that differs from all others in devices, nodes or links
     many              the fastest nodes and of these the fastest devices, by their number; without slow ones, without
@@ -29,7 +29,8 @@ from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.units import Seconds
 
 MOST_ENUMERATED = 5
-"""Of so many devices every choice is looked at: 30 searches at most, of which a bound leaves few."""
+"""With at most this number of devices every choice of them is looked at: 30 searches at most, of which a bound leaves
+few."""
 MOST_SEARCHED = 16
 """Choices of devices that are searched: each takes as long as a plan for them."""
 
@@ -129,6 +130,6 @@ def _subsets(cluster: Cluster) -> Iterator[tuple[int, ...]]:
 
 
 def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
-    """What a plan on these ranks can depend on."""
+    """All that a plan on these ranks can depend on."""
     own = of_ranks(cluster, ranks)
     return own.devices, own.nodes, own.pairs

@@ -1,11 +1,11 @@
-"""What workers hold while they run forwards that keep nothing: of a validation, or of a step of denoising.
+"""The memory of workers while they run forwards that keep nothing: of a validation, or of a step of denoising.
 
-    read from outside     rows of raw inputs and of what frozen layers write, of the whole batch, in a store
-    running               what is received and not yet read, what lives between the layers of a stage, what its
-                          hungriest layer needs, and what was sent, or is a result, of the micro-batches before
+    read from outside     rows of raw inputs and of outputs of frozen layers, of the whole batch, in a store
+    running               messages received and not yet read, tensors between the layers of a stage, the workspace of
+                          its hungriest layer, and messages sent, or results, of the micro-batches before
 
-Nothing is sent back, so no message says that another one has arrived: what a worker sends stays until the end, as
-results do. So the most that a worker holds depends on its order alone.
+Nothing is sent back, so no message says that another one has arrived: a tensor that a worker sends stays until the end,
+as results do. So the most that a worker holds depends on its order alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,7 +29,7 @@ class ForwardUse:
     """Bytes of one worker beside its weights."""
 
     layers: tuple[str, ...]
-    """What its stages run."""
+    """The layers that its stages run."""
     read: Bytes
     """Rows from outside."""
     running: Bytes
@@ -38,7 +38,7 @@ class ForwardUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """What is counted; `layers`: those that run."""
+    """The schedule and model that are counted; `layers`: the ones that run."""
 
     profile: Profile
     schedule: Schedule
@@ -50,7 +50,7 @@ class _Case:
         return [name for name in self.blocks[self.schedule.placement.stages[stage].weights] if name in self.layers]
 
     def stages(self, worker: int) -> list[int]:
-        """The worker's stages that are no encoders."""
+        """The worker's stages that are not encoders."""
         placement = self.schedule.placement
         return [
             index
@@ -60,7 +60,7 @@ class _Case:
 
 
 def forward_time(setting: Setting, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Seconds:
-    """Of a schedule without backwards, whose weights are stored as they are read."""
+    """Time of a schedule without backwards, whose weights are stored as they are read."""
     kept = replace(setting, profile=_without_backward(setting.profile))
     return simulate(schedule, costs_of(schedule, blocks, mesh, kept)).makespan
 
@@ -68,7 +68,7 @@ def forward_time(setting: Setting, schedule: Schedule, blocks: Blocks, mesh: Mes
 def forward_uses(
     profile: Profile, schedule: Schedule, blocks: Blocks, layers: Collection[str]
 ) -> tuple[ForwardUse, ...]:
-    """Memory of each worker of a schedule without backwards whose stages run those of their blocks' layers."""
+    """Memory of each worker of a schedule without backwards, whose stages run only their layers in `layers`."""
     case = _Case(profile=profile, schedule=schedule, blocks=blocks, layers=layers)
     return tuple(_use(case, worker) for worker in range(schedule.num_workers))
 
@@ -124,14 +124,14 @@ def _without_backward(profile: Profile) -> Profile:
 
 
 def _read_from_outside(case: _Case, stage: int) -> set[str]:
-    """What no stage writes of that which the stage reads; what others write is in messages."""
+    """The tensors that the stage reads and no stage writes; tensors of other stages are in messages."""
     graph, own = case.profile.graph, case.own(stage)
     made = {name for layer in graph.layers if layer.name in case.layers for name in layer.writes}
     return {name for layer in graph.layers if layer.name in own for name in layer.reads} - made
 
 
 def _kept(case: _Case, stage: int) -> Bytes:
-    """Of a row, what goes to other stages, or is a result."""
+    """Bytes of a row that go to other stages, or are a result."""
     graph, own = case.profile.graph, case.own(stage)
     running = [layer for layer in graph.layers if layer.name in case.layers]
     wanted = {name for layer in running if layer.name not in own for name in layer.reads}

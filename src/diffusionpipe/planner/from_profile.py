@@ -24,7 +24,7 @@ from diffusionpipe.simulator.steady import steady
 from diffusionpipe.units import Bytes, Seconds
 
 LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
-"""What links between ranks of one machine cost where the profile does not know."""
+"""Links between ranks of one machine where the profile has none."""
 
 UNKNOWN_MEMORY: Bytes = 2**50
 """Sizes are chosen by the user here, so no memory limit is applied."""
@@ -46,7 +46,9 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
 
 
 def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | None]:
-    """The layout with its stages cut by time where it names no splits, and who fills its bubbles; None: nobody.
+    """The layout with its stages cut by time where it names no splits, and the filler of its bubbles.
+
+    None: they stay empty.
 
     Raises:
         ConfigError: there are more stages than layers.
@@ -105,7 +107,7 @@ def setting_of(
 
 
 def _one_machine(profile: Profile, num_ranks: int) -> Cluster:
-    """Equal devices, whose links are those that the profile knows."""
+    """A cluster of equal devices, with the links that the profile holds."""
     link = profile.link or LINKS.get(profile.device_type, LINKS["cuda"])
     reduce = profile.reduce or AllReduce(latency=link.latency, bandwidth=link.bandwidth / 2)
     return Cluster(
@@ -138,7 +140,7 @@ def _listed(setting: Setting, layout: Layout) -> Layout:
 
 
 def _times(profile: Profile, layout: Layout) -> Iterator[StageTimes]:
-    """Of each stage, backbone after backbone, for one of its micro-batches on one of its replicas."""
+    """Times of each stage, backbone after backbone, for one of its micro-batches on one of its replicas."""
     replicas = layout.replicas or (1,) * layout.stages
     for own, backbone, pipe in zip(layout.backbones, profile.graph.backbones, layout.pipes(), strict=True):
         layers = profile.graph.layers_of(backbone)
@@ -168,7 +170,7 @@ def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, .
     share = float(sum(share for _, share in graph.probes))
 
     def forward(name: str) -> Seconds:
-        """With those of probes, by what they take less."""
+        """Time of the layer's forward, probes included by the time that they save."""
         own = profile.forward(name, size)
         return (1 + share) * own + share * (profile.forward_only(name, size) - own)
 

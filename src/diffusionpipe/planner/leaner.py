@@ -28,7 +28,7 @@ class Leaner:
     """A plan for less memory."""
 
     memory: Bytes
-    """Of each device that the planner was given; the smaller of this and of what there is."""
+    """Memory of each device that the planner was given; the smaller of this and of the device's memory."""
     choice: Choice
 
 
@@ -40,8 +40,8 @@ def is_full(choice: Choice) -> bool:
 def leanest(choice: Choice, *, fill: bool | None = None) -> Leaner | None:
     """The planner's choice for the least memory with which a step takes hardly longer; None where it finds none.
 
-    The amounts of memory are those of layouts that the search has looked at, the smallest first. What the planner
-    chooses for one of them is what it chooses for whoever asks for it.
+    The amounts of memory come from layouts that the search has looked at, the smallest first. The planner gives the
+    same choice to a caller that asks for one of them.
     """
     setting = choice.setting.whole or choice.setting
     limit = choice.step * (1 + SLOWER) / (1 + NEAR_TIE)
@@ -54,7 +54,10 @@ def leanest(choice: Choice, *, fill: bool | None = None) -> Leaner | None:
 
 
 def _amounts(choice: Choice) -> list[Bytes]:
-    """Of layouts that are fast enough and leaner, in hundredths of a GiB; and a little less than what is taken."""
+    """The memory of layouts that are fast enough and leaner, in hundredths of a GiB.
+
+    And a little less than the choice takes.
+    """
     setting, judge = choice.setting, Judge(setting=choice.setting)
     merits = [merits_of(setting, *pair) for pair in choice.search.finalists]
     merits += [estimated_merits(judge, one) for one in choice.search.judged if one.score <= choice.step * (1 + SLOWER)]

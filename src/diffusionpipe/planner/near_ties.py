@@ -34,16 +34,16 @@ SIMPLER = (
     "its stages form a chain",
     "its order is a published one",
 )
-"""What is simpler of a plan whose `Complexity` is less, by the first item that differs."""
+"""In words, by item of `Complexity`, the advantage of a plan whose item is less; the first that differs counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merits:
-    """What plans that are about as fast are compared by."""
+    """The figures by which plans that are about as fast are compared."""
 
     step: Seconds
     fullness: float
-    """Of the fullest device: the part of its memory that is taken."""
+    """Part of the memory of the fullest device that is taken."""
     complexity: Complexity
     """See `complexity_of`."""
 
@@ -78,7 +78,7 @@ def _is_chain(candidate: Candidate) -> bool:
 
 
 def merits_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Merits:
-    """Of a plan that is simulated in full."""
+    """The merits of a plan that is simulated in full."""
     _, fullness = fullest(setting, proposal)
     return Merits(step=proposal.step, fullness=fullness, complexity=complexity_of(candidate))
 
@@ -95,7 +95,7 @@ def fullest(setting: Setting, proposal: Proposal) -> tuple[int, float]:
 
 
 def estimated_merits(judge: Judge, one: Judged) -> Merits:
-    """Of a candidate that is estimated."""
+    """The merits of a candidate that is estimated."""
     return Merits(
         step=one.score + update_of(judge, one.candidate),
         fullness=1 + one.estimate.overflow / smallest_device(judge.setting),
@@ -110,7 +110,7 @@ def rank(one: Merits, fastest: Merits) -> Rank:
     """The order of plans that are about as fast as the fastest: the least is chosen.
 
     Plans that save memory come first, those that cost as much more come last; of each kind the simplest comes first. Of
-    equally simple ones the leanest comes first where memory is what they save, else the fastest.
+    equally simple ones the leanest comes first where they save memory, else the fastest.
     """
     if one.saves(fastest):
         return -1, one.complexity, one.fullness, one.step

@@ -1,13 +1,13 @@
-"""What the ranks of a run hold beside its training: while it validates, draws samples and decodes them.
+"""The memory of the ranks of a run beside its training: while it validates, draws samples and decodes them.
 
-    training      what stands  + activations, messages, workspace
-    averages in   what stands  + the largest parameter, which changes places with its average; or, where parameters
-                                 are narrower than averages, all of them once more as long as the averages are in
-    validation    what stands  + narrow parameters + rows + encoders or forwards that keep nothing
+    training      the rest  + activations, messages, workspace
+    averages in   the rest  + the largest parameter, which changes places with its average; or, where parameters
+                              are narrower than averages, all of them once more as long as the averages are in
+    validation    the rest  + narrow parameters + rows + encoders or forwards that keep nothing
     drawing       the same
-    decoding      what stands  + narrow parameters + the VAE, on the rank that shows pictures
+    decoding      the rest  + narrow parameters + the VAE, on the rank that shows pictures
 
-What stands between two iterations: parameters and all beside them, frozen weights, rows that are encoded already.
+The rest is held between two iterations: parameters and all beside them, frozen weights, rows that are encoded already.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ _STANDING = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Bytes of one worker at the peak of each phase, beside what stands."""
+    """Bytes of one worker at the peak of each phase, beside the bytes of `standing`."""
 
     validation: Bytes
     drawing: Bytes
@@ -49,7 +49,7 @@ class Phases:
 
 
 def standing(use: MemoryUse) -> Bytes:
-    """What a rank holds between two iterations, of what it holds in training."""
+    """The part of a rank's memory in training that it also holds between two iterations."""
     items = use.items()
     return sum(items[name] for name in _STANDING)
 
@@ -57,14 +57,14 @@ def standing(use: MemoryUse) -> Bytes:
 def phases_of(
     setting: Setting, plan: Plan, *, validates: bool = True, pictures: int = 0, room: Bytes = 0
 ) -> tuple[Phases, ...]:
-    """Of each worker of a plan.
+    """The peaks of each worker of a plan.
 
     Args:
         setting: the run's.
         plan: the run's.
         validates: whether it does.
         pictures: drawn at a time; 0 for none.
-        room: on the first device, beside what stands.
+        room: on the first device, beside the memory between iterations.
     """
     workers = range(plan.mesh.pipeline)
     validation = _validation(setting, plan) if validates else [0] * len(workers)
@@ -138,7 +138,7 @@ def _trained(plan: Plan, worker: int) -> set[str]:
 
 
 def _exchange(graph: ModelGraph, layers: Collection[str], workload: Workload) -> tuple[Bytes, Bytes]:
-    """What the averages take while they are in the parameters' place, and while they come there."""
+    """Bytes of the averages while they are in the parameters' place, and while they come there."""
     if not workload.ema_bytes:
         return 0, 0
     names = graph.parameters_of(layers)

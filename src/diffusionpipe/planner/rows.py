@@ -1,7 +1,7 @@
-"""A layout as a row of figures: of a plan that is simulated, of an estimate, of another system.
+"""A layout as a row of figures, for a simulated plan, an estimate, or another system.
 
 A step is an iteration and the optimizer's update after it, ours and everyone's: a rank updates the parameters that it
-holds, which are all of them in data parallelism, an equal part with ZeRO-3, those of its stages in a pipeline.
+holds, which are all of them in data parallelism, an equal part with ZeRO-3, its stages' parameters in a pipeline.
 """
 
 from collections import defaultdict
@@ -29,20 +29,20 @@ class Row:
     name: str
     sizes: str
     num_stages: int
-    """Of its pipeline; 1 for data parallelism."""
+    """Stages of its pipeline; 1 for data parallelism."""
     step: Seconds
     """Iteration and update."""
     update: Seconds
-    """Of the rank with most to update; 0 if the profile does not know it."""
+    """Update of the rank with most to update; 0 if the profile does not have it."""
     samples_per_second: float
     bubble: float
     """Idle part of all devices' time."""
     exposed: Seconds
     """Time in which only encoders run."""
     memory: Bytes
-    """Of the fullest device, estimated where `use` is None."""
+    """Memory of the fullest device, estimated where `use` is None."""
     use: MemoryUse | None
-    """What it is made of."""
+    """The items of the memory."""
     overflow: Bytes
     """Beyond the device's memory; 0 or less: it fits."""
     is_copy: bool = False

@@ -1,4 +1,4 @@
-"""What training without a flush would reach: rows beside the planner's table, which it never chooses by itself.
+"""The speed of training without a flush: rows beside the planner's table, which it never chooses by itself.
 
 Where no batch waits for the one before it, the slowest stage sets the pace, as in PipeDream's objective (Narayanan et
 al., SOSP 2019, section 3.1). For stages s of an arrangement with m micro-batches a step:
@@ -10,7 +10,7 @@ With fills the ranks with less work encode more, and all work shared equally is 
 Sizes are tried in the order of this bound, with the cuts that make the slowest stage fastest. The best are simulated in
 full: their windows, every message in its queue, until they repeat. The fastest that fits in memory is shown. There are
 no bubbles, so a rank's update and without fills its share of the frozen work count as parts of its backwards. Messages
-of frozen outputs are counted only with fills. A gradient sum delays the step behind it, so it is added too.
+of frozen outputs are counted only with fills. A gradient sum delays the step after it, so it is added too.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """Some sizes without a flush; what the rows have in common."""
+    """Some sizes without a flush, with the figures that the rows share."""
 
     candidate: Candidate
     window: Schedule
@@ -76,11 +76,11 @@ class _Window:
     steady: Steady
     update: Seconds
     flushed: tuple[MemoryUse, ...]
-    """What each rank holds with a flush,"""
+    """The memory of each rank with a flush."""
     unrolled: tuple[MemoryUse, ...]
-    """what it holds without one, as far as a window tells: activations and messages,"""
+    """The memory of each rank without a flush, as far as a window tells: activations and messages."""
     rows: tuple[Bytes, ...]
-    """and the frozen outputs of one batch."""
+    """The frozen outputs of one batch, by rank."""
 
 
 def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]:
@@ -209,7 +209,7 @@ def _made(tables: Tables, filler: Filler | None, candidate: Candidate) -> _Windo
 def _prices(
     tables: Tables, filler: Filler | None, layout: Layout, blocks: Blocks
 ) -> tuple[Callable[[Schedule], Costs], Seconds]:
-    """What prices an unrolled schedule, and the longest update of a stage."""
+    """A function that prices an unrolled schedule, and the longest update of a stage."""
     setting = tables.setting
     profile, ranks = setting.profile, setting.cluster.num_ranks
     encoding = _encoding(tables, filler)
@@ -251,7 +251,7 @@ def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
 
 
 def _memory(made: _Window, window: Schedule) -> tuple[MemoryUse, ...]:
-    """What each rank holds."""
+    """The memory of each rank."""
     uses = [
         replace(flushed, activations=unrolled.activations, messages=unrolled.messages)
         for flushed, unrolled in zip(made.flushed, made.unrolled, strict=True)

@@ -1,9 +1,9 @@
 """One module per published family of schedules: sizes -> compute-only orders.
 
 A family is a pure function `(num_workers, num_microbatches, microbatch_size=1) -> Schedule`; further arguments are
-keywords with defaults. It decides where stages stand (`shapes`), so the number of blocks into which the model is cut
-follows from its placement. A new family is one module and one line in REGISTRY; every property of the tests then
-applies to it by itself.
+keywords with defaults. It decides which worker holds which stage (`shapes`), so the number of blocks into which the
+model is cut follows from its placement. A new family is one module and one line in REGISTRY; every property of the
+tests then applies to it by itself.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a search over plans asks about families of schedules, read from their orders."""
+"""Answers about families of schedules that a search over plans needs, read from their orders."""
 
 from functools import cache
 
@@ -46,7 +46,7 @@ def holds_one(name: str) -> bool:
 
 @cache
 def is_depth_first(name: str) -> bool:
-    """Whether one worker alone does the backward of each micro-batch right behind its forward.
+    """Whether one worker alone does the backward of each micro-batch right after its forward.
 
     >>> [is_depth_first(name) for name in ("1f1b", "gpipe", "zb-h1")]
     [True, False, False]

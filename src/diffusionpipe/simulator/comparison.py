@@ -15,13 +15,13 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCosts:
-    """What one worker's part of the model, 1/p of it, costs for one micro-batch."""
+    """The costs of one worker's part of the model, 1/p of it, for one micro-batch."""
 
     forward: Seconds = 1
     input_grad: Seconds = 1
     weight_grad: Seconds = 1
     latency: Seconds = 0
-    """Of a message between two workers."""
+    """Time that a message between two workers takes besides its bytes."""
 
     @property
     def compute(self) -> Seconds:
@@ -31,13 +31,14 @@ class WorkerCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a family reaches. Times are in the unit of the costs."""
+    """The figures that a family reaches. Times are in the unit of the costs."""
 
     name: str
     schedule: Schedule
     timeline: Timeline
     peaks: tuple[float, ...]
-    """The most activations that each worker holds, in those of its part of the model for one micro-batch."""
+    """The most activations that each worker holds; 1 is the activations of its part of the model for one micro-batch.
+    """
     messages: int
     """Transfers between two workers in one iteration."""
     weights: float
@@ -55,13 +56,13 @@ class Result:
 
     @property
     def window_bubble(self) -> float:
-        """The idle part of that time: what is lost where the optimizer's step does not synchronise."""
+        """The idle part of the window: the loss where the optimizer's step does not synchronise."""
         busy = sum(self.timeline.busy(worker) for worker in range(self.timeline.num_workers))
         return 1 - busy / (self.timeline.num_workers * self.window) if self.window else 0.0
 
     @property
     def peak(self) -> float:
-        """Of the fullest worker."""
+        """The most activations that the fullest worker holds."""
         return max(self.peaks)
 
 
@@ -97,7 +98,7 @@ def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
 
 
 def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> Result:
-    """What a schedule reaches with equal blocks."""
+    """The figures that a schedule reaches with equal blocks."""
     part = part_of_worker(schedule)
     timeline = simulate(schedule, equal_costs(schedule, costs))
     homes = [stage.worker for stage in schedule.placement.stages]

@@ -12,13 +12,13 @@ def simulate(
 ) -> Timeline:
     """When every action starts and ends, and the activation memory of every worker over time.
 
-    Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others.
-    With them every transfer waits for its streams and for both its ends, as `timing.machine` describes; the span of a
-    SEND and of its RECV is that of the transfer. A gradient reduction starts when it is issued on all replicas and
-    runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Hosts issue the
-    computes of their workers, and the span of one that waits for its host is as long as both take. Times stay exact
-    where the costs are integers or Fractions and links have no bandwidth. `graph` is that of the schedule on these
-    streams, where the caller has made it already.
+    Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others. With
+    them every transfer waits for its streams and for both its ends, as `timing.machine` describes; the span of a SEND
+    and of its RECV is the span of the transfer. A gradient reduction starts when it is issued on all replicas and runs
+    beside the rest; so does the gathering of a sharded block, for which its compute waits. Hosts issue the computes of
+    their workers, and the span of one that waits for its host is as long as both take. Times stay exact where the costs
+    are integers or Fractions and links have no bandwidth. `graph` is the graph of the schedule on these streams, where
+    the caller has made it already.
 
     Raises:
         ScheduleError: the schedule gets stuck, or the costs belong to another one.

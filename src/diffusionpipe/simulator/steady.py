@@ -1,4 +1,4 @@
-"""How long a batch takes where the order goes on for ever: the rate at which a window repeats."""
+"""How long a batch takes where the order repeats for ever: the rate at which a window repeats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
-    """What a window reaches. Exact where the costs are whole numbers or Fractions."""
+    """The figures that a window reaches. Exact where the costs are whole numbers or Fractions."""
 
     period: Fraction
     """The mean time from the end of a batch to that of the next one."""
@@ -58,7 +58,7 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
 
 
 def _steady(timeline: Timeline, workers: int, batches: int, between: Sequence[Fraction]) -> Steady:
-    """The mean of these times between ends, and what it leaves idle."""
+    """The mean of these times between ends, and the idle part of it."""
     period = sum(between, Fraction(0)) / len(between)
     busy = sum((Fraction(timeline.busy(worker)) for worker in range(workers)), Fraction(0)) / batches
     return Steady(period=period, bubble=1 - busy / (workers * period))

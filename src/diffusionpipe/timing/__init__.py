@@ -1,4 +1,4 @@
-"""When the actions of a schedule happen, what their workers hold, and whether they can happen at all."""
+"""When the actions of a schedule happen, how much their workers hold, and whether the actions can happen at all."""
 
 from diffusionpipe.timing.clock import Times, ends_of, timed
 from diffusionpipe.timing.graph import START, Graph, graph_of

@@ -2,7 +2,7 @@
 
     received     from its post [1] to the start of its reader, where an activation becomes one of the reader's
     sent         a gradient from the end of the action that made it to the moment at which it is dropped [2], which
-                 `timing.sends` knows; an activation is one of its sender's
+                 `timing.sends` computes; an activation is one of its sender's
 
 Received memory in which several stages of a worker hold a tensor, because one handed on a view, counts for each of
 them: it is really free when the last one is done, so it is counted for as long or longer.
@@ -86,7 +86,7 @@ def moving_through(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, B
 
 
 def _summed(changes: Mapping[Seconds, Sequence[int]], messages: Bytes) -> Moving:
-    """What is held after each change; `messages`: those that are there all the time."""
+    """The sum that is held after each change; `messages`: the bytes of messages that are there all the time."""
     times = sorted(changes)
     sums = accumulate(((changes[time][0], changes[time][1]) for time in times), _added, initial=(0, messages))
     return Moving((float("-inf"), *times), tuple(sums))
@@ -139,7 +139,7 @@ def _buffers(
 
 
 def _posted(schedule: Schedule, spans: Mapping[Action, Span]) -> dict[int, Seconds]:
-    """When each receive is posted: as soon as all that stands before it in the order has been started and computed."""
+    """When each receive is posted: as soon as all that precedes it in the order has been started and computed."""
     posted = {}
     for order in schedule.orders:
         reached: Seconds = 0.0

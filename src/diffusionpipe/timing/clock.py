@@ -1,11 +1,11 @@
 """When the events of a graph happen: the one loop that all times of schedules come from.
 
     end of an event = the later end of the two that it waits for + its time
-                    + on a host after a wait: what it takes longer then (`costs.waking`)
+                    + on a host after a wait: the extra time (`costs.waking`)
                     and not before its host has issued it (`timing.issues`)
 
-Times stay exact where the prices are integers or Fractions. They need not grow with the prices where waking counts:
-an action that comes 10 ms earlier may leave a wait of 10 ms behind it, after which the next one takes 2 ms longer. So
+Times stay exact where the prices are integers or Fractions. They need not grow with the prices where waking counts: an
+action that comes 10 ms earlier may leave a wait of 10 ms after it, after which the next one takes 2 ms longer. So
 critical path and latest starts speak of the durations as they came out, waking included.
 
     worker 0   0F0 0F1                 0F0 0F1          a forward takes 2, a transfer 1
@@ -30,7 +30,7 @@ from diffusionpipe.timing.issues import Issue, issues_of
 from diffusionpipe.units import Seconds
 
 Waking = Sequence[tuple[Seconds, Seconds]]
-"""(wait, what an action takes longer after it); see `costs.waking`."""
+"""(wait, extra time of an action after it); see `costs.waking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,9 @@ def ends_of(
     Args:
         graph: the events.
         durations: by event its time without waking.
-        waking: what an action takes longer after a wait.
+        waking: the extra time of an action after a wait.
         issues: by event when its host issues it; () where hosts take no time.
-        before: the ends of the first events, which have not changed; at least that of the start.
+        before: the ends of the first events, which have not changed; at least the end of the start.
     """
     ends = list(before)
     append, known = ends.append, len(ends)
@@ -178,14 +178,14 @@ def ends_with_rooms(
     waking: Waking = (),
     issues: Sequence[Issue] = (),
 ) -> list[Seconds]:
-    """By event when it ends, if the work in rooms is decided while time goes on: at each action that has a room.
+    """By event when it ends, if the work in rooms is decided as time passes: at each action that has a room.
 
     Args:
         graph: a graph with rooms.
-        durations: by event its time without waking; those of rooms are not read.
+        durations: by event its time without waking; the entries of rooms are not read.
         decide: asked in an order in which the actions can happen.
-        room_before: the event of an action -> that of its room, which nothing else waits for.
-        waking: what an action takes longer after a wait.
+        room_before: the event of an action -> the event of its room, which nothing else waits for.
+        waking: the extra time of an action after a wait.
         issues: as in `ends_of`, of the actions.
     """
     ends: list[Seconds] = [0]

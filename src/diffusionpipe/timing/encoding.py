@@ -1,11 +1,11 @@
-"""What a worker holds of frozen layers: while a fill of them runs, and between two fills of the same samples.
+"""The memory of frozen layers on a worker: while a fill runs, and between two fills of the same samples.
 
     fill 0   layers 0 and 1 of samples 0 to 3     holds what lives between the layers, and leaves what layer 1 wrote
     fill 1   layers 2 and 3 of samples 0 and 1    reads a half of that, which stays whole
     fill 2   layers 2 and 3 of samples 2 and 3    reads the rest; then it goes
 
-A fill drops its inputs as it goes; here they count until its end. Raw inputs, and what trained stages read, lie in rows
-of the batch, which count among the frozen outputs.
+A fill drops its inputs as it goes; here they count until its end. Raw inputs, and the tensors that trained stages read,
+lie in rows of the batch, which count among the frozen outputs.
 """
 
 from collections import defaultdict
@@ -18,11 +18,11 @@ from diffusionpipe.units import Bytes
 
 
 def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) -> list[tuple[Bytes, Bytes]]:
-    """For each fill of an encoder stage what is held while it runs, and what of it after it, until the next one.
+    """For each fill of an encoder stage the bytes held while it runs, and the bytes held after it, until the next one.
 
     Args:
         profile: of the model.
-        layers: the block of the stage, those of the frozen part.
+        layers: the block of the stage, the layers of the frozen part.
         fills: all of the stage, in the order in which they run.
     """
     known: dict[tuple[Range, int], Bytes] = {}

@@ -41,9 +41,9 @@ class Graph:
     """Events in an order in which they can happen. All tuples but the last five have one entry for each event."""
 
     first: tuple[int, ...]
-    """An event that it waits for; for what runs on a host the event before it there,"""
+    """An event that it waits for; for work on a host the event before it there."""
     second: tuple[int, ...]
-    """and another one."""
+    """By event the second event that it waits for."""
     work: tuple[int, ...]
     """Index of its work in `works`."""
     is_on_host: tuple[bool, ...]
@@ -55,9 +55,10 @@ class Graph:
     tails: tuple[int, ...]
     """The last event on each worker's host."""
     transfers: tuple[int, ...] = ()
-    """Without explicit messages: what brings the feeds between workers, feed by feed, micro-batch by micro-batch,"""
+    """Without explicit messages: the events that bring the feeds between workers, feed by feed, micro-batch by
+    micro-batch."""
     encoded: tuple[int, ...] = ()
-    """and what brings frozen outputs of this batch between workers, in the order of `frozen_flows`."""
+    """The events that bring frozen outputs of this batch between workers, in the order of `frozen_flows`."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -115,7 +116,7 @@ class _Builder:
         return self.works.setdefault(work, len(self.works))
 
     def add_order(self, worker: int, *, has_rooms: bool) -> None:
-        """The actions of a worker: on its host one behind the other, on other queues behind what was issued there."""
+        """A worker's actions: on its host one after the other, on other queues after those that were issued there."""
         host, events, is_on_host = START, list[int](), self.is_on_host
         ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event behind which it was issued
         gathered: dict[int, int] = {}  # block -> the gather whose reader comes
@@ -161,7 +162,10 @@ class _Builder:
         return event
 
     def _event(self, action: Action, turns: Counter[int]) -> int:
-        """The event of an action; the two ends of a message are one, and so are those of a block's reduction.
+        """The event of an action.
+
+        The two ends of a message are one event, and so are the ends of a block's reduction. `turns`: how often its
+        worker has reduced each block before.
 
         `turns`: how often its worker has reduced each block before.
         """
@@ -200,7 +204,7 @@ class _Builder:
         return event
 
     def add_feeds(self) -> None:
-        """What the computes wait for: what they read of this worker, or the transfer that brings it [2]."""
+        """The events that computes wait for: those that they read on this worker, or the transfer of them [2]."""
         stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
         slots = slots_of_edge(self.schedule) if is_explicit else {}
         for feed in (feed for of_edge in feeds(self.schedule) for feed in of_edge):
@@ -223,7 +227,10 @@ class _Builder:
                     waits.append(self.transfers[-1])
 
     def add_frozen_flows(self) -> None:
-        """The same for frozen outputs; those of the next batch are waited for by no event of this iteration."""
+        """The events that computes wait for to read frozen outputs.
+
+        No event of this iteration waits for outputs of the next batch.
+        """
         stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
         slots = slots_of_encoder(self.schedule) if is_explicit else {}
         for flow in frozen_flows(self.schedule):
@@ -250,7 +257,7 @@ class _Builder:
                 yield self.message_of_slot[slot]
 
     def numbered(self) -> Graph:
-        """The events in an order in which they can happen, each behind at most two others."""
+        """The events in an order in which they can happen, each after at most two others."""
         for event, stages in self.reduced.items():
             self.work[event] = self.index_of(Reduce(stages))
         number = [0] * len(self.waits)

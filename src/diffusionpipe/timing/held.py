@@ -1,13 +1,14 @@
-"""What a worker holds of the activations of its stages: the one rule, for bytes, micro-batches and anything else.
+"""The activations that a worker holds of its stages: the one rule, for bytes, micro-batches and anything else.
 
-An activation is taken at the start of F. What no later op reads is given back at the end of I, the rest at the end of
-the last op: W where the backward is split, else B, or F itself where there is no backward.
+An activation is taken at the start of F. Tensors that no later op reads are given back at the end of I, the rest at the
+end of the last op: W where the backward is split, else B, or F itself where there is no backward.
 
     op      F                    I                          B, W, or F without a backward
     held    + activation         - activation + kept        - the rest
 
-What is kept for W are inputs of a stage's modules, which the activation holds too, and the gradients of their outputs,
-which I makes. Where layers are recomputed it is far more than the activation, and I takes the difference at its start.
+The tensors kept for W are inputs of a stage's modules, which the activation holds too, and the gradients of their
+outputs, which I makes. Where layers are recomputed it is far more than the activation, and I takes the difference at
+its start.
 
 A worker computes one action after the other, so the most that it holds depends on its order alone, not on times.
 
@@ -29,16 +30,16 @@ from diffusionpipe.timing.clock import Times
 from diffusionpipe.units import Bytes, Seconds
 
 Change = tuple[Bytes, Bytes]
-"""What an action takes at its start, and what it takes at its end: less than 0, it gives back."""
+"""The bytes that an action takes at its start, and those that it takes at its end: less than 0, it gives back."""
 
 
 def changes_of(ops: frozenset[Op], activation: Bytes, kept: Bytes) -> dict[Op, Change]:
-    """Op -> what it changes on its worker, in a pipeline with these ops.
+    """Op -> the change of memory on its worker, in a pipeline with these ops.
 
     Args:
         ops: of the pipeline.
-        activation: what F takes.
-        kept: what I leaves for W, where the backward is split.
+        activation: the bytes that F takes.
+        kept: the bytes that I leaves for W, where the backward is split.
     """
     if Op.B in ops:
         return {Op.F: (activation, 0), Op.B: (0, -activation)}
@@ -60,11 +61,11 @@ def peak_of(changes: Iterable[Change]) -> Bytes:
 
 
 def changes_by_order(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]]) -> list[list[Change]]:
-    """For each worker what its actions change, in their order.
+    """For each worker the changes of memory by its actions, in their order.
 
     Args:
         schedule: its orders, and the ops of its pipelines.
-        sizes: for each stage the activation of one micro-batch, and what is kept for W.
+        sizes: for each stage the activation of one micro-batch, and the bytes kept for W.
     """
     none = (0, 0)
     table = {
@@ -82,7 +83,7 @@ def activations_in_flight(schedule: Schedule) -> tuple[int, ...]:
 
 
 def forwards_held(window: Schedule) -> tuple[int, ...]:
-    """For each worker the most forwards whose backward is still to come, where the order goes on for ever.
+    """For each worker the most forwards whose backward is still to come, where the order repeats for ever.
 
     >>> from diffusionpipe.planner.assembly.windows import overlap
     >>> forwards_held(overlap(4, 2))
@@ -92,9 +93,9 @@ def forwards_held(window: Schedule) -> tuple[int, ...]:
 
 
 def memory_of(schedule: Schedule, costs: Costs, times: Times) -> tuple[MemorySample, ...]:
-    """One sample at each moment at which what a worker holds changes.
+    """One sample at each moment at which the memory of a worker changes.
 
-    What ends at a moment is released before what starts then is held: both are in one sum.
+    At one moment, memory of actions that end is released before memory of those that start is taken: one sum.
     """
     samples = []
     sizes = [(stage.activation, stage.kept_after_input_grad) for stage in costs.stages]

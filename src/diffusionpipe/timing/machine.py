@@ -1,7 +1,7 @@
 """On which queue of its worker an action runs: the machines that schedules are timed and checked on.
 
     host        issues the worker's actions in order. At an action of the host's own queue it waits until the action
-                has ended; every other action it only issues, and goes on
+                has ended; every other action it only issues, and continues
     queue       runs what was issued on it, one after the other. An action with two ends, such as a message, begins
                 when it is the first on the queues of both ends: sends are never buffered
 

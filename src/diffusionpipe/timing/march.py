@@ -4,8 +4,8 @@
 would cost more than the times. Here a worker marches through its order until it needs something that has not happened
 yet. It is woken up by that.
 
-A *letter* is an op of a stage. Its k-th occurrence in an order is that of the k-th micro-batch. It may wait for the
-k-th occurrence of one other letter, which no third one waits for, and for the `lag` after its end. Whatever else it
+A *letter* is an op of a stage. Its k-th occurrence in an order belongs to the k-th micro-batch. It may wait for the
+k-th occurrence of one other letter, which no third one waits for, and for the `lag` after its end. All else that it
 needs comes earlier in its own worker's order.
 
     worker 0   F F [1]            [3] G G         letters: F = 0 and G = 1 on worker 0, f = 2 and g = 3 on worker 1

@@ -1,11 +1,10 @@
-"""What the ranks of a schedule hold in memory, counted item by item.
+"""The memory that the ranks of a schedule hold, counted item by item.
 
-A rank's stages hold layers: their parameters count with all that stands beside each [1], what several of them share
-once. Activations and message buffers are followed through time (`timing.held`, `timing.buffers`), and count as at the
-moment when their sum is largest [2]. The hungriest trained layer counts with what it needs while it runs, as if that
-were at this moment; frozen layers count beside the activations and messages of their own moment [3]. Rows of raw inputs
-and of the frozen part's outputs are held for the whole iteration, and twice where the next batch is encoded
-meanwhile [4].
+A rank's stages hold layers: their parameters count with all that belongs to each [1], shared ones once. Activations and
+message buffers are followed through time (`timing.held`, `timing.buffers`), and count as at the moment when their sum
+is largest [2]. The hungriest trained layer counts with what it needs while it runs, as if that were at this moment;
+frozen layers count beside the activations and messages of their own moment [3]. Rows of raw inputs and of the frozen
+part's outputs are held for the whole iteration, and twice where the next batch is encoded meanwhile [4].
 """
 
 from collections import defaultdict
@@ -28,7 +27,7 @@ _Times = Mapping[Action, tuple[Seconds, Seconds]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """What is counted; `blocks`: the layers of each block, those of the frozen part last."""
+    """The schedule and model that are counted; `blocks`: the layers of each block, the frozen part's last."""
 
     schedule: Schedule
     blocks: Sequence[Sequence[str]]
@@ -70,9 +69,10 @@ def peak_memory(
     checkpointed: Iterable[str] = (),
     shard: int = 1,
 ) -> tuple[MemoryUse, ...]:
-    """What each worker holds at its peak; `timeline` is the simulated one of this schedule.
+    """The memory of each worker at its peak; `timeline` is the simulated one of this schedule.
 
-    `shard`: over so many data-parallel groups the trained blocks are in parts; then the fullest of them counts.
+    `shard`: the number of data-parallel groups over which the trained blocks are in parts; then the fullest of them
+    counts.
 
     Activations come from the timeline, whose costs must count them. Where messages are explicit their buffers are
     followed through time; else two of the largest per worker are counted, which is what `communicate` allows for.
@@ -129,7 +129,7 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
 
 
 def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
-    """Bytes on the device of layers whose parameters rest in host memory: the two largest ones."""
+    """Bytes on the device of layers whose parameters are kept in host memory: the two largest ones."""
     size_of = {p.name: workload.frozen_size(p) for p in graph.parameters}
     sizes = sorted(sum(size_of[name] for name in graph.parameters_of([layer])) for layer in layers)
     return sum(sizes[-2:])
@@ -172,7 +172,7 @@ def _gathered_sizes(
 
 
 def _gathered_blocks(schedule: Schedule, worker: int) -> Iterable[tuple[tuple[int, bool], ...]]:
-    """What a worker has at once of other parts: blocks, each with whether its gradients are meant."""
+    """The blocks of which a worker has other ranks' parts at once, each with whether its gradients are meant."""
     whole: set[int] = set()
     pending: set[int] = set()
     sent: set[int] = set()

@@ -1,4 +1,4 @@
-"""What the works of a schedule cost: the one place where costs become times of events."""
+"""The prices of a schedule's works: the one place where costs become times of events."""
 
 from collections.abc import Sequence
 

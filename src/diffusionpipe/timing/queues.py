@@ -1,4 +1,4 @@
-"""A schedule's messages in queues, in one order after the other: a graph without making the schedule's actions anew.
+"""A schedule's messages in queues, in one order after the other: a graph without making the schedule's actions again.
 
 Without explicit messages a transfer waits for the action that produces it [1]. With them it waits for four others [2]:
 the last action before it on the host and the last transfer before it in the queue, at both its ends. Nothing else
@@ -35,11 +35,11 @@ class Hop(NamedTuple):
     events: tuple[int, ...]
     """In the graph without explicit messages: more than one where a message brings what several stages read."""
     work: Transfer
-    """What it brings."""
+    """The transfer that the message makes."""
     hosts: tuple[int, int]
-    """The workers at both its ends,"""
+    """The workers at both its ends."""
     queues: tuple[int, int]
-    """and the queues that it is in there; queues of different workers have different numbers."""
+    """The queues of the two ends on which it runs; queues of different workers have different numbers."""
 
 
 _Row = tuple[int, int, int]
@@ -53,18 +53,18 @@ class Queues:
     unqueued: Graph
     hops: tuple[Hop, ...]
     rows: tuple[tuple[_Row, ...], ...]
-    """By event what stands in the graph for it: where it waits for more than two others, those events too."""
+    """By event of the unqueued graph its rows: one, and more where it waits for more than two others."""
     others: tuple[tuple[int, tuple[int, ...]], ...]
     """Events that are neither computes nor transfers, as reductions, with those that each waits for."""
     worker_of: tuple[int, ...]
     """By event the worker of an action."""
     work: tuple[int, ...]
-    """By event the index of its work in `works`; that of a hop stands at its first event."""
+    """By event the index of its work in `works`; the work of a hop is at its first event."""
     works: tuple[Work, ...]
 
     @classmethod
     def of(cls, graph: Graph, *, computes: Sequence[int], hops: Sequence[Hop]) -> "Queues":
-        """`computes` are the events that stand in the order, besides the transfers."""
+        """`computes` are the events in the order, besides the transfers."""
         has_place = {*computes, *(event for hop in hops for event in hop.events)}
         index_of, work = {one: index for index, one in enumerate(graph.works)}, list(graph.work)
         for hop in hops:
@@ -100,7 +100,7 @@ class Queues:
 
         Args:
             computes: their events, in order.
-            placed: (index of the compute behind which it stands, transfer) of each transfer, in order; -1: before all.
+            placed: (index of the compute after which it comes, transfer) of each transfer, in order; -1: before all.
         """
         graph, rows = self.unqueued, self.rows
         number = [START] * len(graph)

@@ -1,11 +1,11 @@
-"""When a send is over, as its sender knows it without asking: the one rule for the executor and for the memory model.
+"""When a send is over, as its sender can tell without asking: the one rule for the executor and for the memory model.
 
 A sender keeps a tensor until its receiver has waited for it. It cannot ask: gloo does not say whether a send has ended.
-But it knows the receiver's order. An action waits for the messages that it reads [1]. The next message that the
-receiver sends to the sender after that wait, and for which an action waits there, brings the news with it [2]. The
-sender drops the tensor in front of that action [3], or at the end of the iteration, where no such message comes.
-A sender waits for the end of a send before it drops the tensor. So the rule frees nothing that is still read: it only
-says when this wait is short, and cannot be for something that waits for the sender.
+But it has the receiver's order. An action waits for the messages that it reads [1]. The next message that the receiver
+sends to the sender after that wait, and for which an action waits there, brings the news with it [2]. The sender drops
+the tensor in front of that action [3], or at the end of the iteration, where no such message comes. A sender waits for
+the end of a send before it drops the tensor. So the rule frees nothing that is still read: it only says when this wait
+is short, and cannot be for something that waits for the sender.
 
     worker 0   0F0  s0   0F1  s1            r2   0B0   r3   0B1        s0 is over in front of 0B0, which waits for 2
     worker 1        r0   1F0  r1  1B0  s2   1F1  1B1   s3              s1 in front of 0B1; s2 and s3 at the end
@@ -26,9 +26,9 @@ says when this wait is short, and cannot be for something that waits for the sen
 >>> {str(action): over for action, over in releases_of(schedule).items()}
 {'0B0': (0,), '0B1': (1,)}
 
-Without a flush the news may be of another batch [4]. In a window of these workers, message 0 of a batch leaves behind
-0B0 of the batch before, so it tells worker 1 that message 2 of the batch before has been received. What has no news is
-dropped at the end of the window behind that of its batch.
+Without a flush the news may be of another batch [4]. In a window of these workers, message 0 of a batch leaves after
+0B0 of the batch before, so it tells worker 1 that message 2 of the batch before has been received. A message without
+news is dropped at the end of the window after the window of its batch.
 
 >>> from diffusionpipe.planner.assembly.windows import communicate_window, overlap
 >>> window = communicate_window(connect_blocks(overlap(2, 2), silent.placement.pipelines[0].edges))
@@ -53,7 +53,7 @@ Waits = Mapping[Action, Sequence[int]]
 
 
 def waits_of(schedule: Schedule) -> Waits:
-    """What each action waits for. Outputs of the frozen part for the next batch are waited for by none."""
+    """The messages that each action waits for. No action waits for outputs of the frozen part for the next batch."""
     placement, found = schedule.placement, defaultdict[Action, list[int]](list)
     for slot, message in enumerate(schedule.messages):
         if not placement.is_frozen(message.source):
@@ -77,10 +77,10 @@ def releases_of(schedule: Schedule) -> dict[Action, tuple[int, ...]]:
 
 
 def window_releases_of(window: Schedule) -> dict[Action, tuple[tuple[int, int], ...]]:
-    """Action of a window -> (message, how many batches later than the action's) of what its worker drops before it.
+    """Action of a window -> (message, batches later than the action's) of the messages dropped before it.
 
-    A batch that does not exist, behind a flush or in front of a start, has sent nothing. The orders of the other
-    batches are those of the window without its actions, so what is news here is news there.
+    A batch that does not exist, after a flush or in front of a start, has sent nothing. The orders of the other batches
+    are the window's without its actions, so news here is news there.
     """
     lead, count = batches_held(window) - 2, len(window.messages)
     middle = lead + 2  # all batches that bear on this window of the unrolled schedule exist

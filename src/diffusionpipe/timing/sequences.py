@@ -1,7 +1,7 @@
 """Work without a schedule on the same clock: sequences beside each other, as the compute and the collectives of a copy.
 
-    compute      |---a---|---b---|
-    sums                 |----a----|----b----|      each behind the one before it and behind what it reads [1]
+    compute |---a---|---b---| sums |----a----|----b----| each after the one before it and after the work that it reads
+    [1]
 
 >>> sequences = Sequences()
 >>> for seconds in (2, 2):

@@ -1,4 +1,4 @@
-"""What an event of a schedule does, as far as its price depends on it."""
+"""The work of an event of a schedule, as far as its price depends on it."""
 
 from dataclasses import dataclass
 
@@ -51,11 +51,11 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What may be put before an action of a worker, or behind its last one."""
+    """A gap for work before an action of a worker, or after its last one."""
 
     worker: int
     position: int
-    """Of the action in the worker's order; the order's length: behind all."""
+    """Place of the action in the worker's order; the order's length: after all."""
 
 
 Work = Nothing | Compute | Encode | Transfer | Reduce | Gather | Room

@@ -5,11 +5,11 @@ How they are called:
     a100-80x8      one node of 8 A100
     a100-80x8:4    four such nodes, joined as the file's `inter` and `inter_reduce` say
 
-Bandwidths are what NCCL reaches of the links: four fifths of NVLink and of the network, PCIe 4 through the host's
-memory on GeForce cards. The A100 nodes share 400 Gb/s between all 8 ranks, the H100 and H200 nodes have it for each.
-Messages count all ranks of a node sending at once; a sum over whole nodes has the whole node's network. Host memory is
-read at half of what a device's PCIe lanes can do, because all devices read at once. These are assumptions;
-"diffusionpipe cluster --ranks N" measures. Memory is what is left after torch's own use.
+Bandwidths are the part of the links that NCCL reaches: four fifths of NVLink and of the network, PCIe 4 through the
+host's memory on GeForce cards. The A100 nodes share 400 Gb/s between all 8 ranks, the H100 and H200 nodes have it for
+each. Messages count all ranks of a node sending at once; a sum over whole nodes has the whole node's network. Host
+memory is read at half of what a device's PCIe lanes can do, because all devices read at once. These are assumptions;
+"diffusionpipe cluster --ranks N" measures. Memory is the rest after torch's own use.
 """
 
 import os
@@ -34,8 +34,8 @@ def load_cluster(name: str) -> Cluster:
     """The cluster of a file, of a shipped name, or of either with ":N" for N such nodes.
 
     Raises:
-        ConfigError: there is no such file or name, N is no sensible number, or several nodes are asked of a file that
-            describes several already.
+        ConfigError: there is no such file or name, N is not a sensible number, or several nodes are asked of a file
+            that describes several already.
     """
     if os.path.isfile(name):  # False also for what can be no path
         return read_file(Path(name), CLUSTER)

@@ -24,7 +24,7 @@ def subdivide(schedule: Schedule, parts: int, *, is_breadth_first: bool = False)
     edges are the chain; `connect` puts the model's in its place. Apply it right after the generator.
 
     Raises:
-        ScheduleError: something else than compute actions stands in the orders.
+        ScheduleError: the orders hold something else than compute actions.
     """
     if any(action.op not in (Op.F, Op.B, Op.I, Op.W) for _, action in schedule.actions()):
         raise ScheduleError(["subdivide a schedule of F, B, I and W, before all other passes"])

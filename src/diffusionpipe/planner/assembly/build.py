@@ -209,7 +209,7 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
 
 
 def _filled(build: _Build, schedule: Schedule, flushed: Schedule, filler: Filler) -> Schedule:
-    """The schedule with frozen work where the filler puts it; it is that of `flushed`, or its window."""
+    """The schedule with frozen work where the filler puts it; `schedule` is `flushed` itself, or its window."""
     costs = build.pricing(flushed, build.blocks, build.layout.mesh)
     unfilled = Unfilled(
         schedule=schedule,

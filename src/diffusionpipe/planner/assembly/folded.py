@@ -5,7 +5,7 @@
     rank 1         2 3            8 9
     rank 2             4 5 | 6 7
 
-PULSE (2026) collocates skips so. A rank's time is that of both its stages, which need not be equal.
+PULSE (2026) collocates skips so. A rank's time is the sum of both its stages, which need not be equal.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.units import Bytes, Seconds
 
 STEP = 1.1
-"""By so much the limit of the slowest rank grows from the even share until some cut keeps to it."""
+"""Factor by which the limit of the slowest rank grows from the even share until some cut keeps to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ def _search(
 
 
 def _rings(before: Sequence[Seconds], start: int, stop: int, left: int, limit: Seconds) -> Iterator[_Ring]:
-    """What a rank may take off both ends of the layers [start, stop) so that `left` other ranks can do the rest."""
+    """The layers that a rank may take off both ends of [start, stop) so that `left` other ranks can do the rest."""
     for inner_start in range(start + 1, stop - 2 * left):
         down = before[inner_start] - before[start]
         if down > limit:

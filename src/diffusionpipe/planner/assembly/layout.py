@@ -1,4 +1,4 @@
-"""Given sizes, and what prices and fills a schedule that is made of them."""
+"""Given sizes, and the functions that price and fill a schedule made of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Unfilled:
     schedule: Schedule
     """Compute, gradient reductions and steps; no messages, no frozen pipeline."""
     timeline: Timeline
-    """Of that schedule at these costs; of a window that of the iteration which ends with a flush."""
+    """The timeline of that schedule at these costs; of a window, the iteration that ends with a flush."""
     costs: Costs
     blocks: Blocks
     """The last one is the frozen block, in order."""
@@ -42,7 +42,7 @@ class Unfilled:
 
 
 class Filler(Protocol):
-    """Places the frozen work of the next batch in the bubbles of this one; of a window that of a later batch."""
+    """Places the frozen work of the next batch in the bubbles of this one; in a window, the work of a later batch."""
 
     def __call__(self, unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         """Worker -> its fills in their order, as `passes.insert_fills` takes them; together they cover the batch."""
@@ -75,14 +75,15 @@ class Layout:
     data_parallel: int = 1
     """Copies of the whole pipeline."""
     adjacent: int = 1
-    """So many of these copies stand side by side, worker by worker (see `Mesh`): they share a node's links."""
+    """The number of these copies whose ranks are side by side, worker by worker (see `Mesh`): they share a node's
+    links."""
     sharded: bool = False
     """Whether the copies hold every block's parameters, gradients and optimizer state in parts, once among them; a
     block, a bucket of a stage, is gathered for its compute. See `passes.shard_parameters`."""
     encode_chunk: int = 16
-    """Samples that go through the frozen layers at a time,"""
+    """Samples that go through the frozen layers at a time."""
     encode_chunks: tuple[tuple[str, int], ...] = ()
-    """and through those of some components, by name."""
+    """Samples that go through single components at a time, by name; the others use `encode_chunk`."""
     splits: tuple[str, ...] = ()
     """Names of the layers with which blocks 1, 2, ... start; () cuts by counted work."""
     checkpointed: tuple[str, ...] = ()
@@ -91,17 +92,20 @@ class Layout:
     """Parts of every block, each reduced as soon as its own gradients are complete. 0, for sharded parameters alone:
     as many as `sharded_buckets` says."""
     orders: Schedule | None = None
-    """Orders of compute actions made for these very sizes, in place of those of `schedule`; None: the family's."""
+    """Orders of compute actions made for these very sizes, in place of the orders of `schedule`; None: the family's."""
     times: tuple[StageTimes, ...] = ()
-    """Of each stage of each of several backbones, by which the orders of both at once are listed; () for equal ones."""
+    """Times of each stage of each of several backbones, by which the orders of both at once are listed; () for equal
+    ones."""
     offload_frozen: bool = False
-    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
+    """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
+    """
     probes: tuple[tuple[str, Fraction], ...] = ()
-    """As in `ModelGraph.probes`; a plan takes the model's."""
+    """Backbones that read their own estimate, each with the share of samples for which it does; a plan takes the model's
+    (`ModelGraph.probes`)."""
     versions: Versions = Versions.FLUSHED
-    """How the weights of batches in flight are treated; all but flushed ones train without a flush,"""
+    """How the weights of batches in flight are treated; all but flushed ones train without a flush."""
     delay: int = 1
-    """delayed ones with weights of so many steps ago."""
+    """Age in steps of the weights of `Versions.DELAYED`."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
     sample_microbatch: int = 0

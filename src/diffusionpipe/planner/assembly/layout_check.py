@@ -60,7 +60,7 @@ def check_tied(graph: ModelGraph, layout: Layout, blocks: Sequence[Sequence[str]
 
 
 def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
-    """What does not go together with training without a flush."""
+    """The faults of a layout that do not go together with training without a flush."""
     if layout.versions is Versions.FLUSHED:
         return
     if layout.sharded:

@@ -9,9 +9,9 @@ from diffusionpipe.errors import ConfigError
 def balanced_cuts(costs: Sequence[float], num_blocks: int, speeds: Sequence[float] = ()) -> tuple[int, ...]:
     """Where each block starts, so that the dearest of `num_blocks` contiguous blocks is as cheap as possible.
 
-    `speeds`: what the costs of each block are divided by; () for 1. Every block gets at least one layer. Dynamic
-    program over (layers, blocks), O(layers² x blocks); among equally good cuts the one with the cheapest later blocks
-    wins, so the result is unique.
+    `speeds`: divisors of the costs of each block; () for 1. Every block gets at least one layer. Dynamic program over
+    (layers, blocks), O(layers² x blocks); among equally good cuts the one with the cheapest later blocks wins, so the
+    result is unique.
 
     >>> balanced_cuts([1, 1, 1, 3], 2), balanced_cuts([1, 1, 1, 3], 2, speeds=(0.5, 1))
     ((0, 3), (0, 2))

@@ -12,13 +12,13 @@ from diffusionpipe.ir import Schedule
 from diffusionpipe.ir.schedule import lone_blocks
 
 LARGE_BLOCK = 2**23
-"""Parameters that are worth being gathered together, where nothing else is said,"""
+"""Parameters that are worth being gathered together, where nothing else is said."""
 MIN_BUCKETS = 4
-"""but so many buckets at least, that not all of a small model is whole at a time."""
+"""The least number of buckets, so that not all of a small model is whole at a time."""
 
 
 def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[str]:
-    """What in these sizes has no meaning with sharded parameters."""
+    """The sizes that have no meaning with sharded parameters, in words."""
     if data_parallel == 1:
         yield refusal(Feature.SHARDED, Feature.ONE_COPY)
     if max(replicas, default=1) > 1:

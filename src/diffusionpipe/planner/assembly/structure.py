@@ -1,4 +1,4 @@
-"""What a candidate's schedule fixes before any time is known: who waits for whom, and who holds what."""
+"""The parts of a candidate's schedule that no time changes: who waits for whom, and who holds which layers."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -41,10 +41,10 @@ class Place:
     unit: int
     block: int
     samples: int
-    """Of every micro-batch."""
+    """Samples of every micro-batch."""
     microbatches: int
     forwards: int
-    """Of its block: its own and those of its probe, or the reverse."""
+    """Forwards of its block: its own and its probe's, or the reverse."""
     is_probe: bool
 
 
@@ -63,7 +63,7 @@ class Structure:
 
     @cached_property
     def order(self) -> MessageOrder:
-        """What puts its messages in order."""
+        """The order of its messages, but for times."""
         return message_order(self.schedule, self.graph)
 
     @cached_property
@@ -78,11 +78,11 @@ class Structure:
         return frozenset((work.source, work.destination) for work in works if isinstance(work, Transfer))
 
     def unqueued(self, costs: Costs) -> Times:
-        """What `simulate` says of the schedule at these costs, if no message waits for another."""
+        """The times that `simulate` gives the schedule at these costs, if no message waits for another."""
         return times_of(self.graph, costs)
 
     def queued(self, costs: Costs, times: Times) -> Times:
-        """What it says after `communicate` with these times, those of `unqueued`."""
+        """The times after `communicate` with these times, which `unqueued` gives."""
         if not self.pairs:
             return times
         return times_of(self._graph_in_order(tuple(self.order.ranks(times.ends))), costs)
@@ -104,13 +104,13 @@ def ahead(producer: int, consumer: int) -> str:
 
 
 def back(producer: int, consumer: int) -> str:
-    """And the gradients that come back."""
+    """The name of the gradients that come back from consumer to producer."""
     return f"{producer}<{consumer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What the workers of a family's schedule hold, before buckets and replicas."""
+    """The memory that the workers of a family's schedule hold, before buckets and replicas."""
 
     blocks: tuple[tuple[tuple[int, int], ...], ...]
     """For each worker its stages: (block, micro-batches)."""
@@ -141,7 +141,10 @@ def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
 
 
 def holding_of(schedule: Schedule) -> Holding:
-    """What the workers hold: activations from F to B, or to I where the backward is split; then what W needs."""
+    """The memory of the workers: activations from F to B, or to I where the backward is split.
+
+    Then the tensors that W needs.
+    """
     placement = schedule.placement
     count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
     own = [[s for s, stage in enumerate(placement.stages) if stage.worker == w] for w in range(schedule.num_workers)]
@@ -181,7 +184,7 @@ def _covers(first: Sequence[int], second: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a schedule's stages are divided further, and what is summed or gathered then."""
+    """How a schedule's stages are divided further, and the sums and gathers that follow."""
 
     replicas: tuple[int, ...]
     buckets: int
@@ -215,7 +218,7 @@ class Encoding:
     """The frozen work before an iteration."""
 
     outputs: tuple[tuple[str, ...], ...]
-    """Of each trained block the frozen tensors that it reads."""
+    """By trained block the frozen tensors that it reads."""
     runs: tuple[tuple[Range, int], ...]
     """Layers of the frozen block, and the samples that go through them at a time."""
     max_chunk: int

@@ -49,9 +49,9 @@ def communicate_window(window: Schedule) -> Schedule:
 
     It follows a timetable in which no worker ever waits, with a forward of 1 and a backward of 2: the backward of
     micro-batch k of stage s of p, counted over all batches, begins at 3 k + 2 (p - 1 - s), and the forward next to it
-    ends then. So every window has the same times, but for its start. Fills stand behind the computes before them. A
+    ends then. So every window has the same times, but for its start. Fills come after the computes before them. A
     message leaves as soon as it is there: one that waited for room in a far reader would leave after its batch. But
-    what encoders send waits until the store that it goes to is free (`_rooms`).
+    messages of encoders wait until the store that it goes to is free (`_rooms`).
     """
     batches = 2 * (window.lead + 2) + 2
     unrolled = unroll(window, batches)
@@ -80,9 +80,9 @@ def _rooms(window: Schedule, unrolled: Schedule, batches: int) -> dict[tuple[int
 
 
 def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule:
-    """With an ENCODE for each batch on every worker: the place at which all workers encode it.
+    """The window with an ENCODE for each batch on every worker: the place at which all workers encode it.
 
-    In the one order of everything that `communicate` describes it stands right before the batch's first forward. So the
+    In the one order of everything that `communicate` describes it comes right before the batch's first forward. So the
     messages of the encoding are in one order with all others.
     """
     ends = {span.action: span.end for span in timetable.spans}
@@ -106,7 +106,7 @@ def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule
 
 
 def _producer(schedule: Schedule, action: Action) -> Action:
-    """The compute that a message stands behind; of all else itself."""
+    """The compute after which a message comes; of all else itself."""
     if action.op not in MESSAGE_OPS or action.slot is None:
         return action
     message = schedule.messages[action.slot]
@@ -132,7 +132,7 @@ def _timetable(window: Schedule, unrolled: Schedule, batches: int) -> Timeline:
 def _ends(window: Schedule, order: Sequence[Action]) -> dict[int, Seconds]:
     """The ends of a worker's computes and fills in window 0, by their places in its order.
 
-    Those of one time differ by their stage, or by the number of the fill: replicas of a stage have its times.
+    Ends at one time differ by their stage, or by the number of the fill: replicas of a stage have its times.
     """
     placement, unit, num_fills = window.placement, _unit(window), len(window.fills)
     computes = [action for action in order if action.op in (Op.F, Op.B)]

@@ -5,9 +5,9 @@ The corrections of a setting are made one after the other, and after each the it
     as predicted ──> encoding ──> forwards ──> backwards ──> starts after waits ──> messages ──> sums ──> measured
                  12 ms        3 ms         ...                                                       rest
 
-What each adds is its cause. So 10 ms of a stage that is not on the critical path are no 10 ms of the step. Data workers
-delay whatever ranks do meanwhile: what they took is taken off the compute, in proportion to its time, and is a cause of
-its own.
+The time that each adds is its cause. So 10 ms of a stage that is not on the critical path do not add 10 ms to the step.
+Data workers delay the work of ranks meanwhile: their time is taken off the compute, in proportion to its time, and is a
+cause of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ NAMES: Mapping[Op, str] = {
     Op.ENCODE: ENCODING,
 }
 REST = "waiting for the slowest rank of each moment"
-"""What no action explains."""
+"""The name of the cause of time that no action explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingTimes:
-    """What data workers added to a step, or are thought to have added."""
+    """The time that data workers added to a step, measured and predicted."""
 
     predicted: Seconds = 0.0
     measured: Seconds | None = None
-    """None where nobody could count it: then it is taken as predicted."""
+    """The measured time; None where it could not be counted: then the predicted time counts."""
 
 
 def causes_of(
@@ -62,14 +62,14 @@ def causes_of(
     loading: LoadingTimes,
     busy: Mapping[Op, Seconds],
 ) -> tuple[Cause, ...]:
-    """All causes, the largest first; they add up to what the step took longer than predicted.
+    """All causes, the largest first; they add up to the extra time of the step over the prediction.
 
     Args:
-        before: what the plan was predicted with.
+        before: the setting with which the plan was predicted.
         after: the same with everything corrected but for the rest that no action explains.
         plan: the plan that ran.
         iteration: measured.
-        update: by what the update took longer than predicted.
+        update: the extra time of the update over the prediction.
         loading: of the step.
         busy: the measured compute by kind, which data workers delay.
     """

@@ -1,8 +1,8 @@
-"""Times of layers that make a plan's actions take what they took.
+"""Times of layers with which a plan's actions take their measured times.
 
 A recording knows how long a stage took, and mostly how long each layer took forward. Layers first get their own
-factors; then all layers of a block get those that make the price of the block's actions what was measured. What a
-price holds besides its layers, such as messages and recomputation, stays, so that is done a few times.
+factors; then all layers of a block get factors that make the price of the block's actions equal to the measured time.
+The parts of a price besides its layers, such as messages and recomputation, stays, so that is done a few times.
 """
 
 from collections import defaultdict
@@ -19,22 +19,22 @@ from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.units import Seconds
 
 ROUNDS = 6
-"""Of the fit to stages and fills; each leaves a small part of the error of the one before."""
+"""Rounds of the fit to stages and fills; each leaves a small part of the error of the one before."""
 LEAST, MOST = 0.02, 50.0
-"""Of what one round multiplies a time with."""
+"""The smallest and the largest factor of a time in one round."""
 APART = 1.3
-"""A layer whose forward is so much more off than those of its block is off in its backward too."""
+"""A layer whose forward is off by this factor more than its block is off in its backward too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """What a layer's times are multiplied with."""
+    """The factors of a layer's times."""
 
     forward: float = 1.0
     input_grad: float = 1.0
     weight_grad: float = 1.0
     forward_only: float | None = None
-    """Of the forward in probes; None: as of `forward`."""
+    """Factor of the forward in probes; None: the factor of `forward`."""
 
 
 def scaled(profile: Profile, factors: Mapping[str, Factors]) -> Profile:
@@ -143,7 +143,7 @@ def _of_fills(profile: Profile, plan: Plan, ratios: Mapping[Key, float]) -> dict
 
 
 def strained(setting: Setting, factor: float) -> Setting:
-    """The setting in which all layers take so much longer."""
+    """The setting in which all layers take `factor` times as long."""
     every = Factors(forward=factor, input_grad=factor, weight_grad=factor)
     names = [layer.name for layer in setting.profile.layers]
     return replace(setting, profile=scaled(setting.profile, dict.fromkeys(names, every)))

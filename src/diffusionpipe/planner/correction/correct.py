@@ -43,7 +43,7 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
 
 ROUNDS = 4
-"""Of the fit of the iteration."""
+"""Rounds of the fit of the iteration."""
 STRAIN = 1.25
 """The most that all layers are stretched or shrunk for an iteration that no action explains."""
 SLOWEST_WAKING = 5.0
@@ -59,7 +59,7 @@ class StageTime:
 
     op: Op
     stage: int
-    """Of the placement."""
+    """Number of the stage in the placement."""
     predicted: Seconds
     measured: Seconds
 
@@ -76,7 +76,8 @@ class StepTimes:
     iteration: Seconds
     update: Seconds
     loading: Seconds = 0.0
-    """What data workers add, where it was predicted; in what is measured and corrected, the others contain it."""
+    """The time that data workers add, where it was predicted; where it was measured or corrected, the other times
+    contain it."""
 
     @property
     def step(self) -> Seconds:
@@ -86,7 +87,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What was predicted, what a run took, and the setting that predicts what it took."""
+    """The predicted times, the measured times of a run, and the setting that predicts these."""
 
     setting: Setting
     """Corrected."""
@@ -97,7 +98,7 @@ class Correction:
     """Why the step took longer or shorter, the largest cause first."""
     stages: tuple[StageTime, ...]
     layers: tuple[tuple[str, float], ...]
-    """What the forward of each layer was multiplied with, the largest error first."""
+    """The factor of each layer's forward, the largest error first."""
     unexplained: float
     """By what part the iteration took longer than its corrected actions explain."""
     recorded: Recorded
@@ -106,7 +107,8 @@ class Correction:
 def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTimes = NO_LOADING) -> Correction:
     """The setting corrected so that it predicts the recorded run.
 
-    `setting` is what the plan was predicted with; `loading`: what data workers added besides. Memory is not corrected.
+    The plan was predicted with `setting`; `loading` is the time that data workers added besides. Memory is not
+    corrected.
     """
     before, observations = _costs(setting, plan), observations_of(recorded)
     waking = _waking(observations, times_of(observations, before.waking), before)
@@ -143,7 +145,7 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTi
 
 
 def predicted_step(setting: Setting, plan: Plan) -> StepTimes:
-    """What a setting predicts for a plan's training."""
+    """The times that a setting predicts for a plan's training."""
     return StepTimes(
         iteration=simulate(plan.train, _costs(setting, plan)).makespan,
         update=update_time(plan.train, plan.blocks, setting.profile, plan.mesh),
@@ -165,7 +167,7 @@ def _waking(
 
 
 def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: Sums) -> Setting:
-    """The setting with messages and gradient sums as they were; the profile knows those of one machine."""
+    """The setting with messages and gradient sums as they were; the profile has the links of one machine."""
     cluster, mesh = setting.cluster, plan.mesh
 
     def crosses(pair: tuple[int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""What a run's ranks did, action by action: how long each took, and for how long its rank had waited before it."""
+"""The work of a run's ranks, action by action: how long each took, and for how long its rank had waited before it."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ class Observation:
 
     @property
     def key(self) -> Key:
-        """What it is an observation of."""
+        """The kind of action that was observed."""
         number = self.action.slot if self.action.op is Op.ENCODE else self.action.stage
         assert number is not None, self.action
         return self.action.op, number
 
 
 def observations_of(recorded: Recorded) -> tuple[Observation, ...]:
-    """Of all ranks, each in the order of its actions."""
+    """The observations of all ranks, each in the order of its actions."""
     found = []
     for rank, spans in spans_of_rank(recorded).items():
         free = 0.0
@@ -52,7 +52,7 @@ def observations_of(recorded: Recorded) -> tuple[Observation, ...]:
 
 
 def spans_of_rank(recorded: Recorded) -> Mapping[int, Sequence[Span]]:
-    """What each rank did, in order."""
+    """The spans of each rank, in order."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in recorded.timeline.spans:
         spans[span.worker].append(span)
@@ -60,7 +60,7 @@ def spans_of_rank(recorded: Recorded) -> Mapping[int, Sequence[Span]]:
 
 
 def price(key: Key, costs: Costs) -> Seconds:
-    """What costs say of an action."""
+    """The time of an action by these costs."""
     op, number = key
     return costs.fills[number] if op is Op.ENCODE else float(getattr(costs.stages[number], _FIELDS[op]))
 
@@ -84,7 +84,7 @@ def _awake(same: Sequence[Observation], waking: Waking) -> Seconds:
 def extras(
     observations: Sequence[Observation], times: Mapping[Key, Seconds], waking: Waking
 ) -> Iterator[tuple[Seconds, Seconds]]:
-    """Of each action after a wait what it should take longer, and what it took, where its time without one is known."""
+    """(predicted extra time, measured time) of each action after a wait, where its time without one is known."""
     known = {one.key for one in observations if one.wait < WAITED}
     for one in observations:
         if one.wait >= WAITED and one.key in known:
@@ -93,5 +93,5 @@ def extras(
 
 
 def ranks_of(mesh: Mesh, worker: int) -> tuple[int, ...]:
-    """The ranks that stand in a worker's place."""
+    """The ranks that have a worker's place."""
     return tuple(mesh.rank(group, worker) for group in range(mesh.data_parallel))

@@ -1,8 +1,8 @@
 """How long messages and gradient sums took, from what ranks waited for them.
 
-Nobody records when a message arrives. But an action that waited began when the last of its messages was there [1], and
-that message had its link for itself since it was sent, or since the one before it arrived [2]. A message for which
-nobody waited took at most the time until its reader began [3].
+No rank records when a message arrives. But an action that waited began when the last of its messages was there [1], and
+that message had its link for itself since it was sent, or since the one before it arrived [2]. A message for which no
+rank waited took at most the time until its reader began [3].
 
     sender     0F0 s0 0F1 s1               s0 sent
     link           |---s0---|---s1---|     [2] begins when s0 has arrived
@@ -105,7 +105,7 @@ def _of_group(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What ranks know of messages, by number."""
+    """The facts that ranks have about messages, by number."""
 
     sent: Mapping[int, Seconds]
     """When both ends were posted."""
@@ -114,11 +114,11 @@ class _Seen:
     readers: Mapping[int, Seconds]
     """When its first reader began."""
     predicted: Mapping[int, Seconds]
-    """What it should take."""
+    """The predicted time of each message."""
 
 
 def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
-    """Message -> what it took, and whether that is only a bound; without those of which nothing can be said.
+    """Message -> its time, and whether that is only a bound; messages without any information are left out.
 
     `queues`: of each message the two in which it waits for those before it.
     """
@@ -155,7 +155,7 @@ def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
 
 
 def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Crossing]) -> PairLink:
-    """The link of two ranks by their own messages; where they sent none, by those of other pairs of their kind.
+    """The link of two ranks by their own messages; where they sent none, by messages of other pairs of their kind.
 
     Of other pairs only the ratio of their times counts, because their links have other figures.
     """
@@ -170,7 +170,7 @@ def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Cro
 
 
 def usual_ratio(seen: Sequence[Crossing]) -> float:
-    """Measured over predicted: the lower quartile, because a message may wait for others that nobody has seen."""
+    """Measured over predicted: the lower quartile, because a message may wait for others that were not recorded."""
     ratios = sorted(one.seconds / one.predicted for one in seen)
     return ratios[len(ratios) // 4]
 
@@ -184,7 +184,7 @@ def bounded_ratio(found: Sequence[Crossing]) -> float:
 def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
     """Latency and bandwidth of a line that passes the (bytes, seconds) in the median.
 
-    What is too short shortens both. What is too long lies with the bytes, or where there are few with the latency.
+    Times below the line shorten both. Times above it count as bytes, or where there are few bytes as latency.
     """
     predicted = [latency + num_bytes / rate for num_bytes, _ in points]
     ratio = median(seconds / one for (_, seconds), one in zip(points, predicted, strict=True))
@@ -198,12 +198,12 @@ def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What the gradient sums of an iteration took."""
+    """The times of the gradient sums of an iteration."""
 
     predicted: Seconds
-    """All sums of a rank, on average over the ranks that waited for theirs,"""
+    """Predicted time of all sums of a rank, on average over the ranks that waited for theirs."""
     count: float
-    """and how many these are."""
+    """The number of these sums."""
     ratio: float
     """Measured over predicted; 1 where no rank waited for a sum."""
 
@@ -229,7 +229,7 @@ def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> Sums:
 
 
 def _meeting(plan: Plan, action: Action, group: int) -> tuple[int, int]:
-    """What is summed: a block, by all groups together."""
+    """The identity of a sum: its block, and the ranks of all groups that sum it together."""
     return plan.train.placement.stages[action.stage].weights, 0 if plan.mesh.data_parallel > 1 else group
 
 
@@ -263,7 +263,7 @@ def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) 
 
 
 def corrected_sum(rate: AllReduce, sums: Sums) -> AllReduce:
-    """The rate with which sums take what they took; what is too long lies with the bytes, as in `corrected_line`."""
+    """The rate with which sums take their measured time; extra time counts as bytes, as in `corrected_line`."""
     for_bytes = sums.predicted - sums.count * rate.latency
     if sums.ratio <= 1 or for_bytes < FEW_BYTES * sums.predicted:
         return replace(rate, latency=rate.latency * sums.ratio, bandwidth=rate.bandwidth / sums.ratio)

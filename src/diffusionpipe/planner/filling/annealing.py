@@ -3,9 +3,9 @@
         worker 0   F F F F v B F v B F v B B B vv       v moves along its worker's order, or to another worker; samples
         worker 1   F F F B v F B v F B F B B vvv        of one worker may overtake each other, layers of a sample not
 
-Where a sample's layer is longer than most waits, it delays compute wherever it stands, and what matters is which delays
-others absorb. Several workers then end late together, so no single move shortens the iteration. Therefore the search
-judges all late ends at once,
+Where a sample's layer is longer than most waits, it delays compute in every place, and the delays that others absorb
+decide. Several workers then end late together, so no single move shortens the iteration. Therefore the search judges
+all late ends at once,
 
     badness = (sum over workers and the iteration of max(0, end - bound) ** 4) ** (1/4),
 
@@ -25,7 +25,7 @@ from diffusionpipe.timing import Times, ends_of
 from diffusionpipe.units import Seconds
 
 HOT, COLD = 0.1, 0.005
-"""What badness may grow by at first and at the end, in times of a sample through all layers."""
+"""The growth of badness that is accepted at first and at the end, in times of a sample through all layers."""
 AIMED = 0.7
 """Part of the moves that take something off the critical path; the others are anything."""
 MOVED_AWAY = 0.1
@@ -34,7 +34,7 @@ FAR_SHIFTS = 0.25
 """Part of the moves along a worker's order that go up to eight places, the others one."""
 POWER = 4
 SPLIT_LOSS = 1.01
-"""Pieces become single samples where that takes at most so many times as long; else they move as they are."""
+"""Pieces become single samples where that takes at most this factor longer; else they move as they are."""
 
 
 class _Unit:
@@ -126,7 +126,10 @@ class _State:
         return [slot for event in path if (slot := self._slot_of.get(event)) is not None and self.holders[slot]]
 
     def pieces(self, chunk: int) -> tuple[Pieces, ...]:
-        """All units as pieces of at most so many samples, in an order in which they can run; samples numbered anew."""
+        """All units as pieces of at most `chunk` samples, in an order in which they can run.
+
+        Samples get new numbers.
+        """
         found: list[Pieces] = []
         for worker, places in enumerate(self.places):
             first, own = 0, list[Piece]()
@@ -139,7 +142,7 @@ class _State:
 
 
 def _joined(pieces: Sequence[Piece], chunk: int) -> Pieces:
-    """Neighbours of one layer and place as one piece of at most so many samples."""
+    """Neighbours of one layer and place as one piece of at most `chunk` samples."""
     found: list[Piece] = []
     for piece in pieces:
         if found and found[-1][:3] == piece[:3] and found[-1][4] == piece[3] and piece[4] - found[-1][3] <= chunk:

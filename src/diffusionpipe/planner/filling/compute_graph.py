@@ -1,9 +1,9 @@
-"""The compute of one iteration with room for frozen work: earliest and latest times, and what fills make of them.
+"""The compute of one iteration with room for frozen work: earliest and latest times, and the effect of fills on them.
 
-Before each action of a worker's host, and behind its last one, there is a room (`timing.work.Room`), an event whose
-duration is the frozen work that is put there. Whatever is put into a room delays nothing as long as it ends before the
-earliest start of the action behind it. It lengthens no iteration of time T as long as it ends before that action's
-latest start for T, wherever else other things end before theirs: latest times are a timetable that respects every wait.
+Before each action of a worker's host, and after its last one, there is a room (`timing.work.Room`), an event whose
+duration is the frozen work that is put there. Work in a room delays nothing as long as it ends before the earliest
+start of the action after it. It lengthens no iteration of time T as long as it ends before that action's latest start
+for T, as long as other work also ends before its latest end: latest times are a timetable that respects every wait.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class ComputeGraph:
 
     @property
     def num_workers(self) -> int:
-        """Of the schedule."""
+        """Number of workers of the schedule."""
         return len(self.graph.tails)
 
     @cached_property
@@ -77,7 +77,7 @@ class ComputeGraph:
 
     @cached_property
     def action_behind(self) -> Mapping[int, int]:
-        """The event of an action -> that of the room before it."""
+        """The event of an action -> the event of the room before it."""
         return {event: first for event, first in enumerate(self.graph.first) if first in self.place_of}
 
     @cached_property

@@ -26,7 +26,7 @@ graphs larger where that hardly matters, more fills waits that are none."""
 
 
 def filler_of(setting: Setting) -> Filler:
-    """Fills the bubbles with the setting's frozen layers; what it learns of their times is kept between calls.
+    """Fills the bubbles with the setting's frozen layers; their times are kept between calls once known.
 
     At most `setting.workload.encode_chunk` samples go through them together, fewer where memory demands it; where it
     demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). In a
@@ -68,7 +68,7 @@ def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Fil
 
 
 def _queued(unfilled: Unfilled) -> Schedule:
-    """The schedule with explicit messages where they wait for each other, so that its waits are those of the plan."""
+    """The schedule with explicit messages where they wait for each other, so that its waits are the plan's."""
     if not any(unfilled.costs.tensor_bytes.values()):
         return unfilled.schedule
     explicit = communicate(unfilled.schedule, unfilled.timeline)
@@ -88,7 +88,7 @@ def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ..
 
 
 def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:
-    """Of each worker without the frozen layers: with two messages waiting while activations peak, and with none.
+    """The memory left on each worker without frozen layers: while activations peak, with two messages, and with none.
 
     Messages are not explicit yet. The full simulation of the plan says how many wait. Fills run while the worker would
     wait, beside the activations of that moment; so they may hold what these are below their peak, and the workspace.
@@ -103,7 +103,7 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
 
 
 def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
-    """What each worker holds at its peak."""
+    """The memory of each worker at its peak."""
     backbone = tuple(name for block in unfilled.blocks[:-1] for name in block)
     return peak_memory(
         unfilled.schedule,
@@ -117,7 +117,7 @@ def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
 
 
 def _memories(setting: Setting, mesh: Mesh) -> list[Bytes]:
-    """The smallest device that stands in each worker's place in any data-parallel group."""
+    """The memory of the smallest device at each worker's place in any data-parallel group."""
     groups, devices = range(mesh.data_parallel), setting.cluster.devices
     return [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
 

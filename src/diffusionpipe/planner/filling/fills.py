@@ -11,8 +11,8 @@ every layer over the devices that are idle together; see `paper`). Three steps, 
 1. shares in proportion to idle time, then samples move from the worker that ends last to where they end first;
 2. in each worker: waits in order of time, as many layers as fit, then a part of the chunk's samples of the next layer;
 3. only if something is exposed then: pieces may outlast a wait and delay compute, up to latest start times; the best
-   results are polished by moving what lies on the critical path, and what is then still longer than `FAR` bounds and a
-   sample goes through a longer local search (`annealing`).
+   results are polished by moving fills on the critical path, and a result that is then still longer than `FAR` bounds
+   and a sample goes through a longer local search (`annealing`).
 
 Without step 3 no compute starts later than without fills. Invariants: every layer runs once on every sample; the time
 is never below `fill_bound`, and the same that the simulator gives for `insert_fills` with these fills.
@@ -74,7 +74,7 @@ ANNEALING_VISITS = 12_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillPlan:
-    """Fills and what they make of the iteration."""
+    """Fills and the iteration that results from them."""
 
     fills: Mapping[int, tuple[PlacedFill, ...]]
     """Worker -> its fills in the order in which they run, as `insert_fills` takes them."""
@@ -102,7 +102,7 @@ class FillPlan:
 
     @property
     def exposed(self) -> Seconds:
-        """What the frozen work adds to the iteration."""
+        """The time that the frozen work adds to the iteration."""
         return self.iteration - self.unfilled
 
     @property

@@ -79,12 +79,12 @@ def frozen_layers(profile: Profile) -> FrozenLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillOptions:
-    """What a fill may use."""
+    """The waits and the memory that a fill may use."""
 
     chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     """Most samples that go through the layers together, each tried: the profiled batch sizes."""
     max_chunk: int | None = None
-    """What memory allows of them; None for no limit."""
+    """The most samples in one fill that memory allows; None for no limit."""
     workers: tuple[int, ...] | None = None
     """Workers that hold the frozen layers; None for all."""
     speeds: tuple[float, ...] = ()

@@ -1,4 +1,4 @@
-"""Local search on finished fills: what lies on the critical path moves to other places."""
+"""Local search on finished fills: fills on the critical path move to other places."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""How many samples each worker encodes, and what the iteration takes then."""
+"""How many samples each worker encodes, and the time of the iteration then."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def seconds_a_sample(frozen: FrozenLayers, options: FillOptions, chunk: int) -> 
 
 
 def idle_level(unfilled: Seconds, busy: Sequence[Seconds], work: Seconds, speeds: Mapping[int, float]) -> Seconds:
-    """The least time, from the iteration's own, in which hosts of these speeds can take in so much frozen work.
+    """The least time of an iteration in which hosts of these speeds can take in `work` seconds of frozen work.
 
     Every wait counts as usable to the last second, and the work as divisible: a lower bound.
     """
@@ -57,7 +57,7 @@ class Case:
         return idle_level(self.graph.makespan, self.graph.busy, self.batch * rate, speeds)
 
     def queue(self, worker: int, samples: int, chunk: int) -> FillQueue:
-        """So many samples for a worker."""
+        """The frozen work of this number of samples on a worker."""
         return FillQueue(self.frozen, self.options, worker=worker, samples=samples, chunk=chunk)
 
 
@@ -116,7 +116,7 @@ def fluid_shares(case: Case, rate: Seconds) -> list[int]:
 
 
 def pack_unshifted(case: Case, chunk: int) -> Packing:
-    """Fills in the waits alone: no compute starts later; what does not fit runs at each worker's end.
+    """Fills in the waits alone: no compute starts later; the rest runs at each worker's end.
 
     Shares start in proportion to idle time; then samples move from the worker that ends last to the one that ends
     first with them, as long as that helps.
@@ -167,7 +167,7 @@ def balanced(case: Case, shares: list[int], rate: Seconds, end_of: Callable[[int
 
 
 def _moved(shares: list[int], ends: dict[int, Seconds], count: int, end_of: Callable[[int, int], Seconds]) -> bool:
-    """Move at most so many samples off the worker that ends last; whether any move lets both end earlier."""
+    """Move at most `count` samples off the worker that ends last; whether any move lets both end earlier."""
     *others, last = sorted(ends, key=lambda worker: ends[worker])
     while count:
         for worker in others:

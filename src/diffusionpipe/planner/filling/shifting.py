@@ -15,7 +15,7 @@ class Policy:
     """How far compute is delayed, and for what."""
 
     least_use: float
-    """What delays compute must have at least this part of it inside the wait."""
+    """Least part of a fill that delays compute which must be inside the wait."""
     is_eager: bool
     """Whether as much as these limits allow goes there; else only one piece more than the wait holds."""
     target: float

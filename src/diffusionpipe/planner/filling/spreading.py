@@ -1,10 +1,10 @@
-"""Fills of copies of the model whose encoders rest in host memory: so far apart that their weights arrive in time.
+"""Fills of copies of the model, spaced so that each copy of weights from host memory ends before its layer runs.
 
     at the end   F F F F B B B B [0]..[1]..[2]..[3] [vv]    every layer waits for its weights
     spread   [v] F F F F B [0] B [1] B [2] B [3] [v]        they arrive while the copy trains
 
-Copies of the whole model hardly ever wait for each other, so their frozen work takes its own time wherever it stands.
-Own algorithm. Components whose weights take longer to come than their layers to run are spread: each layer runs on all
+Copies of the whole model hardly ever wait for each other, so their frozen work takes its own time in every place. Own
+algorithm. Components whose weights take longer to come than their layers to run are spread: each layer runs on all
 samples before the next one, so that weights come once in an iteration, and at the first place where they are there. If
 there are fewer places than layers, those run together whose weights come soonest. Of the places from which on least
 time is lost so, the last one is taken, because there most activations are gone already. All other components run where
@@ -49,7 +49,7 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
     """The fills of the only worker; () where encoders are on the devices, or no weights take longer than their layers.
 
     Args:
-        setting: what is planned for.
+        setting: the setting of the plan.
         unfilled: of a schedule with one worker.
         frozen: the setting's frozen layers.
     """
@@ -100,9 +100,9 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
 def _divided(
     setting: Setting, profile: CopiedProfile, unfilled: Unfilled, frozen: FrozenLayers
 ) -> tuple[list[_Piece], list[_Piece]]:
-    """Layer by layer what is spread, and chunk by chunk all else, each in an order in which it can run.
+    """The pieces that are spread, layer by layer, and all others, chunk by chunk, each in an order in which it can run.
 
-    What is spread reads nothing of the rest, but the rest may read what is spread.
+    Spread pieces read nothing of the rest, but the rest may read their outputs.
     """
     graph, names = setting.graph, setting.graph.frozen_layers
     speed, chunks = worker_speeds(setting.cluster, unfilled.mesh)[0], encode_chunks_of(setting)
@@ -137,10 +137,10 @@ def _spread(
     position: int,
     patience: Seconds,
 ) -> tuple[Seconds, list[int]]:
-    """The time in which pieces wait for weights, and before which action each runs: none before those of `position`.
+    """The time in which pieces wait for weights, and before which action each runs: none before `position`.
 
-    A piece runs at the first place where it would wait for its weights no longer than `patience`, and those left at the
-    end run there. `names` are their layers; before action i so much has been computed, `reached[i]`.
+    A piece runs at the first place where it would wait for its weights no longer than `patience`, and pieces left at
+    the end run there. `names` are their layers; `reached[i]` is the compute done before action i.
     """
     stream, spent, waited, positions = CopyStream(arriving), 0.0, 0.0, list[int]()
     weighted = [name for name in names if name in arriving]

@@ -10,8 +10,8 @@ Each rank repeats its window, and the slowest one sets the pace. With c seconds 
 
 Own algorithm. For each chunk size the samples are given out one by one, each to the rank that would end first with it
 [1]: samples cost the same, so the longest rank is as short as whole samples allow. Within a rank the work is spread
-evenly behind its backwards [2], because what stands in one place delays the ranks behind it. The last part stands
-behind the start of the gradient sum and in front of the update, which waits for the sum.
+evenly after its backwards [2], because work in one place delays the ranks that follow. The last part comes after the
+start of the gradient sum and in front of the update, which waits for the sum.
 
 >>> from diffusionpipe.costs import StageCosts
 >>> from diffusionpipe.passes import without_flush
@@ -93,7 +93,7 @@ def _shares(busy: list[Seconds], batch: int, rates: Mapping[int, Seconds]) -> li
 
 
 def _spread(window: Schedule, worker: int, queue: FillQueue, seconds: Seconds) -> list[Piece]:
-    """A worker's frozen work, which takes so many seconds, in equal parts behind its backwards [2]."""
+    """A worker's frozen work, which takes `seconds`, in equal parts after its backwards [2]."""
     order = window.orders[worker]
     places = [place + 1 for place, action in enumerate(order) if action.op in (Op.B, Op.W)]
     places[-1] = next(place for place, action in enumerate(order) if action.op is Op.STEP)

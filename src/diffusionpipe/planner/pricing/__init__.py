@@ -1,1 +1,1 @@
-"""What work costs where: stages, encoders, collectives, and how ranks become pipelines."""
+"""The costs of work at its place: stages, encoders, collectives, and how ranks become pipelines."""

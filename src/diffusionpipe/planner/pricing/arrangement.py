@@ -1,4 +1,4 @@
-"""How a cluster's ranks become pipelines, and what lies between their stages."""
+"""How a cluster's ranks become pipelines, and the links between their stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Ranks as equal pipelines. What differs between two arrangements of one size is what crosses node borders.
+    """Ranks as equal pipelines. Two arrangements of one size differ in the tensors that cross node borders.
 
     2 nodes of 4, 2 units     adjacent 1:  [01 01 | 01 01]   a pipeline stays in its node, gradients cross
                               adjacent 4:  [0000 | 1111]     activations cross, gradients do not
@@ -24,7 +24,7 @@ class Arrangement:
     units: int
     """Ranks of a pipeline; a stage takes one or more of them."""
     adjacent: int = 1
-    """So many pipelines stand rank beside rank (see `Mesh`)."""
+    """The number of pipelines whose ranks are side by side (see `Mesh`)."""
 
     @property
     def mesh(self) -> Mesh:
@@ -62,13 +62,13 @@ class Ground:
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        """Of each unit."""
+        """The speed of each unit."""
         units = range(self.arrangement.units)
         return tuple(min(self.cluster.devices[r].speed for r in self.ranks([unit])) for unit in units)
 
     @cached_property
     def memories(self) -> tuple[Bytes, ...]:
-        """Of each unit."""
+        """The memory of each unit."""
         units = range(self.arrangement.units)
         return tuple(min(self.cluster.devices[r].memory for r in self.ranks([unit])) for unit in units)
 

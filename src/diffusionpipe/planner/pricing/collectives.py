@@ -1,4 +1,4 @@
-"""What collectives over some of a cluster's ranks cost while all others run theirs."""
+"""The time of collectives over some of a cluster's ranks while all others run theirs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def all_gather(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seco
 def rooted(cluster: Cluster, sizes: Sequence[Bytes], ranks: Sequence[int]) -> Seconds:
     """Time in which each size goes from one of these ranks to all others, or is summed at one, one after the other.
 
-    Nothing takes no time. Pieces pass along a ring behind each other, so every link carries all of it once.
+    Nothing takes no time. Pieces pass along a ring one after the other, so every link carries all of it once.
     """
     rate = reduction_rate(cluster, ranks)
     sent = [size for size in sizes if size] if len(ranks) > 1 else []

@@ -1,4 +1,4 @@
-"""When weights that rest in host memory are on the device: the copies of a worker, one after the other.
+"""When weights that are kept in host memory are on the device: the copies of a worker, one after the other.
 
     copies     [ layer 1 ]      [ layer 2 ]  [ layer 3 ]          a copy begins with the layer before it:
     compute    [0 ]  F F F F F  [1 ]         [2 ] F F F F F [3 ]  there is room for two layers
@@ -41,14 +41,14 @@ class _End:
 
     layer: str | None = None
     ready: Seconds = 0.0
-    """When the layer's copy has ended,"""
+    """When the layer's copy has ended."""
     done: Seconds = 0.0
-    """and when the layer has run."""
+    """When the layer has run."""
 
 
 @dataclass(slots=True)
 class CopyStream:
-    """The copies of one worker. Mutable: time goes on as layers run."""
+    """The copies of one worker, whose time advances as layers run."""
 
     copies: Mapping[str, Seconds]
     """Layer with weights -> the time of its copy."""
@@ -87,7 +87,7 @@ class CopyStream:
 def times_with_copies(
     steps: Sequence[Seconds | Sequence[tuple[str, Seconds]]], copies: Mapping[str, Seconds]
 ) -> Iterator[Seconds]:
-    """What each fill of a worker takes, its waits for weights included, where its order begins again after its end.
+    """The time of each fill of a worker, its waits for weights included, where its order begins again after its end.
 
     Args:
         steps: in the worker's order the time of each compute, and the (layer, time without waits) of each fill.

@@ -1,4 +1,4 @@
-"""What the frozen layers need where they run, and which ranks may hold them for all."""
+"""The memory that the frozen layers need where they run, and which ranks may hold them for all."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from diffusionpipe.units import Bytes
 
 
 def encode_chunks_of(setting: Setting) -> Mapping[str, int]:
-    """Frozen component -> samples that go through it at a time: those of the workload, halved while they need too much.
+    """Frozen component -> samples that go through it at a time: the workload's number, halved while it needs too much.
 
     Too much is an eighth of the smallest device: a VAE takes two gibibytes for each picture of 1024 x 1024 in float32.
     """
@@ -37,17 +37,18 @@ def components_of(graph: ModelGraph) -> Mapping[str, Sequence[str]]:
 
 
 def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Bytes:
-    """The most that these frozen layers hold while so many samples run through them."""
+    """The largest memory of these frozen layers while `chunk` samples run through them."""
     return forward_bytes(setting.profile, layers, chunk)
 
 
 Room = tuple[Bytes, Bytes]
-"""Bytes left on a worker without the frozen layers, and what these may hold while they run before they need any."""
+"""Bytes left on a worker without the frozen layers, and bytes that these may hold while they run before they need any.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What the frozen layers need on a worker that runs them."""
+    """The memory that the frozen layers need on a worker that runs them."""
 
     weights: Bytes
     running: Mapping[int, Bytes]
@@ -84,7 +85,7 @@ class Needs:
 
 
 def needs_of(setting: Setting, batch: int) -> Needs:
-    """What the setting's frozen layers need to encode so many samples, in chunks of at most as many."""
+    """The memory that the setting's frozen layers need to encode `batch` samples, in chunks of at most as many."""
     chunks = [min(setting.workload.encode_chunk, batch)]
     while chunks[-1] > 1:
         chunks.append(chunks[-1] // 2)

@@ -13,7 +13,7 @@ from diffusionpipe.schedules.traits import can_shard, is_chain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a search must keep to; None leaves a size to it."""
+    """The sizes that a search must keep to; None leaves a size to it."""
 
     stages: int | None = None
     """Stages of one rank each; so the search replicates none of them."""
@@ -24,15 +24,15 @@ class Given:
     sharded: bool | None = None
     """Whether data-parallel copies hold parameters, gradients and optimizer state in parts; None allows both."""
     offload_frozen: bool | None = None
-    """Whether the frozen part rests in host memory; None allows both."""
+    """Whether the frozen part is kept in host memory; None allows both."""
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
-        """Whether pipelines of so many ranks, and so many of them, are what is asked for."""
+        """Whether `data_parallel` pipelines of `units` ranks each keep to the given sizes."""
         return self.stages in (None, units) and self.data_parallel in (None, data_parallel)
 
     @property
     def allows_chains(self) -> bool:
-        """Whether families with one stage on each worker are what is asked for."""
+        """Whether families with one stage on each worker keep to what is given."""
         return self.schedule is None or is_chain(self.schedule)
 
 

@@ -1,4 +1,4 @@
-"""Sums over ranges of layers: what the dynamic programs ask for millions of times."""
+"""Sums over ranges of layers: the dynamic programs ask for them millions of times."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ class Sums:
     forward: tuple[Seconds, ...]
     """With what a micro-batch's probe adds on average: F (1 + k / M) for k probes of M micro-batches."""
     backward: tuple[Seconds, ...]
-    """Input and weight gradients, and what is recomputed."""
+    """Input and weight gradients, and the forwards that are recomputed."""
     activation: tuple[Bytes, ...]
     """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
     layers: tuple[Sequence[Seconds], Sequence[Seconds], Sequence[Seconds]]
@@ -33,7 +33,7 @@ class Sums:
     forward_only: Sequence[Seconds]
     """Forward of each layer in a probe, which keeps nothing for a backward."""
     probes: Seconds
-    """What probes add in all to the forward."""
+    """The time that probes add in all to the forward."""
 
     def times(self, first: int, stop: int, *, is_probe: bool = False) -> tuple[Seconds, Seconds, Seconds]:
         """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage.
@@ -76,7 +76,7 @@ class LayerTable:
         return {name: position for position, name in enumerate(self.names)}
 
     def range_of(self, layers: Sequence[str]) -> tuple[int, int]:
-        """Position of the first of these layers, which follow each other, and behind the last."""
+        """Position of the first of these layers, which follow each other, and the position after the last."""
         first = self._position[layers[0]] if layers else 0
         assert self.names[first : first + len(layers)] == tuple(layers), "a stage's layers follow each other"
         return first, first + len(layers)
@@ -87,10 +87,10 @@ class LayerTable:
         return checkpointed_layers(self.workload, self.names)
 
     def sums(self, samples: float, microbatches: float | None = None) -> Sums:
-        """The sums for one of so many micro-batches of so many samples; each is made once.
+        """The sums for one of `microbatches` micro-batches of `samples` samples; each is made once.
 
         Weights are cast once in an iteration, which counts in equal parts in the forwards of all its micro-batches;
-        those of recomputed layers in every forward. None: casts are left out.
+        weights of recomputed layers are cast in every forward. None: casts are left out.
         """
         key = samples, microbatches
         if key not in self._sums:
@@ -116,7 +116,7 @@ class LayerTable:
         return self.profile.forward_only(name, samples) + self._casting(name, microbatches)
 
     def _casting(self, name: str, microbatches: float | None) -> Seconds:
-        """The part of casting the layer's weights that counts in one of so many forwards."""
+        """The part of casting the layer's weights that counts in one of `microbatches` forwards."""
         if microbatches is None:
             return 0.0
         return self.profile.cast(name, self.workload) / (1 if name in self.checkpointed else microbatches)
@@ -133,7 +133,7 @@ class LayerTable:
         }
 
     def _probe(self, name: str, samples: float, microbatches: float | None) -> Seconds:
-        """The time that a layer's probe adds to a forward on average. What is cast once is cast by then."""
+        """The time that a layer's probe adds to a forward on average. Weights that are cast once are cast by then."""
         casts = self.profile.cast(name, self.workload) if microbatches and name in self.checkpointed else 0.0
         return self._probed.get(name, 0.0) * (self.profile.forward_only(name, samples) + casts)
 
@@ -228,7 +228,7 @@ class LayerTable:
 
     @cached_property
     def passed(self) -> tuple[tuple[Bytes, Bytes], ...]:
-        """As `crossing`, of the tensors alone that the layer before the cut writes and the layer behind it reads.
+        """Bytes across each cut (see `crossing`) of tensors that the layer before writes and the layer after reads.
 
         They pass directly wherever the stages around the cut start and stop, and no sooner than the one before is done.
         """
@@ -243,7 +243,7 @@ class LayerTable:
     def held_bytes(self) -> tuple[tuple[Bytes, ...], ...]:
         """Entry [first][stop]: bytes of one sample that layers first, ..., stop - 1 hold beside what they keep.
 
-        That is what they read from other trained layers, and what a recomputed one of them writes for another.
+        These are tensors that they read from other trained layers, and those that a recomputed one writes for another.
         """
         graph, table = self.profile.graph, []
         for first in range(len(self.layers) + 1):
@@ -275,7 +275,7 @@ class LayerTable:
 
     @cached_property
     def _readers(self) -> tuple[tuple[int, tuple[int, ...], Bytes, Bytes], ...]:
-        """For each tensor between layers its writer, its readers, its bytes, and those of its gradient."""
+        """For each tensor between layers its writer, its readers, its bytes, and the bytes of its gradient."""
         written = {name: i for i, layer in enumerate(self.layers) for name in layer.writes}
         readers: dict[str, list[int]] = {}
         for i, layer in enumerate(self.layers):
@@ -311,12 +311,12 @@ class LayerTable:
         return max(self._workspace[samples][first:stop])
 
     def activation(self, first: int, stop: int, samples: float) -> Bytes:
-        """Bytes that these layers keep for the backward of one micro-batch of so many samples."""
+        """Bytes that these layers keep for the backward of one micro-batch of `samples` samples."""
         sums = self.sums(samples).activation
         return sums[stop] - sums[first] + round(samples * self.held_bytes[first][stop])
 
     def kept(self, first: int, stop: int, samples: float) -> Bytes:
-        """Bytes that stay for W between op I and op W of one micro-batch of so many samples, recomputed or not."""
+        """Bytes that stay for W between op I and op W of one micro-batch of `samples` samples, recomputed or not."""
         if samples not in self._kept:
             self._kept[samples] = tuple(accumulate((self.profile.kept(n, samples) for n in self.names), initial=0))
         sums = self._kept[samples]
@@ -324,9 +324,9 @@ class LayerTable:
 
     @cached_property
     def _kept_reads(self) -> tuple[tuple[Bytes, ...], ...]:
-        """Entry [first][stop]: bytes of one sample of what layers first, ..., stop - 1 read and leave for W.
+        """Entry [first][stop]: bytes of one sample that layers first, ..., stop - 1 read and leave for W.
 
-        Each tensor once. What comes from the frozen part, and raw inputs, are held anyway.
+        Each tensor once. Tensors of the frozen part, and raw inputs, are held anyway.
         """
         graph, table = self.profile.graph, []
         reads = [frozenset(self.profile.kept_reads(name)) - graph.frozen_tensors for name in self.names]
@@ -345,5 +345,5 @@ def trained_reads(graph: ModelGraph, layers: Collection[str]) -> frozenset[str]:
 
 
 def checkpointed_layers(workload: Workload, names: tuple[str, ...]) -> frozenset[str]:
-    """Those of the layers that one of the workload's patterns (as of file names) matches."""
+    """The layers that one of the workload's patterns (as of file names) matches."""
     return frozenset(n for n in names if any(fnmatchcase(n, pattern) for pattern in workload.checkpointed))

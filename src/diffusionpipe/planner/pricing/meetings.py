@@ -1,4 +1,4 @@
-"""What passes between the workers of trained stages, and what it takes from their compute."""
+"""The tensors that pass between the workers of trained stages, and the time that they take from their compute."""
 
 from collections.abc import Callable, Sequence
 

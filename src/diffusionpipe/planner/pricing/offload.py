@@ -1,8 +1,8 @@
-"""The frozen part in host memory: what training with it costs, and where it is worth a look.
+"""The frozen part in host memory: the costs of training with it, and where it is worth a look.
 
 A layer's parameters come to the device while the layer before it runs, so two layers' parameters are on the device at a
-time. Of layers that follow each other, one takes its own time or that of its copy, whichever is longer. What an order
-of fills takes, with compute between them, is in `copied.py`.
+time. Of layers that follow each other, one takes its own time or the time of its copy, whichever is longer. `copied.py`
+computes the time of an order of fills with compute between them.
 """
 
 from dataclasses import fields, replace
@@ -57,7 +57,7 @@ def check_offload(setting: Setting) -> None:
 
 
 def is_heavy(setting: Setting) -> bool:
-    """Whether the frozen part takes so much of the smallest device that its place in memory matters."""
+    """Whether the frozen part takes a part of the smallest device at which its place in memory matters."""
     smallest = min(device.memory for device in setting.cluster.devices)
     return can_offload(setting) and WORTH * encoder_bytes(setting) > smallest
 

@@ -1,4 +1,4 @@
-"""What a plan is made for."""
+"""The inputs of a plan."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +10,12 @@ from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.units import Seconds
 
 FILL_START: Seconds = 2e-4
-"""What starting a fill takes besides its layers where these were measured."""
+"""Time of starting a fill besides its layers where these were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a plan is made for."""
+    """The inputs of a plan: model, profile, cluster, workload, and the sizes that are given."""
 
     profile: Profile
     cluster: Cluster
@@ -23,11 +23,11 @@ class Setting:
     given: Given = NOTHING
     """Sizes that a search keeps to."""
     whole: "Setting | None" = None
-    """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
+    """The setting with the frozen part on the devices; None where it is there (see `planner.offload`)."""
 
     @property
     def fill_start(self) -> Seconds:
-        """What starting a fill takes besides its layers; nothing where these were computed.
+        """Time of starting a fill besides its layers; 0 where these were computed.
 
         More makes fewer and longer fills. Search and fills count it, but the simulator does not.
         """

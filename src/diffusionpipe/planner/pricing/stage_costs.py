@@ -29,18 +29,18 @@ from diffusionpipe.timing.work import Compute
 from diffusionpipe.units import Bytes, Seconds
 
 FREE = StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
-"""What a stage of encoders costs besides its fills."""
+"""The costs of a stage of encoders besides its fills."""
 
 
 def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> Costs:
     """The costs of the schedule's actions where stage s holds the layers `blocks[weights of s]`.
 
     Data-parallel groups run in step, so everywhere the slowest of them counts: a worker has the speed of the slowest
-    device that stands at its place in any group, a link is the slowest between its two places. All micro-batches of a
-    pipeline cost what its largest costs, and each an equal part of casting the stage's weights, which is done once; of
-    sharded ones each rank casts its own part as a part of gathering them.
-    What a message takes from the compute of its ends (`Link.occupancy`) is added to the forwards and backwards there. A
-    reduction sums a block's trained gradients over every rank that holds it.
+    device at its place in any group, a link is the slowest between its two places. All micro-batches of a pipeline cost
+    what its largest costs, and each an equal part of casting the stage's weights, which is done once; of sharded ones
+    each rank casts its own part as a part of gathering them. The time that a message takes from the compute of its ends
+    (`Link.occupancy`) is added to the forwards and backwards there. A reduction sums a block's trained gradients over
+    every rank that holds it.
 
     Raises:
         ConfigError: the cluster has fewer devices than the mesh.
@@ -142,15 +142,15 @@ def block_costs(
     is_probe: bool = False,
     occupied: tuple[Seconds, Seconds] = (0.0, 0.0),
 ) -> StageCosts:
-    """Costs of one of so many micro-batches of so many samples through these layers.
+    """Costs of one of `microbatches` micro-batches of `samples` samples through these layers.
 
     Weights are cast once for all micro-batches: a stage does so while it waits for the first of them, and each forward
     counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out, as
-    where copies are gathered.
-    A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
-    the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
-    layers write. What comes from the frozen part is held anyway and counts in `costs.memory`. `occupied` is
-    what messages take from the forward and from the backward. `is_probe`: the forward keeps nothing for a backward.
+    where copies are gathered. A recomputed layer runs its forward again before its input gradient and keeps only what
+    it reads. `received` are the tensors that arrive from other workers, whose buffers are held until the backward;
+    None: all that other trained layers write. Tensors of the frozen part are held anyway and counts in `costs.memory`.
+    `occupied`: the time that messages take from the forward and from the backward. `is_probe`: the forward keeps
+    nothing for a backward.
     """
     table = setting.table
     again = table.checkpointed.intersection(layers)
@@ -171,8 +171,8 @@ def stage_costs(
 ) -> StageCosts:
     """The price of a stage whose layers take these times (`Sums.times`) at speed 1.
 
-    `occupied` is what messages take from its forward and its backward, and `host` what its host takes, whatever its
-    speed. `held`: its activation, and what is kept after the input gradient.
+    `occupied`: the time that messages take from its forward and its backward; `host`: its host's time, at any speed.
+    `held`: its activation, and the bytes kept after the input gradient.
     """
     forward, input_grad, weight_grad = times
     return StageCosts(
@@ -206,7 +206,7 @@ def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Pr
 
 
 def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> Seconds:
-    """The agreement of the ranks, a sum of a few numbers, and an update; 0 where the profile knows of no update."""
+    """The agreement of the ranks, a sum of a few numbers, and an update; 0 where the profile has no update."""
     if not profile.update:
         return 0.0
     agreement = profile.reduce.latency if profile.reduce is not None and num_ranks > 1 else 0.0
@@ -238,8 +238,8 @@ def _activation(
 ) -> Bytes:
     """Bytes kept from the forward to the backward.
 
-    A layer's own bytes hold what it writes; what a recomputed one writes is held if any layer reads it, as input of
-    the next one or until it is sent.
+    A layer's own bytes include its outputs; outputs of a recomputed one are held if any layer reads it, as input of the
+    next one or until it is sent.
     """
     profile, graph, wanted = setting.profile, setting.graph, set(layers)
     kept, held = 0, set[str]()
@@ -255,7 +255,7 @@ def _activation(
 
 
 def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:
-    """The speed of the slowest device that stands in each worker's place in any data-parallel group."""
+    """The speed of the slowest device at each worker's place in any data-parallel group."""
     groups = range(mesh.data_parallel)
     return tuple(
         min(cluster.devices[mesh.rank(group, worker)].speed for group in groups) for worker in range(mesh.pipeline)

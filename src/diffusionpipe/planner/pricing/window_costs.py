@@ -1,4 +1,4 @@
-"""What actions cost, and what ranks hold, where batches follow each other without a flush."""
+"""The costs of actions, and the memory of ranks, where batches follow each other without a flush."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +22,11 @@ def window_costs(
     batches: int,
     encoding: Seconds,
 ) -> Costs:
-    """The costs of so many unrolled batches of a window.
+    """The costs of this number of unrolled batches of a window.
 
-    There is no end of an iteration, so what a rank does once for a batch counts as parts of its backwards: its update,
-    the gradient sum, which the update waits for, and where the window has no fills the `encoding`, on a device of speed
-    1. Weights are cast in every forward, because each may read another version.
+    There is no end of an iteration, so a rank's work once for a batch counts as parts of its backwards: its update, the
+    gradient sum, which the update waits for, and where the window has no fills the `encoding`, on a device of speed 1.
+    Weights are cast in every forward, because each may read another version.
     """
     profile, speeds = setting.profile, worker_speeds(setting.cluster, mesh)
     costs, placement, stages = costs_of(unrolled, blocks, mesh, setting), unrolled.placement, []
@@ -44,7 +44,7 @@ def window_costs(
 
 
 def window_memory(window: Schedule, uses: Sequence[MemoryUse], rows: Sequence[Bytes]) -> tuple[MemoryUse, ...]:
-    """What each worker holds: every version of its weights, narrow copies for each forward in flight, rows of batches.
+    """The memory of each worker: all versions of its weights, copies for each forward in flight, rows of batches.
 
     `uses`: of each worker, with one version and the copies of one forward. `rows`: the frozen outputs of one batch.
     """

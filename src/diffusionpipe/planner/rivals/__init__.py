@@ -1,1 +1,1 @@
-"""What other systems would do with the same model and machines."""
+"""Other systems with the same model and machines: their layouts and times."""

@@ -1,4 +1,4 @@
-"""What others would do with the same model and machines, each as it really runs: encoders first, then the backbone.
+"""Other systems with the same model and machines, each as it really runs: encoders first, then the backbone.
 
     data parallelism    every rank trains on its share; gradients are summed while the backward runs, or after it
     ZeRO-3 / FSDP       the same with parameters (frozen ones too), gradients and optimizer state in equal parts on all
@@ -47,12 +47,13 @@ DIFFERENCES = {
     ZERO3: "It cuts every layer into equal parts and gathers each layer by itself; sharded copies here hold whole "
     "parameters, and gather blocks of layers.",
 }
-"""What a system does that DiffusionPipe does not. The pipelines are layouts that DiffusionPipe runs too."""
+"""A sentence for each system on its differences from DiffusionPipe. The pipelines are layouts that DiffusionPipe runs
+too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What another system reaches."""
+    """The figures that another system reaches."""
 
     name: str
     sizes: str
@@ -65,13 +66,13 @@ class Baseline:
     held: tuple[Bytes, ...]
     """Peak memory of each rank of a pipeline; one figure where all ranks hold the same."""
     overflow: Bytes
-    """By how much the fullest device's memory is exceeded; negative: what is left."""
+    """Bytes that the fullest device lacks; negative: bytes that are left."""
     updated: float = 0.0
     """Trained parameters that each rank updates, where all update as many."""
     is_copy: bool = False
     """Whether every rank holds the whole model."""
     candidate: Candidate | None = None
-    """Of the pipelines."""
+    """The candidate of a pipeline system; None for the others."""
 
 
 def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
@@ -102,7 +103,7 @@ def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Bas
 
 
 def places(judge: Judge, *, least: int = 2) -> Iterator[tuple[Arrangement, int]]:
-    """Every (arrangement, micro-batches) of so many and more stages that cuts the batch at whole samples."""
+    """Every (arrangement, micro-batches) of `least` and more stages that cuts the batch at whole samples."""
     batch = judge.setting.workload.batch
     for arrangement in arrangements(judge.setting.cluster):
         if least <= arrangement.units <= judge.tables.num_layers and batch % arrangement.data_parallel == 0:
@@ -134,7 +135,7 @@ def pipeline(
 ) -> Baseline | None:
     """The best of a pipeline baseline over these sizes; None where there are none.
 
-    What can be fast comes first: most of the others then need no look.
+    Sizes that can be fast come first: most of the others then need no look.
     """
     best: Baseline | None = None
     bounds = ((sum(judge.tables.least_times(*place)) + judge.tables.frozen_seconds, place) for place in where)
@@ -229,7 +230,7 @@ def zero3(judge: Judge) -> Baseline | None:
 
 
 def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
-    """The same with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
+    """The baseline with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
     setting = judge.setting
     ranks, layers = range(setting.cluster.num_ranks), setting.graph.frozen_layers
     sizes = [frozen_bytes(setting.graph, (name,), setting.workload) for name in layers]

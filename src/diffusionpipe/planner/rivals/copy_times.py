@@ -1,7 +1,7 @@
 """When whole and sharded copies of a model are done with a part of the batch: compute beside a queue of collectives.
 
-A bucket of gradients is summed behind the backward that fills it, or all are behind the last one. In ZeRO-3 a layer is
-gathered from the start of the one before it on, and its gradients are summed behind its backward:
+A bucket of gradients is summed after the backward that fills it, or all are summed after the last one. In ZeRO-3 a
+layer is gathered from the start of the one before it on, and its gradients are summed after its backward:
 
     data parallelism   compute      F B3 B2 B1 B0             ZeRO-3   compute         F0 F1 F2
                        sums              s3 s2 s1 s0                   collectives  g0 g1 g2
@@ -65,7 +65,7 @@ def gathering_time(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> S
 
 
 def gathered_bytes(judge: Judge) -> list[Bytes]:
-    """Of each layer: parameters travel in the precision in which they are used."""
+    """Bytes of each layer's parameters when gathered: they travel in the precision in which they are used."""
     return [after - before for before, after in pairwise(judge.tables.table.gathered_bytes)]
 
 

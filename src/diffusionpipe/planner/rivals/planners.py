@@ -6,7 +6,7 @@
     GPipe        stages of equal time and the clock of a pipeline
     DDP, ZeRO-3  no planner: the fewest parts of the batch that fit in memory win, by a sum over layers
 
-No formula knows of encoders, so each is about the iteration without them. A planner looks at every size that cuts the
+No formula counts encoders, so each is about the iteration without them. A planner looks at every size that cuts the
 batch, and takes the one that its formula says is fastest of those that fit in memory, or, where none fits, the one that
 lacks least. `simulated` says how long that really takes.
 """
@@ -42,7 +42,7 @@ class Guess:
     """Its batch is larger than the asked one where replicas could not share that."""
     candidate: Candidate
     seconds: Seconds
-    """Of an iteration without encoders and update."""
+    """Time of an iteration without encoders and update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class Rival:
 
     @property
     def step(self) -> Seconds:
-        """Of the asked batch: encoders, iteration, update."""
+        """Time of the asked batch: encoders, iteration, update."""
         return self.scale * self.proposal.iteration + self.proposal.update
 
     @property

@@ -24,7 +24,7 @@ Place = tuple[Seconds, Arrangement, int]
 
 
 def least_step(judge: Judge, places: Iterable[Place], reached: Seconds) -> Seconds:
-    """No plan at these places takes less; `reached` is what one of them takes, or infinite."""
+    """A lower bound of the step of every plan at these places; `reached` is the step of one of them, or infinite."""
     least = reached
     for bound, arrangement, microbatches in sorted(places, key=lambda place: place[0]):
         if bound >= least:
@@ -48,7 +48,7 @@ def may_fit(setting: Setting) -> bool:
 
 
 def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
-    """What the kinds of layouts take at least there; `limit` or more where that is no less than `limit`."""
+    """The least time of the kinds of layouts there; `limit` or more where that is no less than `limit`."""
     if arrangement.units == 1:
         return 0.0 if copies_may_fit(judge, arrangement, microbatches) else limit
     found = [limit]
@@ -75,7 +75,7 @@ def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) ->
 
 
 def _of_chains(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
-    """Of one stage on a unit, with any replicas."""
+    """The least time of one stage on a unit, with any replicas."""
     replicas = replicas_of(judge, arrangement, microbatches)
     if not replicas or not judge.footprint.may_fit(arrangement):
         return limit
@@ -84,7 +84,10 @@ def _of_chains(judge: Judge, arrangement: Arrangement, microbatches: int, limit:
 
 
 def _dealt_out(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """Of the dearest unit in the best of all ways to give each layer to one of them; 0 where there are too many."""
+    """Time of the dearest unit in the best of all ways to give each layer to one of them.
+
+    0 where there are too many.
+    """
     tables, speeds = judge.tables, judge.tables.ground(arrangement).speeds
     if len(speeds) ** tables.num_layers > MOST_DEALT:
         return 0.0

@@ -1,4 +1,4 @@
-"""Candidates for a plan, and what a quick simulation says of one."""
+"""Candidates for a plan, and the result of a quick simulation of one."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Candidate:
     arrangement: Arrangement
     schedule: str
     microbatches: int
-    """Of several backbones with numbers of their own, the least common multiple of these."""
+    """Number of micro-batches; of several backbones with numbers of their own, the least common multiple of these."""
     starts: tuple[int, ...]
     """First layer of each block, before buckets; schedules with one stage on each worker have a block for each."""
     replicas: tuple[int, ...]
@@ -31,7 +31,7 @@ class Candidate:
     """Units that hold the frozen layers, where memory lets not all of them do so; None for all. The filler asks the
     memory itself and may find more."""
     orders: Schedule | None = None
-    """Orders made for this candidate; `schedule` is then what they are called. None: those of the family."""
+    """Orders made for this candidate; `schedule` is then their name. None: the family's orders."""
     sharded: bool = False
     """Whether the data-parallel copies hold their parameters in parts."""
 
@@ -104,7 +104,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a quick simulation says of a candidate."""
+    """The result of a quick simulation of a candidate."""
 
     pipeline: Seconds
     """The iteration without the frozen work: forwards, backwards, reductions; where that is done before the pipeline,
@@ -119,4 +119,4 @@ class Estimate:
     held: tuple[Bytes, ...]
     """Peak memory of each unit."""
     overflow: Bytes
-    """By how much the fullest device's memory is exceeded; negative: what is left."""
+    """Bytes that the fullest device lacks; negative: bytes that are left."""

@@ -103,7 +103,7 @@ def _best_of_arrangements(pool: Pool) -> list[Judged]:
 
 
 def _to_improve(pool: Pool) -> list[Judged]:
-    """The best candidates, and those of each kind in its best arrangements: cuts that are not moved yet mislead."""
+    """The best candidates, and the best of each kind in its best arrangements: cuts that are not moved yet mislead."""
     ranked = pool.diverse()
     kinds: dict[str, dict[Arrangement, Judged]] = {}
     for one in ranked:
@@ -163,7 +163,7 @@ def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
 
 
 def _thorough(place: PairPlace, name: str) -> Iterator[Candidate]:
-    """The same at a good place: more partitions, that of the paper's formula, replicas where these are affordable."""
+    """The candidates at a good place: more partitions, the one of the paper's formula, affordable replicas."""
     if place.arrangement.units > MAX_UNEQUAL_UNITS:
         return
     pairs = place.judge.pairs
@@ -203,7 +203,7 @@ def _in_turn(place: PairPlace) -> Iterator[Candidate]:
 
 
 def _leanest(place: PairPlace) -> Candidate:
-    """One backbone after the other: what other ways hold of both at once, this one holds of one."""
+    """One backbone after the other: other ways hold both at once, this one holds one."""
     (candidate,) = _in_turn(place)
     return candidate
 
@@ -232,7 +232,7 @@ _KINDS: _Ways = {
 
 
 def _kinds(judge: Judge, arrangement: Arrangement) -> Iterator[tuple[Callable[[PairPlace], Seconds], _Kind]]:
-    """What each way that is asked for takes, roughly, and its candidates; one device runs one backbone after the other.
+    """The rough time of each way that is asked for, and its candidates; one device runs one backbone after the other.
 
     Where one way is asked for, that is a way of several devices, unless there is only one.
     """
@@ -244,7 +244,7 @@ def _kinds(judge: Judge, arrangement: Arrangement) -> Iterator[tuple[Callable[[P
 
 
 def _balanced(place: PairPlace, first: int, second: int) -> Starts:
-    """Cuts into so many stages of about equal times."""
+    """Cuts into `first` and `second` stages of about equal times."""
     work = [place.work(backbone) for backbone in range(2)]
     steps = [[b - a for a, b in pairwise(own)] for own in work]
     return balanced_cuts(steps[0], first), balanced_cuts(steps[1], second)
@@ -306,7 +306,7 @@ def _replicas(place: PairPlace) -> tuple[int, ...]:
 
 
 def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
-    """What needs little memory, whether it fits or not: of each arrangement the smallest micro-batches, in turn."""
+    """The candidates with least memory, whether they fit or not: of each arrangement the smallest micro-batches."""
     for arrangement in arrangements(judge.setting.cluster):
         found = sorted(_places(judge, arrangement), key=lambda place: sum(place.microbatches))
         for place in found[-1:]:

@@ -77,7 +77,7 @@ def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> b
 
 
 def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> Judged | None:
-    """The same of what holds less: one micro-batch at a time, encoders on some units alone.
+    """Add the chains that hold less: one micro-batch at a time, encoders on some units alone.
 
     Only a place where a stage that was fast enough did not fit may gain by it. One whose chains are too slow even if
     nothing were encoded is not asked again.
@@ -104,7 +104,7 @@ def sets_of_hosts(pool: Pool, arrangement: Arrangement) -> tuple[tuple[int, ...]
 
 
 def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _Way) -> tuple[Partition, ...]:
-    """Those of the dynamic program below the pool's limit; where it has none, below the first of growing ones."""
+    """The dynamic program's partitions below the pool's limit; where it has none, below the first of growing limits."""
     replicas, limit = replicas_of(pool.judge, arrangement, microbatches), _limit(pool)
 
     def ask(most: Seconds) -> tuple[Partition, ...]:
@@ -135,7 +135,10 @@ def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterato
 
 
 def _limit(pool: Pool) -> Seconds:
-    """What the pipeline of a better candidate takes at most; as 1F1B, from which another schedule may gain a little."""
+    """The largest time of the pipeline of a better candidate.
+
+    As 1F1B, from which another schedule may gain a little.
+    """
     chain = pool.score if pool.chain_score == float("inf") else pool.chain_score
     score = min(chain, GAINED * pool.score)
     return score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)

@@ -8,10 +8,10 @@ CHAIN = "1f1b"
 LEAN = "sequential"
 """Where nothing else fits: it holds one micro-batch at a time. One that holds more would fit less often."""
 DEPTH_FIRST = "1f1b"
-"""Of sharded copies: activations of one micro-batch, but each block is gathered for each of them;"""
+"""The schedule of sharded copies with activations of one micro-batch, where each block is gathered for each of them."""
 BREADTH_FIRST = "gpipe"
-"""or each block twice in all, but activations of all micro-batches. Without one of them some models do not fit, or
-gather far too often."""
+"""The schedule of sharded copies that gathers each block twice in all, with activations of all micro-batches. Without
+one of both some models do not fit, or gather far too often."""
 
 # Breadth: how many are looked at.
 MAX_MICROBATCHES = 128
@@ -19,15 +19,18 @@ MAX_MICROBATCHES = 128
 WIDTH = 6
 """Partitions of a question to the dynamic program: more cost estimates, fewer miss cuts that queues favour."""
 NUM_IMPROVED = 8
-"""Of the best candidates, and of the best places, are improved: more cost estimates; fewer trust the first cut more."""
+"""The number of best candidates, and of best places, that are improved: more cost estimates; fewer trust the first cut
+more."""
 NUM_ORDERED = 2
-"""For the best so many places orders are searched, each with the effort of `ORDER_SECONDS`: more cost that each."""
+"""The number of best places for which orders are searched, each with the effort of `ORDER_SECONDS`: more cost that
+each."""
 ORDER_SECONDS: Seconds = 0.15
 """Effort of an order search: larger finds shorter orders and delays every plan; smaller leaves more waits."""
 NUM_FINALISTS = 6
 """Made into plans and simulated in full: more cost a filled plan each; fewer trust the estimate of filling more."""
 MAX_ATTEMPTS = 4
-"""Where no finalist fits in memory after all, so many times as many are looked at: fewer may miss what fits."""
+"""Where no finalist fits in memory after all, this factor more are looked at: a smaller one may miss a plan that fits.
+"""
 MAX_AGAIN = 2
 """Searches with less memory, where the best do not fit after all: each costs a search, fewer miss what fits."""
 
@@ -35,8 +38,8 @@ MAX_AGAIN = 2
 MOST_DEALT = 20_000
 """Ways to deal out layers to units that a lower bound looks at: more costs time, fewer gives a looser bound."""
 MAX_UNEQUAL_UNITS = 8
-"""Unequal replicas for pipelines of so many ranks, and stages of two backbones that are cut at once: the time of the
-dynamic programs grows with its cube."""
+"""The most ranks of a pipeline with unequal replicas, and the most stages of two backbones that are cut at once: the
+time of the dynamic programs grows with its cube."""
 BUCKETS = (2, 4, 8, 16, 32)
 """Parts of a stage whose gradients are summed apart: more parts cost estimates, and gain what latency allows."""
 MAX_BUCKETED_FORWARDS = 1024
@@ -56,11 +59,11 @@ GROWTH = 2.0
 NUM_PAIRS = 5
 """Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
 NUM_OF_ARRANGEMENT = 2
-"""Of each kind and arrangement of ranks so many get buckets before the best are improved: more cost estimates, with
-none those whose sums take long are left out."""
+"""The number of candidates of each kind and arrangement of ranks that get buckets before the best are improved: more
+cost estimates, with none those whose sums take long are left out."""
 NUM_OF_KIND = 4
-"""Of each kind so many arrangements are improved too: more cost estimates; with fewer a kind is compared at worse
-sizes."""
+"""The number of arrangements of each kind that are improved too: more cost estimates; with fewer a kind is compared at
+worse sizes."""
 SLACKS = (0, 2)
 """Micro-batches that stages of such orders hold beyond 1F1B's: each costs an estimate, the second gains where p is
 large and there is memory."""
@@ -70,16 +73,16 @@ seconds."""
 PAIR_ACTIONS = 1024
 """Stages x micro-batches of both backbones: larger ones take seconds to order and to simulate, and gain little."""
 PAIR_SLACK = 1.03
-"""The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`,"""
+"""The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`."""
 CAP_STEP = 1.06
-"""and the factor by which it grows, itself growing: larger finds more slowly, smaller asks more often."""
+"""The factor by which `PAIR_SLACK` grows, itself growing: larger finds more slowly, smaller asks more often."""
 FEW_LAYERS = 20
 """Layers of each of two backbones between which a quick question cuts, at least: more is slower, fewer gives worse
 pairs;"""
 FEW_STATES = 160
 """such layers times devices, so that questions about few devices cut between more;"""
 MORE_LAYERS = 32
-"""and of those that prepare a thorough one: too many or too few make that one slower."""
+"""The most layers of a question that prepares a thorough one: too many or too few make that one slower."""
 EFFORT = 700_000
 """States of pairs of partitions that one search looks at, or it is given up: more takes seconds, fewer leaves pairs at
 coarser places to cut."""
@@ -90,12 +93,12 @@ NEAR = 1.01
 """Pairs of partitions this many times worse than the best are estimated too: more is slower, less trusts their values
 more."""
 TRUST = 1.02
-"""An estimate so many times the best full simulation ends the finals: more cost plans; fewer miss what fills better
-than estimated."""
+"""An estimate this factor above the best full simulation ends the finals: more cost plans; fewer miss a plan that fills
+better than estimated."""
 CLOSE = 1.0005
 """A sharded estimate so near the best full simulation is not looked into: larger is faster and loses up to that."""
 ENOUGH = 5e-3
-"""What comes so near to the time without any wait gets no other orders: larger is faster and loses up to that."""
+"""A plan that is this near to the time without any wait gets no other orders: larger is faster and loses up to that."""
 BETTER = 1 - 1e-9
 """A change must gain more than rounding, or moves would go round in circles."""
 HEAVY = 1 / 32
@@ -110,7 +113,7 @@ PROMISING = 1.05
 """Other schedules this many times worse than the best so far are left out: more cost estimates of what moved cuts and
 buckets rarely make up for."""
 LEAST_RAMP = 0.25
-"""Several stages on a worker and split backwards leave so much of the waits at both ends of a pipeline, at least: less
-looks at more places, more may leave out a good one."""
+"""The least part of the waits at both ends of a pipeline that several stages on a worker and split backwards leave:
+less looks at more places, more may leave out a good one."""
 LISTED = 2.0
 """Candidates this many times slower than the best are still listed for the user: it changes no plan."""

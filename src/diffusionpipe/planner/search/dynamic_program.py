@@ -1,14 +1,14 @@
 """Cutting layers into stages and giving each stage its devices, by dynamic programs over suffixes of the layers.
 
-    layers    0 1 2 | 3 4 | 5 6 7 8          a suffix (first layer, stages, replicas of its first stage, devices) knows
+    layers    0 1 2 | 3 4 | 5 6 7 8          a suffix (first layer, stages, replicas of its first stage, devices) holds
     devices   0 1   | 2   | 3                everything that stages put before it can change
     replicas  2       1     1
 
-All objectives that are built on one chain of stages fit this one program: what differs is which few numbers describe
-a suffix, and how a stage put before it changes them. If smaller numbers of a suffix never make a whole partition
-worse, then keeping for every state those suffixes that no other beats in all numbers (its Pareto front) loses no
-optimum. This is the exact form of what DiffusionPipe (Tian et al., MLSys 2024) does for T^max, of SPP's PRM (Luo et
-al.) and of DAPPLE's planner (Fan et al., PPoPP 2021), whose own programs keep one suffix per state; see `objectives`.
+All objectives that are built on one chain of stages fit this one program: they differ in the few numbers that describe
+a suffix, and how a stage put before it changes them. If smaller numbers of a suffix never make a whole partition worse,
+then keeping for every state those suffixes that no other beats in all numbers (its Pareto front) loses no optimum. This
+is the exact form of the programs that DiffusionPipe (Tian et al., MLSys 2024) uses for T^max, of SPP's PRM (Luo et al.)
+and of DAPPLE's planner (Fan et al., PPoPP 2021), whose own programs keep one suffix per state; see `objectives`.
 
     layers 0 1 2 3 take 1 2 3 4; two devices, up to two stages; the slowest stage counts, and each transfer 1
 
@@ -42,20 +42,20 @@ from typing import Protocol, TypeAlias
 from diffusionpipe.units import Seconds
 
 Numbers: TypeAlias = tuple[float, ...]
-"""What describes a suffix of stages to an objective; smaller is better in each."""
+"""The numbers that describe a suffix of stages to an objective; smaller is better in each."""
 StageTime: TypeAlias = tuple[Seconds, Seconds, Seconds]
 """Forward and backward of one micro-batch, and the reduction of the stage's gradients."""
 LinkTime: TypeAlias = tuple[Seconds, Seconds]
 """Transfer of one micro-batch's activations forward and of their gradients back."""
 PricedStage: TypeAlias = StageTime | tuple[Seconds, Seconds, Seconds, float]
-"""The times on the slowest replica, and what part of them the fastest takes; 1 where it is not given."""
+"""The times on the slowest replica, and the part of them that the fastest takes; 1 where it is not given."""
 PricedLink: TypeAlias = LinkTime | tuple[Seconds, Seconds, Seconds, Seconds]
 """The times through the fuller of both ends, and of what all orders wait for: the next layer's inputs, of a device's
 samples at the emptier end; the same where they are not given."""
 
 
 class PartitionObjective(Protocol):
-    """What a partition is judged by."""
+    """The function by which a partition is judged."""
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """The numbers of a suffix with one more stage at its front; `rest` None: the stage is the last of all.
@@ -69,7 +69,7 @@ class PartitionObjective(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be cut, over what. Devices stand in a row; each stage takes the next ones."""
+    """The layers to cut, and the devices to cut them over. Devices are in a row; each stage takes the next ones."""
 
     num_layers: int
     num_devices: int
@@ -80,7 +80,7 @@ class Question:
     """(first layer, stop layer, first device, replicas, stages from this one to the last) -> times; None: such a
     stage is not allowed, it does not fit in memory. A longer stage must not fit where a shorter one does not."""
     link: Callable[[int, int, int, int], PricedLink]
-    """(cut, first device behind the cut, senders before it, receivers behind it) -> times."""
+    """(cut, first device after the cut, senders before it, receivers after it) -> times."""
     min_stages: int = 1
     reach: Callable[[int, int], bool] = lambda layers, devices: True
     """Whether the layers 0, ..., layers - 1 can be done by that many devices at all; True where unknown."""
@@ -88,12 +88,12 @@ class Question:
     """(first layer, replicas) -> the last layer at which a stage may stop; None: any."""
     is_hopeless: Callable[[Numbers, int, int, int], bool] | None = None
     """(numbers of a suffix, its stages, layers before it, devices before it) -> whether no partition that ends in the
-    suffix is of use. What is better in all numbers must not be hopeless where the worse is not."""
+    suffix is of use. A suffix that is better in all numbers must not be hopeless where the worse is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Where stages start, how many devices each takes, and what the objective says."""
+    """Where stages start, how many devices each takes, and the value of the objective."""
 
     starts: tuple[int, ...]
     replicas: tuple[int, ...]
@@ -102,7 +102,7 @@ class Partition:
 
 
 _Node: TypeAlias = tuple[Numbers, int, int, "_Node | None"]
-"""Numbers of a suffix, its first layer, the replicas of its first stage, the suffix behind that stage."""
+"""Numbers of a suffix, its first layer, the replicas of its first stage, the suffix after that stage."""
 
 
 def best_partitions(question: Question, objective: PartitionObjective, *, width: int = 16) -> tuple[Partition, ...]:
@@ -173,7 +173,7 @@ def _grow(
     replicas: int,
     grown: dict[_State, list[_Node]],
 ) -> None:
-    """The stages that begin at `first`, before every suffix that they can stand before."""
+    """The stages that begin at `first`, before every suffix that they can precede."""
     stage, link, prepend, is_hopeless = question.stage, question.link, objective.prepend, question.is_hopeless
     closed: set[tuple[int, int]] = set()  # (devices, stages) behind which not even a shorter stage was allowed
     may_precede = [_can_precede(question, first, devices) for devices in range(question.num_devices + 1)]

@@ -2,11 +2,11 @@
 
     structure   its schedule, ready to be timed: made once for all cuts of the model that exchange tensors alike
     costs       prices of stages, links, collectives and frozen work, from sums over ranges of layers
-    time        `timing` of both: what `simulate` says after `communicate`
+    time `timing` of both: the result of `simulate` after `communicate`
 
 Frozen work before the pipeline, and the messages with its outputs, are part of the structure. Frozen work in waits is
-counted as if it filled every wait of the devices that have memory for it, in fills as large as memory allows: both are
-what the filler's own rule says (`pricing.encoders.Needs`).
+counted as if it filled every wait of the devices that have memory for it, in fills as large as memory allows: both
+follow the filler's own rule (`pricing.encoders.Needs`).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ Flows = dict[tuple[int, int], tuple[Load, Load]]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """Estimates candidates of one setting; what several of them share is made once."""
+    """Estimates candidates of one setting; parts that several of them share are made once."""
 
     tables: Tables
     footprint: Footprint
@@ -50,12 +50,12 @@ class Estimates:
         head: Seconds = 0.0,
         is_hopeless: Callable[[Estimate], bool] | None = None,
     ) -> Estimate:
-        """What the plan takes, and what it needs.
+        """The time of the plan, and its memory.
 
         Args:
-            candidate: what is to be planned.
-            is_filled: whether frozen work of the next batch runs in the waits; else that of this batch comes first.
-            head: what the first stage does before each of its forwards besides.
+            candidate: the layout to plan.
+            is_filled: whether frozen work of the next batch runs in the waits; else this batch's comes first.
+            head: the extra time of the first stage before each of its forwards.
             is_hopeless: asked about the time in which no message waits for another, which is quickly known. If it says
                 yes, that is the answer.
         """
@@ -150,7 +150,7 @@ class Estimates:
     def _costs(
         self, candidate: Candidate, structure: Structure, starts: tuple[int, ...], flows: Flows, head: Seconds
     ) -> Costs:
-        """What `costs_of` says of the structure's schedule, with the first stage's `head`."""
+        """The result of `costs_of` for the structure's schedule, with the first stage's `head`."""
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         spans = list(zip(starts, (*starts[1:], tables.num_layers), strict=True))
 
@@ -218,7 +218,7 @@ class Estimates:
         return tuple(summed[place.block] for place in structure.places), ()
 
     def _filler(self, candidate: Candidate, busy: Sequence[Seconds]) -> Callable[[Seconds], Seconds]:
-        """What makes of the pipeline's time that of the iteration if its hosts took the frozen work into all waits."""
+        """A function of the pipeline's time: the iteration's time if its hosts fill all waits with frozen work."""
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         if not tables.setting.graph.frozen_layers:
             return lambda pipeline: pipeline

@@ -1,15 +1,15 @@
 """How many bytes a candidate's units hold, from sums over ranges of layers.
 
-The items are those of `timing.memory`, and so is what a layer needs. Parameters and all that counts with them, copies
-and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
+The items are the same as in `timing.memory`, and so is the need of a layer. Parameters and all that counts with them,
+copies and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
 
     encoders          every host holds all of them, and encodes an equal share of the batch while nothing else is there
-    activations       at their own peak, with messages or without; a unit with several stages also counts what one of
-                      them reads of another; where the backward is split, what W needs from I on
+    activations       at their own peak, with messages or without; a unit with several stages also counts the tensors
+                      that one of them reads of another; where the backward is split, those that W needs from I on
     messages          none: as many as two may wait while activations peak, but which is known of no order before it
                       is timed, and a guess too high would lose plans that fit
-    frozen outputs    of one batch what the unit's stages read, and raw inputs of an equal share; not the next one's,
-                      nor what it encodes for others
+    frozen outputs    of one batch those that the unit's stages read, and raw inputs of an equal share; not the next
+                      one's, nor those that it encodes for others
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,18 +28,18 @@ from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.units import Bytes
 
 _Stage = tuple[int, int, int, float]
-"""First layer, the layer behind the last, micro-batches, samples of each."""
+"""First layer, the layer after the last, micro-batches, samples of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Peak memory of candidates of one setting; what several of them share is made once."""
+    """Peak memory of candidates of one setting; parts that several of them share are made once."""
 
     tables: Tables
 
     @cached_property
     def frozen_bytes(self) -> Bytes:
-        """Of the frozen components on every rank that runs them."""
+        """Bytes of the frozen components on every rank that runs them."""
         return encoder_bytes(self.tables.setting)
 
     @cached_property
@@ -59,7 +59,7 @@ class Footprint:
         return rows * sum(graph.tensor(n).num_bytes for n in {*graph.inputs} - {*graph.reads_of(graph.backbone_layers)})
 
     def may_fit(self, arrangement: Arrangement, *, times: int = 1) -> bool:
-        """Whether a pipeline's devices have room for its parameters, and what counts with them, so many times."""
+        """Whether a pipeline's devices have room for `times` times its parameters and all that counts with them."""
         table = self.tables.table
         held = use_of(table.trained[-1], self.tables.setting.workload, frozen=table.frozen_bytes[-1])
         return times * held.total <= sum(self.tables.ground(arrangement).memories)
@@ -88,10 +88,10 @@ class Footprint:
         *,
         is_host: bool = True,
     ) -> MemoryUse:
-        """What a rank with these stages holds.
+        """The memory of a rank with these stages.
 
-        `peaks` are numbers of micro-batches whose activations it holds at the same time, and of those of which it
-        holds what W needs, stage by stage (`Holding.peaks`).
+        `peaks` are numbers of micro-batches whose activations it holds at the same time, and of micro-batches of
+        which it holds the tensors for W, stage by stage (`Holding.peaks`).
         """
         table, trained, copies = self.tables.table, 0, 0
         frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
@@ -121,7 +121,7 @@ class Footprint:
         return self.overflow(candidate, self.held(candidate)) <= 0
 
     def overflow(self, candidate: Candidate, held: Sequence[Bytes]) -> Bytes:
-        """By how much the fullest device is too small for what units hold; negative: what is left."""
+        """Bytes that the fullest device lacks for the memory of its units; negative: bytes that are left."""
         memories = self.tables.ground(candidate.arrangement).memories
         return max(one - memory for one, memory in zip(held, memories, strict=True))
 
@@ -130,7 +130,7 @@ class Footprint:
         return tuple(use.total for use in self.uses(candidate))
 
     def uses(self, candidate: Candidate) -> tuple[MemoryUse, ...]:
-        """What each unit holds at its peak."""
+        """The memory of each unit at its peak."""
         uses: list[MemoryUse] = []
         for count, own, peaks in self._workers(candidate):
             uses += [self.use(own, peaks, is_host=are_hosts(candidate.hosts, len(uses), count))] * count
@@ -139,9 +139,9 @@ class Footprint:
     def hosts_and_chunk(self, candidate: Candidate) -> tuple[tuple[int, ...] | None, int]:
         """Units that can hold the frozen layers beside training, None for all, and the most samples of a fill.
 
-        That is what the filler asks of the plan (`Needs`) where no messages wait, and where waits hold no activations:
-        how many they do is known of no order before it is timed, and a guess too high would lose plans. Of sharded
-        copies nothing is known here: they are taken to have room.
+        The filler asks the plan for the same (`Needs`) where no messages wait, and where waits hold no activations: how
+        many they do is known of no order before it is timed, and a guess too high would lose plans. Of sharded copies
+        nothing is known here: they are taken to have room.
         """
         tables, rooms, others = self.tables, list[Room](), list[Bytes]()
         batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
@@ -158,7 +158,7 @@ class Footprint:
         return tables.needs(batch).hosts_and_chunk([rooms], others, batch)
 
     def _workers(self, candidate: Candidate) -> Iterator[tuple[int, list[_Stage], Sequence[Sequence[int]]]]:
-        """Of each worker the units in its place, its stages, and its peaks."""
+        """(units in the worker's place, its stages, its peaks) of each worker."""
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         spans = list(zip(candidate.starts, (*candidate.starts[1:], self.tables.num_layers), strict=True))
         for worker, count in enumerate(candidate.replicas):

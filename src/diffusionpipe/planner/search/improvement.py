@@ -36,10 +36,10 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
-    """Judge the dynamic program's partitions and that of equal times, as 1F1B: no schedule needs less memory.
+    """Judge the dynamic program's partitions and the partition of equal times, as 1F1B: no schedule needs less memory.
 
-    The best one of each replicas and that of equal times are also judged with the other schedules. If one is given, it
-    is the only one. Where nothing fits because every rank holds the encoders, some ranks hold them for all.
+    The best one of each replicas and the one of equal times are also judged with the other schedules. If one is given,
+    it is the only one. Where nothing fits because every rank holds the encoders, some ranks hold them for all.
     """
     judge = pool.judge
     if not judge.setting.given.allows_chains:
@@ -145,7 +145,7 @@ def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
 
 
 def _places_to_order(pool: Pool) -> list[tuple[Arrangement, int]]:
-    """Of the best places those whose devices wait: copies of the model, which never do, take no other's turn."""
+    """The best places whose devices wait: copies of the model, which never do, take no other's turn."""
     waiting = [place for place in _best_places(pool, NUM_IMPROVED) if _may_gain(pool, _of_place(pool, *place)[0])]
     return waiting[:NUM_ORDERED]
 
@@ -217,7 +217,7 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
 def _add_neighbours(pool: Pool) -> None:
     """The best candidate with the next numbers of micro-batches, for as long as that helps.
 
-    What made it the best, buckets or an order of its own, has been tried at few places.
+    The reason why it is the best, buckets or an order of its own, has been tried at few places.
     """
     best = next(iter(pool.ranked()), None)
     if best is None:
@@ -277,7 +277,7 @@ def _may_gain(pool: Pool, one: Judged) -> bool:
 
 
 def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """What each unit would compute for one micro-batch if layers could be cut anywhere."""
+    """The time that each unit would compute for one micro-batch if layers could be cut anywhere."""
     sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     return (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
 

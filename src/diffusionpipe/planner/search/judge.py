@@ -1,4 +1,4 @@
-"""What a search asks of the candidates of one setting: their time, their memory, and where to cut the model."""
+"""The figures of candidates of one setting that a search asks for: time, memory, and where to cut the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Judge:
 
     @cached_property
     def tables(self) -> Tables:
-        """What the candidates share."""
+        """The sums that the candidates share."""
         return Tables(setting=self.setting)
 
     @cached_property

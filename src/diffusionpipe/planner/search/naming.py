@@ -117,13 +117,13 @@ def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
     stages: tuple[int, ...]
-    """Of each backbone,"""
+    """Stages of each backbone."""
     workers: int
     replicas: tuple[int, ...]
     groups: int
     is_side_by_side: bool
     microbatches: tuple[int, ...]
-    """and its micro-batches."""
+    """Micro-batches of each backbone."""
     buckets: int
 
 
@@ -148,14 +148,14 @@ def _in_words(sizes: _Sizes) -> str:
 
 
 def _each(sizes: _Sizes) -> str:
-    """The number of stages, that of all backbones if these stand on the same workers: "4"; else "3 + 5"."""
+    """The number of stages, of all backbones together if these are on the same workers: "4"; else "3 + 5"."""
     stages = sizes.stages
     is_same = len(stages) == 1 or set(stages) == {sizes.workers}
     return str(stages[0]) if is_same else " + ".join(map(str, stages))
 
 
 def _microbatches(plan: Plan) -> tuple[int, ...]:
-    """Of each backbone."""
+    """The micro-batches of each backbone."""
     found: dict[str, int] = {}
     for pipeline in plan.train.placement.pipelines:
         if Op.ENCODE not in pipeline.ops and not pipeline.is_probe:

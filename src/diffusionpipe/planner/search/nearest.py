@@ -1,4 +1,4 @@
-"""The layout that misses the memory by least, where none fits: what advice is measured against.
+"""The layout that misses the memory by least, where none fits: advice is measured against it.
 
 Cuts that balance time leave the fullest device where the memory is, so cuts that balance memory are asked for too:
 of 1F1B, and of one micro-batch at a time, which holds least.
@@ -23,13 +23,13 @@ from diffusionpipe.schedules.traits import holds_one
 
 
 def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
-    """Of pipelines, and of data parallelism, the one that misses the memory by least."""
+    """The pipeline or the data parallelism that misses the memory by least."""
     best = least_estimated_overflow(setting)
     return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
 
 
 def least_estimated_overflow(setting: Setting) -> Judged | None:
-    """The same with its estimate alone, which takes a fraction of the time."""
+    """The layout that misses the memory by least in its estimate alone, which takes a fraction of the time."""
     pool = Pool(judge=Judge(setting=setting), is_filled=False)
     if len(setting.graph.backbones) > 1:
         found = [pool.judged_of(candidate) for candidate in roomy_pairs(pool.judge)]

@@ -1,4 +1,4 @@
-"""What published planners minimise, as objectives of the dynamic program.
+"""The functions that published planners minimise, as objectives of the dynamic program.
 
 Legend: stages s = 1, ..., S in forward order; F_s, B_s forward and backward of one micro-batch; c_s forward plus
 backward transfer between stages s and s + 1; R_s the reduction of the gradients of stage s; M micro-batches.
@@ -10,7 +10,7 @@ from diffusionpipe.planner.search.dynamic_program import Numbers, PricedLink, Pr
 from diffusionpipe.units import Seconds
 
 ROUNDED = 1 - 1e-9
-"""Of a bound from running sums: rounding may have made it too large by less than the rest."""
+"""Factor of a bound from running sums: rounding may have made the bound too large by less than the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class PivotLatency:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(L, the longest way in and back to the first stage, the longest reduction behind it) of the longer suffix."""
+        """(L, the longest way in and back to the first stage, the longest reduction after it) of the longer suffix."""
         forward, backward, reduce, *_ = stage
         if rest is not None:
             rest = self._before(rest, link[0], link[1], None)
@@ -108,12 +108,12 @@ class PivotLatency:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the layers before a suffix take at least for one micro-batch, however they are cut and shared."""
+    """The least time of the layers before a suffix for one micro-batch, however they are cut and shared."""
 
     forward: Seconds
-    """One after the other on the fastest devices,"""
+    """Their forwards one after the other on the fastest devices."""
     both: Seconds
-    """and with their backwards."""
+    """Their forwards and backwards one after the other on the fastest devices."""
     dearest: Seconds
     """Forward and backward of the slowest of their stages."""
     num_stages: int
@@ -124,9 +124,9 @@ class Before:
 class LeastOneForwardOneBackward:
     """About what 1F1B takes at least, transfers included: no longer suffix has smaller numbers than its parts.
 
-    It is no bound in two cases. A first stage with much longer forwards than the others hides the path behind it, and a
-    skip over several stages goes past the links between them, which count it. Such cuts are seldom the best ones. Among
-    a model's good cuts it ranks better than a bound without these two would.
+    It fails to be a bound in two cases. A first stage with much longer forwards than the others hides the path after
+    it, and a skip over several stages goes past the links between them, which count it. Such cuts are seldom the best
+    ones. Among a model's good cuts it ranks better than a bound without these two would.
 
     Of a suffix of k stages, all from the moment in which its first micro-batch comes to its first stage:
 
@@ -134,9 +134,10 @@ class LeastOneForwardOneBackward:
         end     until the last backward of the first stage is done, the largest of
                     path + (M - 1) (F + B)                  the first stage computes all micro-batches
                     path + (ceil(M / k) - 1) path           it has at most k of them under way at a time
-                    F + transfer + end of the stages behind + transfer + B
-                    F + M transfers + path of the stages behind + B, and the same with the transfers back
-        total   until all sums of gradients are done: those of a stage begin with its last backward, if it is in buckets
+                    F + transfer + end of the stages after it + transfer + B
+                    F + M transfers + path of the stages after it + B, and the same with the transfers back
+        total   until all sums of gradients are done: the sums of a stage begin with its last backward, if it is in
+                buckets
 
     1F1B reaches it but for queues of messages. It contains what slow links cost: round trips that few micro-batches
     hide. The last number is k, the same for all suffixes that the dynamic program compares.
@@ -187,10 +188,11 @@ class LeastOneForwardOneBackward:
 
 @dataclass(frozen=True, slots=True)
 class LeastInAnyOrder:
-    """What a chain takes at least in any order, with whole or split backwards.
+    """The least time of a chain in any order, with whole or split backwards.
 
     Each stage computes all micro-batches after the first one came to it, and a link carries them one after the other:
-    what the layer before the cut writes for the layer behind it. Sums of gradients may overlap all backwards.
+    the tensors that the layer before the cut writes for the layer after it. Sums of gradients may overlap all
+    backwards.
     """
 
     num_microbatches: int

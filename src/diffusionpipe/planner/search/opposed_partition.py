@@ -4,16 +4,16 @@
     first    -->  0 1 2  | 3 4    | 5 6 [2]    are on the last d devices; each device block that is put before them
     second   <--  4 5    | 2 3    | 0 1 [1]    adds a stage [i', i) of the one and a stage [j, j') of the other
 
-The backbones run in opposite directions: the first down the devices, the second up. Both have as many stages, and what
-stands on the same devices has as many replicas (DiffusionPipe, Tian et al., MLSys 2024, on cascaded models). For two
+The backbones run in opposite directions: the first down the devices, the second up. Both have as many stages, and
+stages on the same devices have as many replicas (DiffusionPipe, Tian et al., MLSys 2024, on cascaded models). For two
 backbones in the same direction the second one's layers are counted from its end.
 
 As in `dynamic_program`, an objective says which few numbers describe a state; a state keeps those that no other beats
 in all of them. The dearest stage of a backbone does not say how busy a device is: a dear stage of one beside a cheap
 one of the other is as good as two of middle size. So our objectives count the load of a device, the paper's does not.
 
-    layers of 1 and 5, and of 5 and 1, two devices, one micro-batch of each: both backbones are cut behind their first
-    layer, and stand with 1 + 1 and 5 + 5 on the devices in opposite directions, with 1 + 5 and 5 + 1 in the same [3]
+    layers of 1 and 5, and of 5 and 1, two devices, one micro-batch of each: both backbones are cut after their first
+    layer, and put 1 + 1 and 5 + 5 on the devices in opposite directions, with 1 + 5 and 5 + 1 in the same [3]
 
 >>> from diffusionpipe.planner.search.pair_objectives import OppositeLoads, SameLoads
 >>> layers = ((1, 5), (5, 1))
@@ -54,7 +54,7 @@ from diffusionpipe.planner.search.two_sided import PairPartition, TwoSidedQuesti
 from diffusionpipe.units import Seconds
 
 _Node: TypeAlias = tuple[Numbers, int, int, int, "_Node | None"]
-"""Numbers of a state, i, j, the replicas of its first block, the state behind that block."""
+"""Numbers of a state, i, j, the replicas of its first block, the state after that block."""
 _State: TypeAlias = tuple[int, int, int, int]
 """i, j, blocks, replicas of the first block."""
 
@@ -70,14 +70,14 @@ def best_pairs(
     """The pairs of partitions on the Pareto fronts of all numbers of blocks, best value first; () where none is left.
 
     The first one is optimal among those under the cap as long as no front is longer than `width`. Ties are broken by
-    fewer blocks, then by earlier starts. What can only become worse than the limit is not looked at. Where more than
-    `effort` states would be, nothing is found.
+    fewer blocks, then by earlier starts. States that can only become worse than the limit are not looked at. Where more
+    than `effort` states would be, nothing is found.
     """
     return _pairs_of(_Program(question, objective, width, limit, effort))
 
 
 def _pairs_of(program: "_Program") -> tuple[PairPartition, ...]:
-    """What a program finds, best value first."""
+    """The pairs that a program finds, best value first."""
     value = program.objective.value
     found = [
         PairPartition(starts=_starts(node), replicas=_replicas(node), value=value(node[0], blocks), numbers=node[0])
@@ -107,10 +107,10 @@ def first_pairs(
 
 
 def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
-    """The best pairs and others near them, best first; optimal as `best_pairs` is, whatever the cap.
+    """The best pairs and others near them, best first; optimal as `best_pairs` is, for any cap.
 
-    Branch and bound: what is found with fewer places to cut is the limit of the next search. Without limits almost all
-    pairs would have to be looked at: a dearer device may have a shorter ramp. Where so many have to be in spite of
+    Branch and bound: a pair found with fewer places to cut is the limit of the next search. Without limits almost all
+    pairs would have to be looked at: a dearer device may have a shorter ramp. Where too many have to be in spite of
     limits, because sums of gradients outlast the ramps, some places to cut are left out.
     """
     found, places = quick_pairs(question, objective), _few(question)
@@ -142,7 +142,10 @@ def _few(question: TwoSidedQuestion) -> int:
 def _cut_at(
     question: TwoSidedQuestion, objective: PairObjective, num_layers: int, *, limit: Seconds, width: int = 1
 ) -> tuple[PairPartition, ...]:
-    """The best pairs within the limit, where each backbone is cut in so many places; () where that takes too long."""
+    """The best pairs within the limit, where each backbone is cut in at most `num_layers` places.
+
+    () where that takes too long.
+    """
     coarse, ends = _coarse(question, num_layers)
     return _of_layers(best_pairs(coarse, objective, width=width, limit=limit, effort=EFFORT), *ends)
 
@@ -158,7 +161,7 @@ def _of_layers(
 
 
 def _coarse(question: TwoSidedQuestion, num_layers: int) -> tuple[TwoSidedQuestion, tuple[list[int], list[int]]]:
-    """The question with neighbours joined until each backbone has so many layers, and where these begin and end."""
+    """The question with neighbours joined until each backbone has `num_layers` layers, and where these lie."""
     ends = _ends(question.work[0], num_layers), _ends(question.work[1], num_layers)
 
     def layers(backbone: int, span: tuple[int, int]) -> tuple[int, int]:
@@ -211,7 +214,7 @@ class _Program:
     def _grow(
         self, fronts: dict[_State, list[_Node]], devices: int, replicas: int, grown: dict[_State, list[_Node]]
     ) -> None:
-        """Put a block of so many devices before every state."""
+        """Put a block of `devices` devices before every state."""
         position = self.question.num_devices - devices - replicas
         prepend, tables = self.objective.prepend, _Tables(self.question, position, replicas)
         for (i, j, blocks, receivers), nodes in fronts.items():
@@ -229,7 +232,7 @@ class _Program:
                         bucket.append((numbers, before, behind, replicas, node))
 
     def _cap(self, node: _Node | None, i: int, j: int, blocks: int, devices: int) -> Seconds:
-        """What a cap limits, at most, of all that the state becomes with layers [0, i) and [j, L) on these devices."""
+        """The most that a cap limits of all that the state becomes with layers [0, i) and [j, L) on these devices."""
         question, (first, second) = self.question, self.question.work
         cap = question.cap
         if self.limit < float("inf"):

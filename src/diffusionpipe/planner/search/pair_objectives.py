@@ -1,6 +1,6 @@
-"""What pairs of partitions of two backbones are judged by, as objectives of the two-sided dynamic program.
+"""The functions by which pairs of partitions of two backbones are judged: objectives of the two-sided program.
 
-Legend: stages of the first backbone have F + B = f + b and reduction `reduce`, those of the second g + c and `sums`;
+Legend: stages of the first backbone have F + B = f + b and reduction `reduce`, the second's have g + c and `sums`;
 their links take x + y and u + v; M_A, M_B micro-batches, S stages of each.
 """
 
@@ -11,16 +11,19 @@ from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, Stag
 from diffusionpipe.units import Seconds
 
 Pair: TypeAlias = tuple[StageTime, StageTime]
-"""The stages of both backbones on one device block,"""
+"""The stages of both backbones on one device block."""
 Links: TypeAlias = tuple[LinkTime, LinkTime]
-"""and the transfers of both between two blocks."""
+"""The transfers of both backbones between two blocks."""
 
 
 class PairObjective(Protocol):
-    """What a pair of partitions is judged by; see `dynamic_program.PartitionObjective`."""
+    """The function by which a pair of partitions is judged; see `dynamic_program.PartitionObjective`."""
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """What a cap limits, of a pair of stages whose F + B take so long; adds up over stages, or less than that."""
+        """The load that a cap limits, of a pair of stages whose F + B take `first` and `second`.
+
+        Adds up over stages, or less than that.
+        """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
         """The numbers with one more device block in front; `is_whole`: nothing comes before it."""
@@ -31,7 +34,7 @@ class PairObjective(Protocol):
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """What the first number may be, at most, if the value of what a state becomes is to keep within the limit.
+        """The most that the first number may be if the value of all that a state becomes is to keep within the limit.
 
         Args:
             numbers: the state's, None where nothing is on devices yet.
@@ -77,18 +80,18 @@ class OppositePath:
 
 @dataclass(frozen=True, slots=True)
 class _Loads:
-    """What both objectives by load share."""
+    """The common part of both objectives by load."""
 
     microbatches: tuple[int, int]
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """Of all micro-batches of both."""
+        """Load of all micro-batches of both."""
         return self.microbatches[0] * first + self.microbatches[1] * second
 
 
 @dataclass(frozen=True, slots=True)
 class OppositeLoads(_Loads):
-    """The largest load of a device, the shorter of both ramps, and T_gap: what opposite directions come close to.
+    """The largest load of a device, the shorter of both ramps, and T_gap: opposite directions come close to their sum.
 
     load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
     ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
@@ -114,7 +117,10 @@ class OppositeLoads(_Loads):
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """What the shorter ramp and the second's gap leave: all layers are in a ramp, but those of its last stage."""
+        """The rest of the limit after the shorter ramp and the second's gap.
+
+        All layers are in a ramp, except the layers of its last stage.
+        """
         if numbers is None:
             return limit
         last = limit / self.microbatches[1]  # no stage of the second takes longer
@@ -128,7 +134,7 @@ class OppositeLoads(_Loads):
 
 @dataclass(frozen=True, slots=True)
 class SameLoads(_Loads):
-    """The same for one direction: the first backbone waits for its way in, the second for its way back."""
+    """The loads for one direction: the first backbone waits for its way in, the second for its way back."""
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
         """(load, sum of both ramps, both gaps)."""
@@ -143,7 +149,7 @@ class SameLoads(_Loads):
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """What half of both ramps leaves of the limit."""
+        """The rest of the limit after half of both ramps."""
         return limit - (numbers[1] + sum(left)) / 2 if numbers else limit
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:

@@ -1,4 +1,4 @@
-"""What the two-sided dynamic program is asked for a setting with two backbones."""
+"""The questions to the two-sided dynamic program for a setting with two backbones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class PairPlace:
 
     @property
     def num_layers(self) -> tuple[int, int]:
-        """Of both backbones."""
+        """The number of layers of both backbones."""
         _, border, end = self.judge.tables.borders
         return border, end - border
 
     def samples(self, backbone: int) -> float:
-        """Of a micro-batch."""
+        """Samples of a micro-batch of the backbone."""
         return self.judge.tables.unit_samples(self.arrangement, self.microbatches[backbone])
 
     def sums(self, backbone: int, replicas: int = 1) -> Sums:
@@ -60,7 +60,7 @@ class PairPlace:
         )
 
     def link(self, backbone: int, cut: int, position: int, before: int, behind: int) -> LinkTime:
-        """What crosses a cut of a backbone between the devices before and from this position on."""
+        """The transfer that crosses a cut of a backbone between the devices before and from this position on."""
         way = self.ground.link(position - before, before, position, behind)
         forward, backward = self.judge.tables.table.crossing[cut + self.judge.tables.borders[backbone]]
         amount = self.samples(backbone) / min(before, behind)

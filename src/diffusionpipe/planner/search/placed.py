@@ -57,9 +57,9 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
 def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> Iterator[Candidate]:
     """For each placement the candidate with the best order that a search finds for its own times and memory.
 
-    All candidates of `known` have the same arrangement and micro-batches, the best ones first. The cuts are those of
-    the first one that stands so. `seconds` caps the effort of each search, see `ordering.Instance`. All orders that are
-    searched split backwards.
+    All candidates of `known` have the same arrangement and micro-batches, the best ones first. The cuts come from the
+    first one with this placement. `seconds` caps the effort of each search, see `ordering.Instance`. All orders that
+    are searched split backwards.
     """
     if not judge.setting.may_split:
         return
@@ -80,7 +80,9 @@ def ordered_as(
     *,
     seconds: Seconds,
 ) -> Candidate | None:
-    """As `ordered`, for one placement; its stages begin at these layers, by default they are cut by time.
+    """The candidate with the best order that a search finds for one placement.
+
+    Its stages begin at these layers, by default they are cut by time.
 
     None where it is too large or does not fit in memory.
     """
@@ -101,7 +103,7 @@ def ordered_as(
 def instance_of(setting: Setting, *, microbatches: int, placing: Placing, seconds: Seconds) -> Instance:
     """The order search's question for one pipeline over all devices of a setting, its half-stages cut by time.
 
-    Times are in ticks, memory is in bytes: what a device has left beside parameters, gradients and optimizer.
+    Times are in ticks, memory is in bytes: the rest of a device beside parameters, gradients and optimizer.
 
     Raises:
         ConfigError: the batch or the model cannot be cut so.

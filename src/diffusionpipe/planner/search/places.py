@@ -15,7 +15,7 @@ def places_of(
     """(`least_time`, arrangement, micro-batches) wherever the batch can be cut.
 
     `ramp` is the part that counts of the waits at both ends of a pipeline of stages of one unit each: with more than 0
-    the time is no bound, but an order in which good places come first.
+    the time is not a bound, but an order in which good places come first.
     """
     batch, given = judge.setting.workload.batch, judge.setting.given
     for arrangement in arrangements(judge.setting.cluster):
@@ -29,14 +29,14 @@ def places_of(
 
 
 def is_cuttable(given: Given, *, batch: int, num_ranks: int, num_layers: int) -> bool:
-    """Whether so many ranks can share so many trained layers and the batch: if not, `places_of` finds no place."""
+    """Whether `num_ranks` ranks can share `num_layers` trained layers and the batch; else `places_of` is empty."""
     groups = (copies for copies in range(1, num_ranks + 1) if num_ranks % copies == 0)
     sizes = ({"units": num_ranks // copies, "data_parallel": copies} for copies in groups)
     return any(True for size in sizes for _ in _cuts(given, batch=batch, num_layers=num_layers, **size))
 
 
 def _cuts(given: Given, *, batch: int, num_layers: int, units: int, data_parallel: int) -> Iterator[int]:
-    """The numbers of micro-batches that are allowed for so many pipelines of so many ranks each."""
+    """The numbers of micro-batches that are allowed for `data_parallel` pipelines of `units` ranks each."""
     if batch % data_parallel or not given.allows(units=units, data_parallel=data_parallel):
         return
     rows = batch // data_parallel
@@ -66,7 +66,7 @@ def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
 
 
 def _with_waits(judge: Judge, arrangement: Arrangement, microbatches: int, ramp: float, is_filled: bool) -> Seconds:
-    """What stages of one unit each take with a part of their waits; frozen work fills these or runs before."""
+    """The time of stages of one unit each with a part of their waits; frozen work fills these or runs before."""
     if not ramp:
         return 0.0
     work, waits = judge.tables.least_times(arrangement, microbatches)

@@ -33,14 +33,14 @@ class Pool:
     """Whether frozen work runs in the bubbles."""
     judged: dict[Candidate, Judged] = field(default_factory=dict)
     score: Seconds = float("inf")
-    """Of the best that fits."""
+    """The score of the best candidate that fits, in seconds."""
     chain_score: Seconds = float("inf")
-    """Of the best 1F1B that fits."""
+    """The score of the best 1F1B candidate that fits, in seconds."""
     refused: str = ""
     """Why a candidate was left out that puts layers with a parameter in common on several workers."""
 
     def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
-        """The candidate with its estimate; it is not added. What is no better than the limit may be even worse."""
+        """The candidate with its estimate; it is not added. An estimate at or above the limit may be too low."""
         estimates = self.judge.estimates
         estimate = estimates.estimate(
             candidate, is_filled=self.is_filled, is_hopeless=lambda least: self.score_of(least) >= limit
@@ -48,9 +48,9 @@ class Pool:
         return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
 
     def score_of(self, estimate: Estimate) -> Seconds:
-        """What candidates are ranked by: the iteration time with the frozen work.
+        """The time by which candidates are ranked: the iteration with the frozen work.
 
-        To ten digits: what differs by rounding alone is equal.
+        To ten digits: times that differ by rounding alone are equal.
         """
         return float(f"{estimate.iteration:.10g}")
 
@@ -79,14 +79,14 @@ class Pool:
         return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
 
     def diverse(self) -> list[Judged]:
-        """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts."""
+        """The best candidate of each arrangement, number of micro-batches, replicas, schedule and hosts."""
         seen: dict[object, Judged] = {}
         for one in self.ranked():
             seen.setdefault(_kind(one), one)
         return list(seen.values())
 
     def twin(self, candidate: Candidate) -> Judged:
-        """Of those of its kind that are as good as this one, the one with the least frozen work behind the pipeline.
+        """The candidate of its kind, as good as this one, with the least frozen work after the pipeline.
 
         Estimates of filling cannot tell which of both is better.
         """

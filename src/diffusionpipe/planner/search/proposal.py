@@ -28,9 +28,9 @@ class Proposal:
     costs: Costs
     timeline: Timeline
     memory: tuple[MemoryUse, ...]
-    """Of each worker."""
+    """Memory of each worker at its peak."""
     overflow: Bytes
-    """By how much the fullest device's memory is exceeded; negative: what is left."""
+    """Bytes that the fullest device lacks; negative: bytes that are left."""
     exposed: Seconds
     """The part of the iteration in which frozen work runs while nothing else does anywhere."""
     update: Seconds
@@ -57,7 +57,7 @@ def pricing_of(setting: Setting) -> Pricing:
 
 
 def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> Proposal:
-    """What the plan of a layout costs.
+    """The time and memory of the plan of a layout.
 
     Raises:
         ConfigError: the layout does not fit the model or the batch.
@@ -67,7 +67,9 @@ def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> P
 
 
 def proposals(setting: Setting, filler: Filler | None) -> Callable[[Candidate], Proposal]:
-    """What plans of candidates cost. Candidates whose layouts are equal share a plan, which is simulated once.
+    """A function that gives the time and memory of a candidate's plan.
+
+    Candidates whose layouts are equal share a plan, which is simulated once.
 
     The layouts of candidates that differ in their hosts alone are equal: the filler chooses the hosts.
     """
@@ -76,7 +78,7 @@ def proposals(setting: Setting, filler: Filler | None) -> Callable[[Candidate], 
 
 
 def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Proposal:
-    """What a training schedule costs.
+    """The time and memory of a training schedule.
 
     Raises:
         ScheduleError: it gets stuck.

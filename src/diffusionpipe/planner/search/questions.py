@@ -1,4 +1,4 @@
-"""What the dynamic program is asked for a setting, and the partitions that it answers with."""
+"""The questions to the dynamic program for a setting, and the partitions that it answers with."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -45,9 +45,9 @@ class Questions:
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
     ) -> Question:
-        """What the dynamic program is asked: stages dearer than `cap` are left out, and those that do not fit.
+        """The question to the dynamic program: stages dearer than `cap` are left out, and those that do not fit.
 
-        A stage keeps `in_flight` micro-batches, None for those of 1F1B.
+        A stage keeps `in_flight` micro-batches, None for as many as 1F1B keeps.
         """
         ground, table, units = self.tables.ground(arrangement), self.tables.table, arrangement.units
         samples = self.tables.unit_samples(arrangement, microbatches)
@@ -95,7 +95,7 @@ class Questions:
         )
 
     def _link(self, ground: Ground, samples: float) -> Callable[[int, int, int, int], PricedLink]:
-        """What crosses a cut between the senders before a unit and the receivers from it on."""
+        """A function: the transfer across a cut between the senders before a unit and the receivers from it on."""
         table = self.tables.table
 
         @cache
@@ -190,7 +190,7 @@ class Questions:
     ) -> tuple[Partition, ...]:
         """The partitions that take least, as far as a bound for every order of one stage on a unit says.
 
-        What holds one micro-batch and encodes nothing must fit in memory.
+        A stage that holds one micro-batch and encodes nothing must fit in memory.
         """
         objective = LeastInAnyOrder(microbatches)
         question = self.question(

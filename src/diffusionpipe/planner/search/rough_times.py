@@ -1,4 +1,4 @@
-"""What each way to run two backbones takes, roughly: without transfers and sums of gradients.
+"""The rough time of each way to run two backbones: without transfers and sums of gradients.
 
 The search tries the numbers of micro-batches first that look best so.
 """
@@ -8,7 +8,7 @@ from diffusionpipe.units import Seconds
 
 
 def totals(place: PairPlace) -> list[tuple[int, Seconds]]:
-    """Of each backbone its micro-batches and the F + B of one of them through all layers."""
+    """(micro-batches, F + B of one of them through all layers) of each backbone."""
     fastest = max(place.ground.speeds)
     return [(place.microbatches[backbone], place.work(backbone)[-1] / fastest) for backbone in range(2)]
 
@@ -40,6 +40,6 @@ def rough_divided(place: PairPlace) -> Seconds:
 
 
 def rough_parts(place: PairPlace, count: int) -> Seconds:
-    """The first backbone on so many devices, the second on the others."""
+    """The rough time with the first backbone on `count` devices and the second on the others."""
     parts = zip(totals(place), (count, place.arrangement.units - count), strict=True)
     return max((m + units - 1) * time / units for (m, time), units in parts)

@@ -1,9 +1,9 @@
-"""The best plan among many: stages, replicas, data parallelism, micro-batches, schedule, and what crosses nodes.
+"""The best plan among many: stages, replicas, data parallelism, micro-batches, schedule, crossings of nodes.
 
-    [0] copies of the model with their parameters in parts, which are quickly found: what is slower is left sooner
+    [0] copies of the model with their parameters in parts, which are quickly found: slower candidates are left sooner
     [1] every (arrangement of ranks, number of micro-batches), in the order of a lower bound of its iteration time
-    [2] for each the dynamic program's partitions, with an estimate; those whose lower bound is worse than what is found
-        already are never looked at, but for the most promising of each arrangement
+    [2] for each the dynamic program's partitions, with an estimate; those whose lower bound is worse than the best
+        found already are never looked at, but for the most promising of each arrangement
     [3] the best ones improved: cuts moved, gradients in buckets, other schedules, unequal replicas; where devices still
         wait, several stages on each, two directions, and orders searched for these very times (`ordering`); the best of
         all with the next numbers of micro-batches
@@ -92,7 +92,7 @@ Proposed = Callable[[Candidate], Proposal]
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What a search found."""
+    """The result of a search."""
 
     judge: Judge
 
@@ -120,7 +120,7 @@ class Search:
 
     @property
     def winner(self) -> tuple[Candidate, Proposal] | None:
-        """The fastest that fits; None where nothing does. What is chosen may be a near-tie of it (`planner.best`)."""
+        """The fastest that fits; None where nothing does. The chosen plan may be a near-tie of it (`planner.best`)."""
         fitting = [one for one in self.finalists if one[1].overflow <= 0]
         return fitting[0] if fitting else None
 
@@ -138,7 +138,7 @@ def search(
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked; one of a
+    with a shorter step are looked for. A `judge` of the same setting holds the answers of an earlier search; one of a
     setting with less memory leaves room. At most `max_again` more searches follow where the best do not fit after all.
 
     Raises:
@@ -210,14 +210,14 @@ def _simulated(
 
 
 def _within(pool: Pool, places: Sequence[Place]) -> list[tuple[Arrangement, int]]:
-    """Of these places those that may still give something better than the best."""
+    """The places that may still give something better than the best."""
     return [(arrangement, count) for bound, arrangement, count in places if bound < pool.score]
 
 
 def _found(
     pool: Pool, finalists: Sequence[tuple[Candidate, Proposal]], *, places: Sequence[Place] = (), num_sharded: int = 0
 ) -> Search:
-    """What a search found: its finalists, and the rest of its pool; `num_sharded` are estimated beside these."""
+    """The result of a search: its finalists, and the rest of its pool; `num_sharded` are estimated beside these."""
     taken = {candidate for candidate, _ in finalists}
     return Search(
         judge=pool.judge,
@@ -306,7 +306,7 @@ def _again(
     limit: Seconds,
     max_again: int,
 ) -> list[tuple[Candidate, Proposal]]:
-    """What a search finds with so much less memory that the candidates do not fit that the pool took for fitting.
+    """The result of a search with less memory: just too little for the candidates that the pool took for fitting.
 
     While they were thought to fit, they kept all slower ones out of the pool.
     """
@@ -327,7 +327,7 @@ def _again(
 
 
 def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
-    """Judge the best chains of each place, or better ones that hold less, and what other schedules make of them.
+    """Judge the best chains of each place, or better ones that hold less, and the same with other schedules.
 
     Returns the places with their lower bounds, smallest first.
     """
@@ -390,7 +390,7 @@ def uncuttable(setting: Setting) -> str:
 
 
 def uncuttable_batch(batch: int, num_ranks: int, num_layers: int) -> str:
-    """That no arrangement of so many ranks cuts the batch, and which batch it would cut."""
+    """A sentence: no arrangement of `num_ranks` ranks cuts the batch, and which batch it would cut."""
     if not num_layers:
         return "the model has no trained layers, so there is nothing to cut into stages; profile one that trains some"
     multiple = -(-batch // num_ranks) * num_ranks

@@ -1,8 +1,8 @@
 """Data parallelism with parameters, gradients and optimizer state in parts, as a candidate for a plan.
 
-A plan like any other: its gathers and reductions stand in its orders, frozen work of the next batch fills its waits,
-and it is estimated like any other. What is chosen here is how often gradients are accumulated, whether its
-micro-batches pass through the model one after the other or block by block, and how large a block is.
+A plan like any other: its gathers and reductions are in its orders, frozen work of the next batch fills its waits, and
+it is estimated like any other. This module chooses how often gradients are accumulated, whether its micro-batches pass
+through the model one after the other or block by block, and how large a block is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ def _best_blocks(
 ) -> tuple[Candidate, Proposal] | None:
     """The fastest that fits with blocks of any size: larger ones take fewer gathers, smaller ones less memory.
 
-    Those whose estimate is no faster than `fastest` are left out. Where one does not fit, the one with the smallest
+    Those whose estimate is not faster than `fastest` are left out. Where one does not fit, the one with the smallest
     blocks is next: if that does not fit, none does.
     """
     setting = pool.judge.setting

@@ -1,4 +1,4 @@
-"""What the candidates of one setting share: sums over its layers, its arrangements on the cluster, its frozen work."""
+"""The sums that candidates of one setting share: over its layers, its arrangements, and its frozen work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenWork:
-    """What some layers of the frozen block take on a device of speed 1."""
+    """The time of some layers of the frozen block on a device of speed 1."""
 
     names: tuple[str, ...]
     profile: Profile
@@ -40,13 +40,13 @@ class FrozenWork:
 
     @cached_property
     def seconds(self) -> Callable[[int], Seconds]:
-        """The time for so many samples."""
+        """A function: the time for a number of samples."""
         return lru_cache(maxsize=None)(lambda samples: frozen_time(self.profile, self.names, samples))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """What is made once for all candidates of a setting."""
+    """The figures that are made once for all candidates of a setting."""
 
     setting: Setting
 
@@ -57,7 +57,7 @@ class Tables:
 
     @cached_property
     def num_layers(self) -> int:
-        """Of the trained part."""
+        """The number of layers of the trained part."""
         return len(self.table.names)
 
     @cached_property
@@ -84,7 +84,7 @@ class Tables:
 
     @cached_property
     def frozen_seconds_ahead(self) -> Seconds:
-        """The same without waits for weights from host memory, which copies of the model hide behind their compute."""
+        """Frozen work of a number of samples without waits for weights, which copies of the model hide."""
         return self._equal_share(self.encoding_ahead)
 
     def _equal_share(self, encoding: Callable[[int], Seconds]) -> Seconds:
@@ -94,19 +94,19 @@ class Tables:
 
     @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
-        """Frozen work of so many samples, in chunks, on a device of speed 1, with the start of each fill."""
+        """Frozen work of a number of samples, in chunks, on a device of speed 1, with the start of each fill."""
         return self._encoding(self.setting.profile.forward)
 
     @cached_property
     def encoding_ahead(self) -> Callable[[int], Seconds]:
-        """The same without waits for weights from host memory."""
+        """Frozen work of a number of samples, with the start of each fill, without waits for weights in host memory."""
         if self.setting.whole is None:
             return self.encoding
         return self._encoding(partial(computing, self.setting.profile))
 
     @cached_property
     def computing(self) -> Callable[[int], Seconds]:
-        """The same without the start of each fill."""
+        """Frozen work of a number of samples without the start of each fill."""
         return self._encoding(partial(computing, self.setting.profile), start=0.0)
 
     def _encoding(
@@ -132,7 +132,7 @@ class Tables:
 
     @cached_property
     def needs(self) -> Callable[[int], Needs]:
-        """What the frozen layers need to encode so many samples."""
+        """The memory that the frozen layers need to encode a number of samples."""
         return lru_cache(maxsize=None)(lambda batch: needs_of(self.setting, batch))
 
     @cached_property
@@ -145,7 +145,10 @@ class Tables:
 
     @cached_property
     def seconds_a_sample(self) -> Callable[[int, bool], Seconds]:
-        """Frozen work of one sample in fills of so many, on a device of speed 1; without waits for weights or with."""
+        """Frozen work of one sample in fills of a number of samples, on a device of speed 1.
+
+        Without waits for weights or with.
+        """
         setting, profile = self.setting, self.setting.profile
         options = FillOptions(overhead=setting.fill_start)
         ahead = replace(frozen_layers(profile), forward=self._computing_layer)
@@ -157,7 +160,7 @@ class Tables:
 
     @cached_property
     def frozen_outputs_bytes(self) -> dict[str, Bytes]:
-        """Of a sample, by name: all frozen tensors that trained layers read."""
+        """Bytes of a sample, by name: all frozen tensors that trained layers read."""
         return {name: self.setting.graph.tensor(name).num_bytes for name in self.frozen_outputs(0, self.num_layers)}
 
     @cached_property
@@ -173,11 +176,11 @@ class Tables:
         return rate.seconds(num_bytes, holders) if num_bytes else 0.0
 
     def unit_samples(self, arrangement: Arrangement, microbatches: int) -> float:
-        """Samples of a micro-batch of one group: those of a stage of one unit."""
+        """Samples of a micro-batch of one group in a stage of one unit."""
         return self.setting.workload.batch / (arrangement.data_parallel * microbatches)
 
     def least_times(self, arrangement: Arrangement, microbatches: int) -> tuple[Seconds, Seconds]:
-        """What a unit computes at least, and how long it waits at least in a pipeline of stages of one unit each.
+        """The least compute of a unit, and its least wait in a pipeline of stages of one unit each.
 
         One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
         """
@@ -189,7 +192,7 @@ class Tables:
 
     @cached_property
     def least_work(self) -> Callable[[float], Seconds]:
-        """What a sample takes at least, forward and backward, in pieces of so many samples or of fewer.
+        """The least time of a sample, forward and backward, in pieces of a number of samples or of fewer.
 
         Replicas of a stage share a micro-batch, so a layer may run on any part of it.
         """
@@ -204,7 +207,7 @@ class Tables:
 
     @cached_property
     def least_encoding(self) -> Seconds:
-        """What a sample's frozen work takes at least, on a device of speed 1."""
+        """The least time of a sample's frozen work, on a device of speed 1."""
         profile = self.setting.profile
         return sum(
             min(computing(profile, name, size) / size for size in profile.batch_sizes)

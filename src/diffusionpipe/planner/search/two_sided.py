@@ -9,7 +9,10 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class TwoSidedQuestion:
-    """What is to be cut, over what. Devices stand in a row; each pair of stages takes the next ones."""
+    """The layers to cut, and the devices to cut them over.
+
+    Devices are in a row; each pair of stages takes the next ones.
+    """
 
     num_layers: tuple[int, int]
     num_devices: int
@@ -18,12 +21,12 @@ class TwoSidedQuestion:
     stage: Callable[[int, int, int, int, int], StageTime]
     """(backbone, first layer, stop layer, first device, replicas) -> times for one micro-batch of that backbone."""
     link: Callable[[int, int, int, int, int], LinkTime]
-    """(backbone, cut, first device behind the cut, replicas before it and behind it) -> times."""
+    """(backbone, cut, first device after the cut, replicas before it and after it) -> times."""
     cap: Seconds
     """The largest load of a device, as the objective says."""
     work: tuple[Sequence[Seconds], Sequence[Seconds]]
     """Running sums of F + B of a micro-batch through the layers: the least that the devices of their blocks take
-    together. What cannot be finished under the cap is not begun."""
+    together. A state that cannot be finished under the cap is not begun."""
     fits: Callable[[tuple[int, int], tuple[int, int], int, int, int], bool] = lambda *_: True
     """(layers of the first, layers of the second, first device, replicas, blocks from here on) -> whether both fit in
     memory. Longer stages must not fit where shorter ones do not."""

@@ -1,9 +1,9 @@
-"""Building blocks: what each worker does for one micro-batch, repeated at equal intervals.
+"""Building blocks: each worker's actions for one micro-batch, repeated at equal intervals.
 
-Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362: a
-block repeated every T slots of time holds the activations of at most ceil(lifespan / T) micro-batches on each stage, so
-its shape controls the memory. A worker's stages i and 2p - 1 - i of a V have lifespans with nearly the same sum on all
-workers, which is why the V halves what one stage on each worker needs.
+Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362: a block
+repeated every T slots of time holds the activations of at most ceil(lifespan / T) micro-batches on each stage, so its
+shape controls the memory. A worker's stages i and 2p - 1 - i of a V have lifespans with nearly the same sum on all
+workers, which is why the V halves the memory that one stage on each worker needs.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ V_PERIOD = 6
 
 
 def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[int, int, int]) -> Block:
-    """A micro-batch's way down and up the V and back: its F from worker 0 to the last and back, then its I likewise.
+    """A micro-batch's way down and up the V and back: F from worker 0 to the last and back, then I on the same way.
 
     `hops` are the slots between neighbouring workers on the four legs; `waits` are idle slots where the way turns
     round: at the last worker, at worker 0 between F and I, and at the last worker again.
@@ -55,7 +55,7 @@ def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VShape:
-    """What `v_block` takes, where the block and its repetitions do not overlap."""
+    """The arguments of `v_block` with which the block and its repetitions do not overlap."""
 
     hops: tuple[int, int, int, int]
     waits: tuple[int, int, int]

@@ -18,9 +18,9 @@ Equal times; p = 3, m = 5; F, I, W of `down`, f, i, w of `up`:
 Then it is done again with what is known of it: a worker whose window was shorter than the longest one may wait for the
 difference. That is repeated while it helps.
 
-What differs from the paper: windows are compared instead of waits, which is the same where all workers have equally
-much to do; so each stage may have its own costs. And each worker may have its own memory, from one micro-batch up: an F
-of `down` always leaves room for one of `up`, so no worker ever waits for memory for ever.
+Differences from the paper: windows are compared instead of waits, which is the same where all workers have equally much
+to do; so each stage may have its own costs. And each worker may have its own memory, from one micro-batch up: an F of
+`down` always leaves room for one of `up`, so no worker ever waits for memory for ever.
 """
 
 from collections import deque
@@ -40,9 +40,9 @@ _F, _I, _W = range(3)
 def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
     """The orders of a V by the two variants with the shortest windows, the shortest first; or one if all are equal.
 
-    They are complete and keep to the limits, whatever these and the costs are; `SplitWork` has refused what is less
-    than one micro-batch. The other two variants are hardly ever better, squeezed or not. Cost: about 15 microseconds
-    for each action.
+    They are complete and keep to the limits, for any limits and costs; `SplitWork` has refused limits below one
+    micro-batch. The other two variants are hardly ever better, squeezed or not. Cost: about 15 microseconds for each
+    action.
     """
     network = network_of(work)
     built = sorted((_built(network, variant) for variant in _VARIANTS), key=lambda one: max(one.windows))
@@ -130,7 +130,7 @@ class _Construction:
         )
 
     def warm_up(self) -> None:
-        """The first micro-batch goes down and up; more go down as long as nobody on the way up waits for them."""
+        """The first micro-batch goes down and up; more go down as long as no worker on the way up waits for them."""
         for leg in self.down:
             self._forward(leg)
         for worker in reversed(self.workers):

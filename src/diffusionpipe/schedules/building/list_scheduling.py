@@ -60,7 +60,7 @@ def list_schedule(
 
 
 class _Run:
-    """One run: what is startable on each worker, and the events to come.
+    """One run: the actions that each worker could start, and the events to come.
 
     An event is the arrival of an action's inputs, or its end.
     """

@@ -1,8 +1,7 @@
-"""What the families have in common: where stages stand, and the check of sizes.
+"""The common part of the families: the places of stages, and the check of sizes.
 
 A pipe is a way through the workers, in forward order. Its stage at position k holds block `first_block` + k of the
-model, whatever the shape. So several pipes hold copies of the same blocks, or, with other first blocks, several
-backbones.
+model in every shape. So several pipes hold copies of the same blocks, or, with other first blocks, several backbones.
 
     linear(4)    0 1 2 3                  one stage on each worker
     loop(4, 2)   0 1 2 3 0 1 2 3          interleaved: worker s mod p
@@ -20,7 +19,8 @@ from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, St
 FORWARD = frozenset({Op.F})
 TRAIN = frozenset({Op.F, Op.B})
 SPLIT = frozenset({Op.F, Op.I, Op.W})
-"""Backwards in two parts: the gradient of the inputs first, that of the weights when there is time."""
+"""The ops of backwards in two parts: the gradient of the inputs first, the gradient of the weights when there is time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Pipe:
     model: str = ""
     """The name of the backbone."""
     first_block: int = 0
-    """Of that backbone."""
+    """The first block of its backbone."""
 
 
 def linear(num_workers: int) -> tuple[int, ...]:
@@ -57,8 +57,8 @@ def wave(num_workers: int, chunks: int) -> tuple[int, ...]:
 def schedule_of(name: str, pipes: Sequence[Pipe], orders: Sequence[Sequence[Action]]) -> Schedule:
     """The schedule of these orders, one per worker, over these pipes.
 
-    Stages are numbered through: those of the first pipe in forward order, then those of the second. Pipes with
-    copies of the same blocks share the batch: the samples of the second pipe's micro-batches follow those of the first.
+    Stages are numbered through: the first pipe's in forward order, then the second pipe's. Pipes with copies of the
+    same blocks share the batch: the samples of the second pipe's micro-batches follow the first pipe's.
     """
     stages: list[Stage] = []
     pipelines: list[Pipeline] = []

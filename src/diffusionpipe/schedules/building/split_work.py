@@ -1,7 +1,7 @@
-"""One pipeline with split backwards and what its actions cost: by this orders are judged.
+"""One pipeline with split backwards and the costs of its actions: by this orders are judged.
 
-What the families with costs have in common: the work, the memory and the time of orders. How orders get shorter stands
-in `squeeze`.
+The families with costs have this in common: the work, the memory and the time of orders. `squeeze` makes orders
+shorter.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ _RESOLUTION = 1 << 30
 
 
 class Objective(StrEnum):
-    """What is to be short. The two differ wherever workers do not all start and end together."""
+    """The time that is to be short. The two differ wherever workers do not all start and end together."""
 
     MAKESPAN = "makespan"
     """From 0 to the last end."""
     WINDOW = "window"
-    """The largest (last end - first start) of a worker: what an iteration costs where the workers do not wait for each
-    other between two of them, and what "zero bubble" speaks of."""
+    """The largest (last end - first start) of a worker: the time of an iteration where the workers do not wait for each
+    other between two of them, and the time of "zero bubble"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ def peaks(costs: Sequence[StageCosts], orders: Sequence[Sequence[Action]]) -> li
 class Network:
     """The work as numbered actions with whole times: number = letter x micro-batches + micro-batch.
 
-    A letter is an op of a stage, 3 stage + op. What it costs and waits for is the same for all micro-batches. The same
-    fields describe the work with time reversed: then actions wait for what they went before, and memory is acquired at
-    the start of what released it.
+    A letter is an op of a stage, 3 stage + op. Its costs and waits are the same for all micro-batches. The same fields
+    describe the work with time reversed: then actions wait for what they went before, and memory is acquired at the
+    start of what released it.
     """
 
     num_microbatches: int
@@ -100,7 +100,7 @@ class Network:
     waits: tuple[tuple[tuple[int, int], ...], ...]
     """By letter: (from its number to that of an action which starts before it, least ticks between the two starts)."""
     reversed_waits: tuple[tuple[tuple[int, int], ...], ...]
-    """The same with time reversed."""
+    """The pairs of `waits` in the work with time reversed, where an action waits for those that followed it."""
     acquires: tuple[Bytes, ...]
     """By letter what is held from the start of the action on."""
     releases: tuple[Bytes, ...]
@@ -167,8 +167,8 @@ def inputs_of(num_stages: int) -> tuple[int, ...]:
 def network_of(work: SplitWork) -> Network:
     """The work as a network.
 
-    Times that are whole numbers above 0 are its ticks; others are rounded to 2^-30 of the longest one, and what takes
-    no time takes one tick.
+    Times that are whole numbers above 0 are its ticks; others are rounded to 2^-30 of the longest one, and an action
+    without a time takes one tick.
     """
     m, last = work.num_microbatches, len(work.workers) - 1
     times = [time for c in work.costs for time in (c.forward, c.input_grad, c.weight_grad)]

@@ -1,4 +1,4 @@
-"""Orders made shorter: every action moves into the first gap where it may be, to and fro in time.
+"""Orders made shorter: every action moves into the first gap where it may be, forwards and backwards in time.
 
     given           0 | F0 .  .  I0 W0 F1 .  .  I1 W1
                     1 | .  F0 I0 W0 .  .  F1 I1 W1 .
@@ -58,7 +58,9 @@ def best_squeezed(
 
 
 def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tuple[_Times, list[int]]]:
-    """The orders as starts, and what becomes of them while they are pulled left and right, until that helps no more.
+    """The orders as starts, and their forms while they are pulled left and right, until that helps no more.
+
+    The times are from everything starting as early as it can, as it does after a pull to the left.
 
     Their times are those of everything starting as early as it can, as it does after a pull to the left.
     """
@@ -95,7 +97,7 @@ def _times(network: Network, starts: Sequence[int]) -> _Times:
 
 
 def _bounds(network: Network) -> _Times:
-    """What no orders beat: one micro-batch's way, a worker's work after its earliest start, and that work alone."""
+    """Times that no orders beat: a micro-batch's way, a worker's work after its earliest start, and the work alone."""
     m = network.num_microbatches
     earliest = [0] * len(network.durations)
     forwards = range(0, len(earliest), 3)
@@ -145,15 +147,15 @@ def _pulled(network: Network, starts: Sequence[int]) -> list[int]:
 
 
 class _Row:
-    """When one worker is free, and what it holds because of the actions that are placed.
+    """When one worker is free, and the memory that it holds for the actions that are placed.
 
-    What is not placed yet comes later in the old orders: it holds nothing before its old start.
+    Actions that are not placed yet come later in the old orders: it holds nothing before its old start.
     """
 
     def __init__(self, limit: Bytes, shortest: int) -> None:
         self.limit = limit
         self.shortest = shortest
-        """Of the worker's durations; what is shorter is no gap."""
+        """The shortest of the worker's durations; a shorter time is not a gap."""
         self.gap_starts: list[int] = [0]
         self.gap_ends: list[float] = [inf]
         """The times between actions, in order; the last one has no end."""

@@ -61,7 +61,7 @@ def chimera_doubling(num_workers: int, num_microbatches: int, microbatch_size: i
 
         time, B = 2F            at most 3m + 2p - 4 in units of F where 2p divides m; else at most 2p more
         bubble                  (p - 2) / (3/2 m + p - 2) of it where 2p divides m
-        activations in flight   2p at most, twice those of `chimera`
+        activations in flight   2p at most, twice as many as `chimera`
         weights                 2 copies of the model, on each worker 2 stages
 
     The paper's "backward halving" cuts a micro-batch in two for its backward. In our terms a micro-batch is the input
@@ -111,7 +111,7 @@ class _Doubling:
         return found
 
     def _possible(self, worker: int) -> Iterator[list[Action]]:
-        """What the worker could do in this slot, the best first."""
+        """The actions that the worker could do in this slot, the best first."""
         deep_first = sorted(self.stages_of[worker], key=lambda stage: -(stage % self.depth))
         for stage in deep_first:
             done = self.backward[stage]

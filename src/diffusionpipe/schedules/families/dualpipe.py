@@ -22,9 +22,9 @@ def dualpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) 
         activations in flight   p + 1 on every worker, held until W
         weights                 2 copies of the model, on each worker 2 stages
 
-    The paper's bubble is (p/2 - 1) (F&B + B - 3W), where F&B is the time of a pair and B = I + W that of a whole
-    backward. It assumes that all results of a pair come at its end. If a pair takes as long as its parts, that is
-    (p/2 - 1) (F + 2I - W), larger than ours. With other ratios of times the order is legal, but some waits are longer.
+    The paper's bubble is (p/2 - 1) (F&B + B - 3W), where F&B is the time of a pair and B = I + W the time of a whole
+    backward. It assumes that all results of a pair come at its end. If a pair takes as long as its parts, that is (p/2
+    - 1) (F + 2I - W), larger than ours. With other ratios of times the order is legal, but some waits are longer.
 
     The number of workers must be even. The number of micro-batches must be even and at least 2p. Stages 0 and 1 run
     down, 2 and 3 up:
@@ -67,14 +67,14 @@ def paired(near: int, far: int, *, distance: int, depth: int, count: int) -> Ite
     """The order of a worker with two stages: `near` the start of its pipe, and `far` from the start of its own.
 
         warm-up     n n n   nf nf            forwards of near (n), then of both (f: far) in turn
-                    IWf IWf                  backwards of far, a forward behind each
+                    IWf IWf                  backwards of far, a forward after each
         steady      n IW  f iw  n IW  f iw   a forward of each, paired with a backward of the other (small: of near)
         cool-down   IW  f iw                 the forwards of far come to their end
                     IW iw I i  wi wi  w w    in the second half of the rest the weight gradients fill the waits
 
     Args:
-        near: the stage that stands `distance` behind the first of its pipe.
-        far: the stage that stands as far before the last of its pipe, which in a V is the same pipe.
+        near: the stage that is `distance` places after the first of its pipe.
+        far: the stage that is as far before the last of its pipe, which in a V is the same pipe.
         distance: from the end of the row of workers where near's pipe starts.
         depth: how many such distances there are: half of the workers, or all of them in a V.
         count: micro-batches of each of the two, at least 2 x depth.

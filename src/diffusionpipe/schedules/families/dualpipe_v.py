@@ -9,7 +9,7 @@ from diffusionpipe.schedules.families.dualpipe import paired
 def dualpipe_v(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
     """Every worker runs the order of one half of DualPipe, with two stages of one pipeline: one down and one up.
 
-    "Cut-in-half" of Sea AI Lab, 2025, https://hackmd.io/@ufotalent/r1lVXsa9Jg; the name is that of
+    "Cut-in-half" of Sea AI Lab, 2025, https://hackmd.io/@ufotalent/r1lVXsa9Jg; the name comes from
     https://github.com/deepseek-ai/DualPipe. In DualPipe a worker and its mirror image hold the same two stages; here
     one worker holds them, so no second copy of the weights is needed. The actions of a pair follow each other, as in
     `dualpipe`. With p workers, 2p stages of equal times W <= I <= F <= I + W, m micro-batches, and free communication:

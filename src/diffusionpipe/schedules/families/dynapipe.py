@@ -27,8 +27,8 @@ def dynapipe(
 
         num_microbatches    of `microbatch_size` each, or of `microbatch_sizes`, one for each
 
-    With p stages of equal times F and B, m equal micro-batches, free communication and no limit, the orders are those
-    of DAPPLE's policy B:
+    With p stages of equal times F and B, m equal micro-batches, free communication and no limit, the orders are the
+    same as in DAPPLE's policy B:
 
         time                    (m + p - 1) (F + B)
         bubble                  (p - 1) / (m + p - 1) of it

@@ -25,7 +25,7 @@ def hanayo(
     starts the action that is due first. An action of micro-batch i is due at i times a pace, plus the time from the
     start of the micro-batch to the action without any wait. A slow pace separates micro-batches and needs less memory;
     a fast pace fills the start sooner. The generator tries three paces and takes the shortest result, and of equally
-    short results the one with the slowest pace. `times` are those of one stage. `max_in_flight` limits the
+    short results the one with the slowest pace. `times` are the times of one stage. `max_in_flight` limits the
     micro-batches inside the pipeline (None: no limit).
 
     With stages of equal times B = 2F (a 2w-th of a worker's share of the model each) and free communication:
@@ -33,7 +33,7 @@ def hanayo(
         time                    at least (2 w m + p - 1) (F + B), which is reached where m >= 2p;
                                 w = 1: reached where 2 (m - 1) >= 3 (p - 1); before, longer by the difference in F;
                                 so (10p - 4) F for m = p, which is Chimera's time for 2p workers and micro-batches
-        bubble                  (p - 1) / (2 w m + p - 1) of it where it is reached: a 2w-th of that of 1F1B
+        bubble                  (p - 1) / (2 w m + p - 1) of it where it is reached: a 2w-th of 1F1B's bubble
         activations in flight   w = 1: at most min(m, 3p / 2) micro-batches on a worker; w = 2: min(m, 3p / 2 + 1)
 
     >>> for order in hanayo(2, 2).orders:

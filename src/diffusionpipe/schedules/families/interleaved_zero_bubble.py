@@ -12,9 +12,9 @@ def interleaved_zero_bubble(
 
     ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, over v =
     `chunks` stages on each worker, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble does it. One chunk
-    is ZB-H1 itself. Stages and rounds are those of `interleaved`. torch refuses rounds of unequal lengths; here every m
-    works. Gradients are sent after I, without waiting for W. So they reach worker 0 earlier, and its warm-up has only
-    (v - 1) r + p - 1 forwards. The delayed W fill the bubble at the end, when the pipeline drains.
+    is ZB-H1 itself. Stages and rounds are the same as in `interleaved`. torch refuses rounds of unequal lengths; here
+    every m works. Gradients are sent after I, without waiting for W. So they reach worker 0 earlier, and its warm-up
+    has only (v - 1) r + p - 1 forwards. The delayed W fill the bubble at the end, when the pipeline drains.
 
     With m >= p micro-batches, stages of equal times F = I = W (a v-th of a worker's share of the model each), the
     longest round r, and free communication:

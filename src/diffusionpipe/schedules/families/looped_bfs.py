@@ -15,10 +15,10 @@ from diffusionpipe.schedules.building.shapes import (
 def looped_bfs(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, chunks: int = 2) -> Schedule:
     """All forwards of a worker's first chunk, of its second, ..., then all backwards from its last chunk to its first.
 
-    Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, https://arxiv.org/abs/2211.05953. The
-    model is cut into v p stages, v = `chunks`; worker s holds the stages s, s + p, s + 2p, ... A chunk works without a
-    break. So if weights are sharded, a worker gathers those of a chunk only twice, and reduces its gradients only once,
-    while other chunks work. The backwards run in the order of the forwards.
+    Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, https://arxiv.org/abs/2211.05953. The model is cut
+    into v p stages, v = `chunks`; worker s holds the stages s, s + p, s + 2p, ... A chunk works without a break. So if
+    weights are sharded, a worker gathers the weights of a chunk only twice, and reduces its gradients only once, while
+    other chunks work. The backwards run in the order of the forwards.
 
     With m micro-batches, stages of equal times F and B (a v-th of a worker's share of the model each), and free
     communication:

@@ -17,7 +17,8 @@ def zb_h1(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> 
 
         time                    m (F + I + W) + (p - 1) (F + I - W)
         bubble                  (p - 1) (F + I - W) of it; a third of 1F1B's if F = I = W
-        activations in flight   min(p, m) on every worker, on that of stage s at most p - s before I, s between I and W
+        activations in flight   min(p, m) on every worker, on the worker of stage s at most p - s before I,
+                                s between I and W
 
     Time runs to the right; p = 3, m = 4, F = I = W = 1:
 

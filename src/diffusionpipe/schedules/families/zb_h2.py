@@ -17,8 +17,8 @@ def zb_h2(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> 
 
         window                  m (F + I + W) + (p - 1) max(0, F + I - 2 W), from a worker's first start to its last end
         time                    3 m + p - 1 if F = I = W = 1
-        activations in flight   min(2 p - 1, m) on every worker, on that of stage s at most 2 (p - s) - 1 before I, 2 s
-                                between I and W
+        activations in flight   min(2 p - 1, m) on every worker, on the worker of stage s at most 2 (p - s) - 1 before
+                                I, 2 s between I and W
 
     Time runs to the right; p = 3, m = 6, F = I = W = 1:
 

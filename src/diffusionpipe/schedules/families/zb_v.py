@@ -26,8 +26,8 @@ def zb_v(
     """Each worker has two stages of a V, and runs F, I and W of the one and of the other in turn.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 6 (ZB-V), and
-    "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362 (V-ZB).
-    The pattern is that of torch.distributed.pipelining's ScheduleZBVZeroBubble. The generator squeezes (`squeeze`) this
+    "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362 (V-ZB). The pattern
+    is the pattern of torch.distributed.pipelining's ScheduleZBVZeroBubble. The generator squeezes (`squeeze`) this
     pattern and the greedy construction of the second paper (`greedy_v`) with the given costs, one for all stages or one
     for each. Both stay within the memory of the pattern's fullest worker. The result is the order with the shortest
     `objective`: the makespan, or the window, to which "zero bubble" refers.

@@ -79,7 +79,7 @@ def zero_bubble(
 
     The task of the automatic scheduler of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024,
     https://arxiv.org/abs/2401.10241, section 3, solved in another way. The paper's heuristic fills idle time with W
-    while it builds the schedule. Here ZB-H1, ZB-H2 and what lies between or beyond, as wide as memory allows, are
+    while it builds the schedule. Here ZB-H1, ZB-H2 and patterns between or beyond, as wide as memory allows, are
     squeezed (`squeeze`), and the shortest is taken: by makespan, then by window. Works for all sizes, any times of each
     stage, and any memory that holds one micro-batch.
 
@@ -109,7 +109,7 @@ def _shortest(name: str, work: SplitWork, microbatch_size: int) -> Schedule:
 
 
 def _patterns(work: SplitWork) -> Iterator[list[list[Action]]]:
-    """ZB-H1 (pace 1), ZB-H2 (pace 2) and what fills the memory, all made narrower where they need more."""
+    """ZB-H1 (pace 1), ZB-H2 (pace 2) and patterns that fill the memory, all made narrower where they need more."""
     m, last = work.num_microbatches, len(work.limits) - 1
     counts = [
         limit // cost.activation if limit < m * cost.activation else 2 * len(work.limits)  # all fit: as wide as ZB-H2

@@ -4,7 +4,7 @@
     .json    a schedule file (`ir.files`), as `diffusionpipe schedule --out` writes it
     .rules   rules for any number of ranks and micro-batches (`rules_text`)
 
-Places in errors are those of the file: `line 2, cell 3` of a CSV, `orders[1], action 2` of a schedule file.
+Places in errors are places in the file: `line 2, cell 3` of a CSV, `orders[1], action 2` of a schedule file.
 """
 
 import csv
@@ -31,7 +31,7 @@ MAX_PROBLEMS = 8
 
 
 def is_order_file(name: str) -> bool:
-    """Whether a name is that of such a file, and not that of a family."""
+    """Whether a name is the name of such a file, and not the name of a family."""
     return Path(name).suffix.lower() in ENDINGS
 
 
@@ -46,12 +46,12 @@ def read_orders(
 
     Args:
         path: the file; its ending names its kind.
-        num_workers: ranks, before stages are replicated; None: those of the file.
-        num_microbatches: of one iteration, over all of its pipelines; None: those of the file.
-        names: of these two in errors.
+        num_workers: ranks, before stages are replicated; None: as many as in the file.
+        num_microbatches: of one iteration, over all of its pipelines; None: as many as in the file.
+        names: the names of these two in errors.
 
     Raises:
-        ConfigError: the file cannot be read, is of another kind, has other sizes, or needs some.
+        ConfigError: the file cannot be read, is a file of another kind, has other sizes, or needs some.
         ScheduleError: its orders are illegal; names every problem with its place in the file.
     """
     ending = path.suffix.lower()
@@ -172,7 +172,7 @@ def _located(problem: str, places: Mapping[str, str]) -> str:
 
 
 def untrainable(schedule: Schedule) -> Iterator[str]:
-    """Why no model can be trained by these legal orders."""
+    """Reasons why no model can train with these legal orders."""
     placement = schedule.placement
     if idle := set(range(schedule.num_workers)) - {stage.worker for stage in placement.stages}:
         yield f"rank {min(idle)} has no stage; give every rank one"

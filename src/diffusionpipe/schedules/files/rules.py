@@ -1,7 +1,7 @@
 """Orders by rules: a few lines say how every worker chooses its next action. The sizes come later.
 
     stages: loop 2               the workers of the stages: a chain, a loop or a wave (see `shapes`)
-    traversal: rounds of ranks   the order of the forwards, and that of the backwards
+    traversal: rounds of ranks   the order of the forwards, and of the backwards
     limit: ranks - rank          most forwards of a worker whose B or I it has not run yet
     priority: F B                a worker takes the first of these ops that it may take, and waits for its input
     meanwhile: F                 while it waits, it runs the first of these ops whose input is there
@@ -68,9 +68,9 @@ class Rules:
 
 
 SIZES = ("ranks", "chunks", "microbatches")
-"""What a group may depend on;"""
+"""The names of the sizes on which the length of a group may depend."""
 NAMES = (*SIZES, "rank", "round")
-"""and a limit: also on the worker, and on the length of the longest group."""
+"""The names of the sizes on which a limit may depend: also the worker, and the length of the longest group."""
 
 
 def schedule_by_rules(
@@ -110,7 +110,7 @@ def _workers(rules: Rules, num_workers: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Part:
-    """What a worker does before it begins anything else: forwards, and backwards, each in its order."""
+    """The actions that a worker does before it begins anything else: forwards, and backwards, each in its order."""
 
     forwards: list[tuple[int, int]]
     backwards: list[tuple[int, int]]

@@ -1,11 +1,11 @@
-"""Schedules of one model become schedules of one of several backbones, and these run one after the other.
+"""Schedules of one model become schedules of a model with several backbones, and these run one after the other.
 
     first    0F0 0B0          in turn    0F0 0B0 2F0 2B0
              1F0 1B0                     1F0 1B0 3F0 3B0
     second   0F0 0B0
              1F0 1B0
 
-Blocks are numbered through like stages: those of the first backbone, then those of the second.
+Blocks are numbered through like stages: the first backbone's blocks, then the second one's.
 """
 
 from collections.abc import Sequence

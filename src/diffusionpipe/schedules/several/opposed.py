@@ -12,9 +12,9 @@ copies of one model; these are two models, so no weights are doubled and no grad
 Backbones have stages of their own times and micro-batches of their own numbers, so their slots do not interlock. The
 orders here come from list scheduling with those times. The worker that is free starts
 
-    deepest        what has the shortest way left: what is begun is ended
-    critical       what has the longest way left, where every later micro-batch of its backbone makes the way longer by
-                   a part of F + B of the dearest stage
+    deepest        the action with the shortest way left: begun work is ended
+    critical       the action with the longest way left, where every later micro-batch of its backbone makes the way
+                   longer by a part of F + B of the dearest stage
 
 Of the orders by these rules the shortest is taken. Stage s of p holds at most p - s + `slack` micro-batches; 1F1B has
 no slack. With free communication and F = 1, B = 2 (`one_f_one_b`, m and n micro-batches, bubbles in units of F):

@@ -13,7 +13,7 @@ With p stages of equal times F, B and T of a probe, m micro-batches of which k a
 
     time                    m (F + B) + k T + (p - 1) (F + B): the work of the probes, and no bubble
                             as long as the first estimate is back in time: m - k + min(k, m) >= p, else its way counts
-    activations in flight   those of the family: a probe keeps nothing for a backward
+    activations in flight   as in the family: a probe keeps nothing for a backward
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What is legal: the rules of schedules, and `check`, which looks at all of them."""
+"""The rules of legal schedules, and `check`, which looks at all of them."""
 
 from diffusionpipe.timing.legal.check import check, check_plan
 

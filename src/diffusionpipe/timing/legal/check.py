@@ -1,4 +1,4 @@
-"""What is legal: the specification of schedules.
+"""The rules of legal schedules: their specification.
 
 placement      every stage in one pipeline; shares of a block cut every micro-batch at whole samples; edges bring
 everything that their readers read
@@ -9,8 +9,8 @@ sharding       a sharded block is computed with only between its UNSHARD and its
 one worker of a group holds it; every gradient is reduced
 messages       one SEND and one RECV each; every edge between workers is carried, for exactly its samples; sent
 after it is produced, received before it is read; equal order at both ends of a channel
-versions       in a window, every trained block has one STEP behind its gradients, and nothing reads weights of the
-future; all other rules are those of the schedule that it unrolls to
+versions       in a window, every trained block has one STEP after its gradients, and nothing reads weights of the
+future; all other rules apply to the schedule that it unrolls to
 progress       the events of `timing.graph` have an order in which they can happen: nothing waits in a circle, even when
 sends are unbuffered rendezvous and, once messages are explicit, the host waits for each transfer, reduction and gather
 """
@@ -42,9 +42,9 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
 
     `source` is the file that the schedule comes from; a refusal names it. `streams` is the machine on which it must not
     get stuck; None: the strictest one that it is for. `passes.communicate` puts reductions in one order with the
-    messages, so before it the host cannot wait for them. Messages are looked at where there are any.
-    Cost: linear in actions, messages and flows. What builds on something broken is left out: only a sound placement is
-    looked into, only a complete schedule is executed.
+    messages, so before it the host cannot wait for them. Messages are looked at where there are any. Cost: linear in
+    actions, messages and flows. A rule that builds on a broken one is left out: only a sound placement is looked into,
+    only a complete schedule is executed.
 
     Raises:
         ScheduleError: it is illegal; every problem found is named, with worker and action.

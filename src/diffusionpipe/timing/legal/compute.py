@@ -142,7 +142,7 @@ def sharded_blocks(schedule: Schedule) -> frozenset[int]:
 
 
 def sharding_problems(schedule: Schedule) -> Iterator[str]:
-    """Compute on a block in parts, blocks gathered or dropped twice or left whole, gradients that nobody reduces.
+    """Compute on a block in parts, blocks gathered or dropped twice or left whole, gradients that no action reduces.
 
     The gradients of a sharded block may be reduced several times: each time those that came since the last one.
     """

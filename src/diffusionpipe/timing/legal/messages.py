@@ -52,7 +52,7 @@ def _is_end(action: Action, message: Message) -> bool:
 
 
 def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
-    """What a worker reads of a source arrives once, for every tensor and sample; and nothing else is sent."""
+    """Problems where tensors and samples that a worker reads do not arrive once each, or where others are sent."""
     stages = schedule.placement.stages
     wanted: dict[tuple[object, ...], dict[str, list[Range]]] = defaultdict(lambda: defaultdict(list))
     readers: dict[tuple[object, ...], Action] = {}

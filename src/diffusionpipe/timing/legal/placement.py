@@ -19,7 +19,7 @@ OPS_OF_PIPELINES: tuple[frozenset[Op], ...] = (
 
 
 def placement_problems(schedule: Schedule) -> list[str]:
-    """What is wrong with the placement, and which actions, fills and messages name something that does not exist."""
+    """The faults of the placement, and the actions, fills and messages that name something that does not exist."""
     problems = [*_membership(schedule), *_names(schedule)]
     if problems:
         return problems
@@ -160,7 +160,7 @@ def _edges(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
 
 
 def supply_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
-    """Whatever an action reads of a block, it gets for each of its samples from exactly one of the block's stages."""
+    """Problems where an action gets a sample that it reads of a block from none, or several, of its stages."""
     stages = schedule.placement.stages
     supplied: dict[tuple[Action, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for flow in flows:

@@ -10,7 +10,7 @@ from diffusionpipe.ir.versions import batches_held
 
 
 def step_problems(schedule: Schedule) -> Iterator[str]:
-    """Steps without gradients, and gradients behind a block's last step that none takes in."""
+    """Steps without gradients, and gradients after a block's last step that none takes in."""
     stages = schedule.placement.stages
     for worker, order in enumerate(schedule.orders):
         pending: dict[int, Action] = {}
@@ -35,7 +35,7 @@ def without_encoding(window: Schedule) -> Schedule:
 
 
 def window_problems(window: Schedule) -> Iterator[str]:
-    """What is wrong with a window beside what its unrolled schedule shows."""
+    """The faults of a window beside those that its unrolled schedule shows."""
     yield from _step_places(window)
     if not window.fills:
         yield from _encodings(window)
@@ -66,7 +66,7 @@ def _leads(window: Schedule) -> Iterator[str]:
     """Nothing begins a batch before the forward that leads most, but its encoding, which may one window earlier.
 
     Stores take turns, as many as batches may live at once (`ir.versions.batches_held`): earlier the rows of a batch
-    would overwrite those of another one, which are still read.
+    would overwrite another batch's, which are still read.
     """
     most = batches_held(window) - 2
     for worker, action in window.actions():
@@ -78,7 +78,7 @@ def _leads(window: Schedule) -> Iterator[str]:
 
 
 def _step_places(window: Schedule) -> Iterator[str]:
-    """Every trained block has one STEP a window on each of its holders, behind its gradients and their sum."""
+    """Every trained block has one STEP a window on each of its holders, after its gradients and their sum."""
     stages = window.placement.stages
     lone = lone_blocks(window)
     for worker, order in enumerate(window.orders):
