@@ -211,7 +211,9 @@ RULES = (
 
 def paragraphs(text: str) -> Iterator[str]:
     """Each paragraph of a docstring, without doctests and with CODE for code."""
-    text = re.sub(r"^```.*?^```$|^ *>>> .*?(?:\n\s*\n|\Z)", "\n\n", inspect.cleandoc(text), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$|^ *>>> .*?(?:\n\s*\n|\Z)", "\n\n", inspect.cleandoc(text), flags=re.MULTILINE | re.DOTALL
+    )
     for paragraph in re.split(r"\n\s*\n", text):
         yield " ".join(without_code(paragraph).split())
 

@@ -1,6 +1,6 @@
-"""What every layer of a model costs: measured on a device, or computed for one that is not there.
+"""The costs of every layer of a model: measured on a device, or computed for one that is not there.
 
-What it offers:
+It offers:
 
     profile_model      times layers one by one, forward and backward, at several batch sizes
     profile_job        the same on all ranks of a job at once, with its links and its optimizer

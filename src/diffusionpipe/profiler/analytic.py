@@ -40,7 +40,7 @@ def analytic_profile(
     """The computed costs of every layer on the device of that name (see `diffusionpipe.costs.devices`) in that mode.
 
     I and W are as in a measured profile: W is the whole backward less I. A forward without gradients runs the same
-    operations, so no time of its own is given for it. `progress` is told (layers counted, all).
+    operations, so no time of its own is given for it. `progress` is called with (layers counted, all).
 
     Raises:
         ConfigError: the device is not known, or there is no batch size.
@@ -98,7 +98,7 @@ def counts_at(
     device_type: str,
     progress: Report | None = None,
 ) -> list[Counts]:
-    """What every layer does at each of these batch sizes. `progress` is told (layers counted, all)."""
+    """The work of every layer at each of these batch sizes. `progress` is called with (layers counted, all)."""
     counted = 0
 
     def step() -> None:

@@ -1,15 +1,15 @@
 """Times and peak memory on one device.
 
-A GPU computes what its host issues. A layer of many short kernels is over when the host has issued the last one, and
-a time from its first kernel to its last one would be the host's. So the device first sleeps [1], until the host has
-issued the whole layer [2]; behind the sleep it computes without waiting [3]:
+A GPU computes what its host issues. A layer of many short kernels is over when the host has issued the last one, and a
+time from its first kernel to its last one would be the host's. So the device first sleeps [1], until the host has
+issued the whole layer [2]; after the sleep it computes without waiting [3]:
 
     host      sleep | begin | k1 k2 k3 k4 | end | wait
     device    [1] ..zzzzzzzzzzzzzzzzzzzzzzzzzzz k1k2k3k4
                             |--- [2] ---|       |- [3] -|
 
 If the device has passed `begin` when the host comes to `end`, it may have waited for the host. Then the sleep was too
-short: it is made longer, and what was timed does not count.
+short: it is made longer, and this time does not count.
 """
 
 import time
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 FIRST_SLEEP: Seconds = 0.002
-"""Of a device, before anything is known of the host."""
+"""First sleep of a device, before anything is known of the host."""
 RESOLUTION: Seconds = 5e-7
-"""Of the times between events of CUDA. What has been computed has taken some time."""
+"""Resolution of the times between events of CUDA. Work that was computed has taken at least this time."""
 
 
 class Mark(Protocol):
@@ -63,7 +63,7 @@ class CudaQueue:
 
     device: torch.device
     cycles: float
-    """Of its sleep in a second."""
+    """Cycles of its sleep in a second."""
 
     @classmethod
     def of(cls, device: torch.device) -> "CudaQueue":
@@ -94,7 +94,7 @@ class CudaQueue:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What something took of a device, and of the host that issued it."""
+    """The time that some work took of a device, and of the host that issued it."""
 
     device: Seconds
     host: Seconds = 0.0
@@ -112,7 +112,7 @@ class Clock:
 
     device: torch.device
     queue: Queue | None = None
-    """Of a device that computes beside its host; None: host and device are one."""
+    """The queue of a device that computes beside its host; None: host and device are one."""
     was_late: bool = False
     """Whether a device has waited for its host since this was set to False."""
     _sleep: Seconds = field(default=FIRST_SLEEP, init=False)
@@ -123,7 +123,7 @@ class Clock:
         return cls(device, CudaQueue.of(device) if device.type == "cuda" else None)
 
     def apart(self, function: Callable[[], T]) -> tuple[T, Took]:
-        """The function's result, and what it took of device and host; only `was_late` says whether that is true."""
+        """The function's result, and its times of device and host; only `was_late` says whether that is true."""
         queue = self.queue
         if queue is None:
             result, seconds = self.time(function)

@@ -34,10 +34,10 @@ class LayerCount:
     activation: Bytes
     workspace: Bytes
     drawing: Bytes
-    """As in `LayerProfile`."""
+    """Bytes of the forward at its peak where nothing is kept for a backward, as in `LayerProfile`."""
     kept: Bytes
     kept_reads: tuple[str, ...]
-    """As in `LayerProfile`."""
+    """The tensors that the layer reads and leaves for its W, as in `LayerProfile`."""
     cast: tuple[Operation, ...] = ()
     """Copying its weights, once in an iteration."""
     copies: Bytes = 0
@@ -53,7 +53,7 @@ def count_layers(
     device_type: str,
     step: Callable[[], None],
 ) -> dict[str, LayerCount]:
-    """What every layer does with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
+    """The work of every layer with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
     ledger = KeptBytes(model)
     counted: dict[str, tuple[_Traces, MemoryRun]] = {}
     known: dict[Hashable, _Known] = {}
@@ -150,7 +150,7 @@ class _Known:
 def _count(
     layer: Layer, run: LayerRun, ledger: KeptBytes, known: dict[Hashable, _Known]
 ) -> tuple[dict[str, Tensor], _Traces, MemoryRun]:
-    """What the layer wrote, its operations and its memory. A backward like one of `known` is not run again."""
+    """The outputs of the layer, its operations and its memory. A backward like one of `known` is not run again."""
     traces = _Traces(run=run)
     traces.trace_cast()
     key: Hashable = None
@@ -179,7 +179,7 @@ def _count(
 
 
 def autograd_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Hashable:
-    """What decides, with the operations of a forward, which operations its backward runs on tensors of which size.
+    """A key that decides, with the operations of a forward, which operations its backward runs, on which sizes.
 
     First the inputs and outputs, how they lie in memory, and the node where each output gets its gradient (-1: none).
     Then the nodes in the order in which they are found: kind, and where they pass gradients on to; for a leaf which of

@@ -1,4 +1,4 @@
-"""What one layer keeps and what it needs besides, from one run of it; on real and on fake tensors alike."""
+"""The memory that one layer keeps and needs besides, from one run of it; on real and on fake tensors alike."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -35,7 +35,7 @@ class Gauge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutAside:
-    """What a layer's I leaves for its W, each storage once; weights do not count."""
+    """The tensors that a layer's I leaves for its W, each storage once; weights do not count."""
 
     own: Bytes = 0
     """Gradients, and inputs of its modules that the layer has made itself."""
@@ -48,14 +48,14 @@ class MemoryRun:
     """The result of one run."""
 
     written: tuple[Tensor, ...]
-    """What the layer wrote, detached."""
+    """The outputs of the layer, detached."""
     kept: Kept
     forward: Bytes
-    """What the forward had at its peak beyond what is left at its end."""
+    """Bytes of the forward at its peak beyond those left at its end."""
     backward: Bytes
-    """What the backward had at its peak beyond what was there at its start, the gradients of the outputs included."""
+    """Bytes of the backward at its peak beyond those at its start, the gradients of the outputs included."""
     drawing: Bytes
-    """What a forward that keeps nothing has at its peak, what it writes included."""
+    """Bytes of a forward that keeps nothing at its peak, its outputs included."""
     put_aside: PutAside
 
     @property
@@ -66,13 +66,13 @@ class MemoryRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What else happens during the run."""
+    """Contexts and functions that watch the run."""
 
     forward: AbstractContextManager[object]
     backward: AbstractContextManager[object]
     before_backward: BeforeBackward
     known: Callable[[Sequence[Tensor]], "KnownRun | None"]
-    """Called with the outputs: what is known of such a run, so that the rest of it is left out; else None."""
+    """Called with the outputs: the facts known of such a run, so that the rest of it is left out; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,15 +29,15 @@ class DecodingRun:
     """One run of `decode`."""
 
     peak: Bytes
-    """Beside weights and latents, what comes out included."""
+    """Bytes beside weights and latents, the picture included."""
     written: Bytes
-    """What comes out."""
+    """Bytes of the picture."""
 
 
 def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = torch.float32) -> Decoding:
-    """What the VAE takes to decode pictures of latents of that shape, without their number, one after the other.
+    """The memory that the VAE needs to decode latents of that shape, without their number, one after the other.
 
-    `dtype`: of its weights and of the latents.
+    `dtype`: the type of its weights and of the latents.
     """
     whole = run_decoder(vae, (1, *latents), dtype)
     tiles = tiles_of(vae, latents)
@@ -59,13 +59,13 @@ def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = tor
 
 
 def _written(first: DecodingRun, tiles: Sequence[tuple[int, int]], count: int) -> Bytes:
-    """What comes out of so many tiles."""
+    """Bytes of the pictures of `count` tiles."""
     area = sum(height * width for height, width in tiles[:count])
     return first.written * area // prod(tiles[0])
 
 
 def decoding_of_graph(graph: LayerGraph) -> Decoding | None:
-    """What the model's VAE takes to decode a sample; None for a model without a VAE."""
+    """The memory that the model's VAE needs to decode a sample; None for a model without a VAE."""
     vae = graph.components.get("vae")
     pixels = next((spec.shape for spec in graph.inputs if spec.name == "pixels"), None)
     return None if vae is None or pixels is None else decoding_of(vae, decoded_latents(vae, pixels))

@@ -17,7 +17,7 @@ from diffusionpipe.runtime.compute.stage import module_forwards
 from diffusionpipe.units import Seconds
 
 MIN_SHARE = 0.02
-"""Of a whole backward, for W where anything is trained: noise must not make it 0 or negative."""
+"""Least share of a whole backward for W where anything is trained: noise must not make it 0 or negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class LayerRun:
     forwards: tuple[tuple[nn.Module, Forward], ...]
     """Forwards of its modules that read copies of weights."""
     weights: tuple[nn.Parameter, ...]
-    """What is copied for them."""
+    """The parameters that are copied for them."""
     casts: Casts
-    """The copies. Mutable: `cast` makes them anew."""
+    """The copies; `cast` makes them again each time."""
     narrow: torch.dtype | None
-    """What they are copied to; None without autocast."""
+    """The type of the copies; None without autocast."""
 
     @property
     def differentiable(self) -> list[Tensor]:
@@ -53,7 +53,10 @@ class LayerRun:
             self.casts.make(self.weights, self.narrow)
 
     def forward(self, *, keeps: bool = True) -> tuple[Tensor, ...]:
-        """What the layer writes; it reads the copies of `cast`. `keeps`: what a backward needs, if there is one."""
+        """The outputs of the layer.
+
+        It reads the copies of `cast`. `keeps`: whether tensors for a backward are kept.
+        """
         reads = (self.reads[name] for name in self.layer.reads)
         forwards = self.forwards if self.casts else ()
         with torch.set_grad_enabled(keeps and not self.is_frozen), self.context():
@@ -71,7 +74,7 @@ class LayerRun:
             tensor.grad = None
 
     def put_aside(self) -> Deferred:
-        """What op I puts aside for op W of this batch; runs a forward and the input gradient."""
+        """The tensors that op I puts aside for op W of this batch; runs a forward and the input gradient."""
         deferred = Deferred()
         reads = (self.reads[name] for name in self.layer.reads)
         with self.context():

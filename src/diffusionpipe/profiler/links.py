@@ -43,15 +43,15 @@ AT_ONCE = 8
 BESIDE: Bytes = 2**22
 """Bytes that cross together then; larger tensors are not tried there."""
 SHORTEST: Seconds = 0.005
-"""Of the compute beside messages."""
+"""Least time of the compute beside messages."""
 SMALL: Bytes = 2**18
 """Transfers up to this size are repeated most."""
 COLD: Bytes = 2**26
 """Memory that sums go through before they come back to the same."""
 USABLE_OF_FREE = 0.96
-"""Of what is free on a GPU when the communicators exist; the rest is fragmentation."""
+"""Share of the free memory of a GPU that training may use when the communicators exist; the rest is fragmentation."""
 USABLE_OF_HOST = 0.8
-"""Of a machine's memory, shared by its ranks."""
+"""Share of a machine's memory that its ranks may use together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +64,16 @@ class Trial:
     """That took part in each transfer."""
     num_bytes: Bytes
     seconds: Seconds
-    """Of a message the median over its pairs; of a sum the median of the slowest ranks."""
+    """Time of a message, the median over its pairs; time of a sum, the median of the slowest ranks."""
     busy: Seconds = 0.0
     """By how much compute beside it takes longer, for each end of a message; 0 where that was not tried."""
     pairs: tuple[tuple[Pair, Seconds], ...] = ()
-    """Of a message the time of each pair."""
+    """Time of a message for each pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What was measured."""
+    """The measured links."""
 
     cluster: Cluster
     trials: tuple[Trial, ...]
@@ -88,7 +88,7 @@ class _Rank:
 def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = silent) -> Links:
     """The cluster of the job's ranks; every rank calls this and all get the same.
 
-    `progress` is told the number of sizes tried and of all of them.
+    `progress` is called with the number of sizes tried and of all of them.
 
     Raises:
         ConfigError: there is only one rank, or the ranks of one machine do not follow each other.
@@ -134,7 +134,7 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
 
 
 def usable_memory(job: Job) -> Bytes:
-    """What training may use of a rank's device, less what contexts and communicators hold by now; all ranks call it."""
+    """Memory of a rank's device that training may use, less that of contexts and communicators; all ranks call it."""
     if job.device.type == "cuda":
         free = torch.cuda.mem_get_info(job.device)[0] + torch.cuda.memory_reserved(job.device)
         return int(free * USABLE_OF_FREE)
@@ -159,7 +159,8 @@ class _Measure:
     repeats: int
 
     def message(self, what: str, rounds: Sequence[Round], size: Bytes) -> Trial:
-        """Half a round trip between the ranks of each pair, and what messages of the first round take from compute."""
+        """Half a round trip between the ranks of each pair, and the compute time lost to messages of the first round.
+        """
         buffer = torch.zeros(size, dtype=torch.uint8, device=self.job.device)
         found: list[tuple[Pair, Seconds]] = []
         for pairs in rounds:
@@ -225,7 +226,7 @@ class _Measure:
         return self.repeats * (5 if size <= SMALL else 1)
 
     def _times(self, actions: Sequence[Callable[[], None]], repeats: int) -> list[list[list[Seconds]]]:
-        """Of each repetition, after a warm-up, each rank's times for these, which take turns and start together."""
+        """Times of each repetition, after a warm-up, by rank and action; the actions take turns and start together."""
         mine: list[list[Seconds]] = []
         for _ in range(repeats + 1):
             mine.append([])

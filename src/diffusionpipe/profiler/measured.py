@@ -4,11 +4,11 @@
     F   the forward, under autocast where training uses it
     B   the whole backward: gradients of inputs and parameters, added to existing `.grad` as micro-batches do
     I   the gradient of the inputs alone, from `torch.autograd.grad` with the inputs as its only targets
-    W   B - I: what the weights add, at least `MIN_SHARE` of B where anything is trained
+    W B - I: the weights' part, at least `MIN_SHARE` of B where anything is trained
     P   the forward without gradients, of layers that training probes (self-conditioning)
 
-So F + I + W is what training spends on a micro-batch, whether or not a schedule splits the backward. The layers run in
-the order of the graph on random inputs, each on what the layers before it wrote. As many at a time as `GROUP_BYTES`
+So F + I + W is the time of training on a micro-batch, whether or not a schedule splits the backward. The layers run in
+the order of the graph on random inputs, each on the outputs of the layers before it. As many at a time as `GROUP_BYTES`
 allow are measured in passes (`profiler/passes.py`); weights are random where the graph has none, and only one group's
 are there at a time. Each figure is a median after a warm-up.
 """
@@ -90,10 +90,10 @@ def profile_model(
             it or the device's memory does not; the smallest one is always measured.
         device: where to measure.
         precision: "float32", "bfloat16" (autocast) or "float64".
-        repeats: of each measurement, at least. On a CPU with more than one, all sizes are measured again while their
-            times change, at most so often.
+        repeats: of each measurement, at least. On a CPU with more than one, all sizes are measured again while
+            their times change, at most this number of times.
         time_budget: seconds after which no further size is begun.
-        progress: told after each layer.
+        progress: called after each layer.
         agree: joins ranks that measure the same at the same time, see `profiler/together.py`.
 
     Raises:
@@ -129,7 +129,7 @@ def profile_model(
 
 
 def silent(done: int, total: int) -> None:
-    """A report that nobody reads."""
+    """A report that does nothing."""
 
 
 def _steady_columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> Mapping[int, Column]:
@@ -258,9 +258,9 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
 def _group(
     setting: _Setting, start: int, weights: ExitStack, tensors: dict[str, Tensor], ledger: KeptBytes
 ) -> tuple[list[tuple[LayerRun, MemoryRun]], int]:
-    """Layers from `start` on with their memory, and the index behind the last; each has run once.
+    """Layers from `start` on with their memory, and the index after the last; each has run once.
 
-    Their weights and gradients stay as long as `weights`; what they write is added to `tensors`.
+    Their weights and gradients stay as long as `weights`; their outputs are added to `tensors`.
     """
     group: list[tuple[LayerRun, MemoryRun]] = []
     held: Bytes = 0
@@ -281,7 +281,7 @@ def _group(
 def _run_once(
     setting: _Setting, layer: Layer, tensors: Mapping[str, Tensor], ledger: KeptBytes
 ) -> tuple[LayerRun, dict[str, Tensor], MemoryRun, Bytes]:
-    """The layer's run, what it wrote, its memory, and the bytes that measuring it again will hold."""
+    """The layer's run, its outputs, its memory, and the bytes that measuring it again will hold."""
     precision = setting.precision
     run = layer_run(setting.graph, setting.model, layer, tensors, precision.context, precision.autocast)
     run.cast()

@@ -16,7 +16,7 @@ from diffusionpipe.units import Bytes
 
 
 def storage_key(tensor: Tensor) -> int:
-    """The same for all tensors that share a storage, as long as one of them lives."""
+    """A key that all tensors share which lie in one storage, as long as one of them lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
@@ -40,17 +40,17 @@ def _unchanged(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeptBytes:
-    """Which layer's share of the kept bytes is how large, over one run through all layers. Mutable: grows.
+    """Which layer's share of the kept bytes is how large, over one run through all layers.
 
-    What a layer keeps of its inputs is charged to the layer that wrote them, once, however many layers keep it; inputs
-    that come from the frozen part are charged to none.
+    It grows with every layer. Bytes that a layer keeps of its inputs is charged to the layer that wrote them, once,
+    however many layers keep it; inputs that come from the frozen part are charged to none.
     """
 
     model: ModelGraph
     own: dict[str, Bytes] = field(default_factory=dict)
     """Bytes by layer."""
     put_aside: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of what each layer reads the tensors that stay for its W, under the names with which they were written first."""
+    """By layer, the tensors of its inputs that stay for its W, under the names with which they were written first."""
     _outputs: dict[str, Bytes] = field(default_factory=dict)
     _alias: dict[str, str] = field(default_factory=dict)
     _kept: set[str] = field(default_factory=set)
@@ -111,8 +111,8 @@ class KeptBytes:
 class HeldBytes(saved_tensors_hooks):
     """Counts, while entered, the bytes that a rank holds for its backwards, each storage once, and their peak.
 
-    These are what autograd saves until nothing refers to it any more, and what is noted besides (messages). Storages in
-    `without` (weights, buffers of raw inputs and frozen outputs) do not count.
+    These are tensors that autograd saves until nothing refers to them any more, and others that are noted (messages).
+    Storages in `without` (weights, buffers of raw inputs and frozen outputs) do not count.
     """
 
     def __init__(self, without: Iterable[Tensor]) -> None:
@@ -145,7 +145,7 @@ class HeldBytes(saved_tensors_hooks):
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations here
     """Counts, while entered, the bytes of storages that operations make and that still live, and their peak.
 
-    What existed before does not count. Memory that a kernel takes and returns by itself is not seen.
+    Storages that existed before do not count. Memory that a kernel takes and returns by itself is not seen.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The operations of a layer and what each of them needs: floating-point operations and bytes to and from memory."""
+"""The operations of a layer and the needs of each: floating-point operations and bytes to and from memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _ATEN = torch.ops.aten
 
 
 class Kind(StrEnum):
-    """What limits an operation."""
+    """The limit of an operation's speed."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -38,11 +38,12 @@ class Operation:
     """As torch calls it, e.g. "addmm"."""
     kind: Kind
     dtype: str
-    """Of its first floating input."""
+    """Type of its first floating input."""
     flops: float
     num_bytes: float
     scores: float = 0.0
-    """Of attention: scores of all queries, keys and heads, which a kernel that is not fused writes and reads."""
+    """Number of scores of attention, over all queries, keys and heads, which a kernel that is not fused writes and
+    reads."""
 
 
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)

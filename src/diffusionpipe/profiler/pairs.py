@@ -14,7 +14,8 @@ Pair = tuple[int, int]
 Round = tuple[Pair, ...]
 
 MOST_RANKS = 64
-"""Of larger jobs only neighbours are measured, and the first ranks of the first two nodes."""
+"""The largest job of which all pairs are measured; of larger jobs only neighbours are, and the first ranks of the first
+two nodes."""
 
 
 def rounds_inside(nodes: Sequence[int]) -> list[Round]:
@@ -48,7 +49,7 @@ def _ranks_of(nodes: Sequence[int]) -> list[list[int]]:
 
 
 def _tournament(count: int) -> list[list[Pair]]:
-    """Rounds in which each of so many meets each other once: one stays, the others move around a circle."""
+    """Rounds in which each of `count` meets each other once: one stays, the others move around a circle."""
     players = list(range(count + count % 2))
     rounds = []
     for _ in players[1:] if count > 1 else ():
@@ -60,7 +61,7 @@ def _tournament(count: int) -> list[list[Pair]]:
 
 
 def _shifted(one: Sequence[int], other: Sequence[int], shift: int) -> Iterator[Pair]:
-    """Each of the smaller node with the rank of the larger that stands so many places further on."""
+    """Pairs of each rank of the smaller node and the rank of the larger one that is `shift` places further on."""
     few, many = sorted((one, other), key=len)
     for place, rank in enumerate(few):
         partner = many[(place + shift) % len(many)]

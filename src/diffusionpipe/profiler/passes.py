@@ -24,13 +24,13 @@ from diffusionpipe.profiler.layer_run import LayerRun, split_backward
 from diffusionpipe.units import Seconds
 
 ENOUGH: Seconds = 0.025
-"""Passes are made beyond `repeats` until they have taken this long for each of their layers,"""
+"""Passes are made beyond `repeats` until they have taken this long for each of their layers."""
 STEADY = 0.005
-"""and the median pass is known to this part of it;"""
+"""Passes are made beyond `repeats` until the median pass is known to this part of it."""
 MOST: Seconds = 0.05
-"""at most until they have taken this long for each of their layers,"""
+"""Passes end when they have taken this long for each of their layers."""
 MAX_REPEATS = 25
-"""or this often."""
+"""Passes end when this number of them is made."""
 
 Agree = Callable[[float], float]
 """The largest of the values that all ranks give; returns when all have."""
@@ -43,7 +43,7 @@ def alone(value: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Medians over the passes, so much longer that they add up to the median of a whole pass."""
+    """Medians over the passes, scaled so that they add up to the median of a whole pass."""
 
     forward: Seconds
     forward_spread: Seconds
@@ -52,9 +52,9 @@ class LayerTimes:
     weight_grad: Seconds
     cast: Seconds
     host: HostTimes
-    """Medians of the host's own times, beside those of the device above."""
+    """Medians of the host's own times, beside the device's times above."""
     forward_only: Seconds | None = None
-    """Of a forward without gradients; None where nobody asked for it."""
+    """Time of a forward without gradients; None where it was not asked for."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ def time_passes(
 ) -> dict[str, LayerTimes]:
     """Times of layers that follow each other, by name.
 
-    `runs` are on inputs from before; a layer that reads what another of them writes gets it anew in every pass. At
+    `runs` are on inputs from before; a layer that reads an output of another of them gets it new in every pass. At
     least `repeats` passes are made with whole backwards and as many with input gradients alone. Passes in which the
     device waited for its host do not count, as long as there are others. `probed`: layers whose forwards without
     gradients are timed too.

@@ -33,7 +33,8 @@ that compiles parts of its model (`benchmarks/anchors`)."""
 _NORMS = ("group_norm", "layer_norm", "rms_norm", "softmax")
 _SCORE_BYTES = {Kind.ATTENTION: 16, Kind.ATTENTION_BACKWARD: 30}
 """Bytes that plain attention moves for each score under autocast. Forward: the product writes 2, softmax in float32
-reads 2 and writes 4, the cast reads 4 and writes 2, the second product reads 2. The backward likewise."""
+reads 2 and writes 4, the cast reads 4 and writes 2, the second product reads 2. The backward is counted in the same
+way."""
 _SCORE_KERNELS = {Kind.ATTENTION: 5, Kind.ATTENTION_BACKWARD: 7}
 _RECOMPUTED = 0.8
 """Fused attention computes its scores again in the backward, five products for the four of plain attention."""

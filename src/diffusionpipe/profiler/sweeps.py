@@ -34,7 +34,7 @@ class Column:
     kept_reads: Mapping[str, tuple[str, ...]]
     copies: Mapping[str, Bytes]
     waking: tuple[tuple[Seconds, Seconds], ...]
-    """(wait, what forwards take longer after it); () where it was not measured."""
+    """(wait, extra time of forwards after it); () where it was not measured."""
     took: Seconds
     """To measure."""
 

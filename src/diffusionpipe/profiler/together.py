@@ -37,8 +37,8 @@ def profile_job(
 ) -> Profile:
     """Layers, links and update of a job, measured by all its ranks at once; all call this and all get the same.
 
-    `make_update`: what a step does with the parameters of a rank; None: it is not measured. `links`: the measured
-    cluster of this job; None: its links are measured. `progress`: told after each layer.
+    `make_update`: makes the update that a step does with the parameters of a rank; None: it is not measured. `links`:
+    the measured cluster of this job; None: its links are measured. `progress`: told after each layer.
 
     Raises:
         ConfigError: on every rank, as `profile_model`.
@@ -66,7 +66,7 @@ def profile_job(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """What differs between the ranks' profiles."""
+    """The part of a profile that differs between ranks."""
 
     batch_sizes: tuple[int, ...]
     layers: tuple[LayerProfile, ...]

@@ -1,4 +1,4 @@
-"""What a rank does between two iterations with each of its parameters: clipping, the optimizer's step, the average."""
+"""The work between two iterations on each parameter of a rank: clipping, the optimizer's step, the average."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from diffusionpipe.profiler.passes import Agree, alone
 from diffusionpipe.units import Bytes, Seconds
 
 LIMIT: Bytes = 2**28
-"""Of the parameters that are updated; more of them take in proportion longer."""
+"""Most bytes of the parameters that are updated; more of them take in proportion longer."""
 
 CACHES: Bytes = 2**26
 """Memory that is written before an update, so that a CPU finds it as far away as after an iteration."""

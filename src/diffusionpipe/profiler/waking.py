@@ -13,9 +13,10 @@ WAITS: tuple[Seconds, ...] = (0.001, 0.005, 0.02, 0.1)
 REPEATS = 5
 MOST_REPEATS = 10
 STEADY: Seconds = 1e-4
-"""Rounds are made beyond `REPEATS` until the extra times are known this well,"""
+"""Rounds are made beyond `REPEATS` until the extra times are known this well."""
 STEADY_PART = 0.003
-"""or to this part of the forwards, or `MOST_REPEATS` are made."""
+"""Rounds are made beyond `REPEATS` until the extra times are known to this part of the forwards, or `MOST_REPEATS` are
+made."""
 LONGEST: Seconds = 0.2
 """Forwards that take longer than that all together are not waited for."""
 
@@ -23,7 +24,7 @@ LONGEST: Seconds = 0.2
 def time_waking(
     runs: Sequence[LayerRun], clock: Clock, forward: Seconds, agree: Agree = alone
 ) -> tuple[tuple[Seconds, Seconds], ...]:
-    """(wait, what a forward through all these layers takes longer after it), ascending; () where they take too long.
+    """(wait, extra time of a forward through all these layers), ascending; () where they take too long.
 
     `forward`: about the time of all their forwards, the same on all ranks, which wait and run together. Each forward
     after a wait is compared with one without in the same round, so that the machine's speed may change between rounds.

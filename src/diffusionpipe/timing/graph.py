@@ -166,8 +166,6 @@ class _Builder:
 
         The two ends of a message are one event, and so are the ends of a block's reduction. `turns`: how often its
         worker has reduced each block before.
-
-        `turns`: how often its worker has reduced each block before.
         """
         op, slot = action.op, action.slot
         if op in MESSAGE_OPS:

@@ -1,4 +1,4 @@
-"""What adapters share: their entry in the registry, chains of layers, checks of configurations."""
+"""The parts that adapters share: their entry in the registry, chains of layers, checks of configurations."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from diffusionpipe.models.base.pipeline_call import PipelineCall
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 
 HINT = "; if it reads its own estimate (self-conditioning), set objective.self_conditioning"
-"""What to do about a denoiser with twice the inputs."""
+"""The advice about a denoiser with twice the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +22,22 @@ class Prompt:
     length: int
     """Tokens, padded and cut."""
     template: str = "{}"
-    """What stands around the caption."""
+    """The text around the caption."""
     chat: Callable[[str], Mapping[str, Any]] | None = None
     """`chat(caption)` -> arguments for the tokenizer's own template of a chat, which then stands for `template`."""
     adds_marks: bool = True
     """Whether the tokenizer adds tokens of its own for start and end, which templates of chats may hold already."""
     side: str | None = "right"
-    """Where padding stands; None: as the tokenizer's folder says."""
+    """The side of the padding; None: the side that the tokenizer's folder says."""
     clean: Callable[[str], str] = str
-    """What is done to the caption before; a function of a module, because data workers get it."""
+    """A function that changes the caption first; a function of a module, because data workers get it."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
     instruction: str = ""
-    """What stands before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are
-    read; a gap of padding before these makes `length` tokens of any tokenizer's."""
+    """The text before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are read;
+    a gap of padding before these makes `length` tokens of any tokenizer's."""
     suffix: str = ""
-    """What stands behind the caption and its padding."""
+    """The text after the caption and its padding."""
 
 
 def lowered(caption: str) -> str:
@@ -74,7 +74,7 @@ class LowResolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """The size of a sample that is no square picture, in pixels."""
+    """The size of a sample that is not a square picture, in pixels."""
 
     width: int
     height: int
@@ -82,7 +82,7 @@ class Clip:
 
     @classmethod
     def square(cls, side: int) -> "Clip":
-        """That of a square picture."""
+        """The size of a square picture."""
         return cls(width=side, height=side)
 
     @property
@@ -109,8 +109,8 @@ class Family:
     guidance: float
     """Scale of classifier-free guidance that diffusers' pipeline draws with unless told otherwise; 1 is without."""
     embedded_guidance: float | None = None
-    """What diffusers' pipeline tells a distilled model, one with guidance embeddings, unless told otherwise; None for a
-    pipeline without such models."""
+    """The guidance that diffusers' pipeline gives a distilled model, one with guidance embeddings, by default; None for
+    a pipeline without such models."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     """For raw inputs that are more than the caption's tokens."""
     absent: tuple[str, ...] = ()
@@ -134,8 +134,8 @@ class Family:
     has_clips: bool = False
     """Whether `graph` also takes `clip`, a `Clip`."""
     frame_rate: float | None = None
-    """Frames of a second that diffusers' pipeline tells the model, unless told otherwise; the graph reads "frame_rate".
-    None: the model is told none."""
+    """Frames of a second that diffusers' pipeline gives the model by default; the graph reads "frame_rate". None: the
+    model reads no frame rate."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

@@ -1,4 +1,4 @@
-"""How diffusers' own pipeline of a family is called to draw, with a stand-in for its transformer."""
+"""How diffusers' own pipeline of a family is called to draw, with a replacement for its transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -81,12 +81,12 @@ def self_conditioned(graph: LayerGraph, component: str, convolution: str | None)
 
 
 def plain_config(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """The configuration of a denoiser that may be widened already, as it was for samples of so many channels."""
+    """The configuration of a denoiser that may be widened already, as it was for samples of `channels` channels."""
     return {**config, "in_channels": channels} if config.get("in_channels") == 2 * channels else dict(config)
 
 
 def widened_config(module: Any) -> dict[str, Any]:
-    """What changes in the configuration of a plain denoiser that is widened. Its outputs stay as many as they are."""
+    """The changes in the configuration of a plain denoiser that is widened. Its outputs stay as many as they are."""
     config = module.config
     return {"in_channels": 2 * config.in_channels, "out_channels": config.out_channels or config.in_channels}
 
@@ -120,9 +120,9 @@ def widen(module: nn.Module, name: str) -> None:
 
 
 class TwoHalves(nn.Conv2d):
-    """A convolution that adds what both halves of its inputs give.
+    """A convolution that adds the results of both halves of its inputs.
 
-    Where the weights of the second half are zero, the result is bit for bit that of a convolution of the first half
+    Where the weights of the second half are zero, the result is bit for bit equal to a convolution of the first half
     alone. One convolution of all inputs may round otherwise, because libraries choose its algorithm by the sizes.
     """
 
@@ -142,11 +142,11 @@ def _conditioned(layer: Layer, noisy: str) -> Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Conditioned:
-    """A layer that reads the noisy samples with the estimates behind their channels."""
+    """A layer that reads the noisy samples with the estimates after their channels."""
 
     run: Any
     place: int
-    """Of the noisy samples among what the layer reads."""
+    """Position of the noisy samples among the tensors that the layer reads."""
 
     def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
         *own, estimate, mask = tensors

@@ -79,7 +79,7 @@ def _inside(member: str, name: str) -> str:
 
 
 def names_elsewhere(member: LayerGraph, taken: Mapping[str, str]) -> dict[str, str]:
-    """What a member's components that other members have, and their tensors, are called in the cascade."""
+    """The cascade's names of a member's components that other members have, and of their tensors."""
     found = {component: _inside(owner, component) for component, owner in taken.items()}
     for component, owner in taken.items():
         found |= {name: _inside(owner, name) for name in common_tensors(member, component)}
@@ -87,7 +87,7 @@ def names_elsewhere(member: LayerGraph, taken: Mapping[str, str]) -> dict[str, s
 
 
 def _own(member: str, is_reduced: set[str], elsewhere: Mapping[str, str], name: str) -> str:
-    """What a tensor of a member is called in the cascade."""
+    """The cascade's name of a tensor of a member."""
     if name in elsewhere:
         return elsewhere[name]
     inside = _inside(member, name)
@@ -107,7 +107,7 @@ def _backbone(name: str, alone: Backbone) -> Backbone:
 
 
 def _pictures(members: Mapping[str, LayerGraph]) -> dict[str, TensorSpec]:
-    """What each member reads as pictures."""
+    """The tensor that each member reads as pictures."""
     found: dict[str, TensorSpec] = {}
     problems = []
     for name, member in members.items():

@@ -34,7 +34,7 @@ class Opened:
     folder: Path
     graph: LayerGraph
     variant: str | None = None
-    """Of the weights that are read; see `stored_weights`."""
+    """The variant of the weights that are read; see `stored_weights`."""
 
 
 def common_encoders(models: Mapping[str, Opened]) -> dict[str, dict[str, str]]:
@@ -53,7 +53,7 @@ def common_encoders(models: Mapping[str, Opened]) -> dict[str, dict[str, str]]:
 
 
 def common_tensors(graph: LayerGraph, component: str) -> frozenset[str]:
-    """What an encoder reads and writes: tokens and states."""
+    """The tensors that an encoder reads and writes: tokens and states."""
     layers = _layers(graph, component)
     return frozenset(name for layer in layers for name in (*layer.reads, *layer.writes))
 

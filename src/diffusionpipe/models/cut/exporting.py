@@ -1,8 +1,8 @@
 """A transformer's forward as calls of its own modules with glue between them, by torch.export.
 
-Modules that hold parameters are called as they are: each block of the model's lists, and each other child of the
-model. While torch.export traces the model, every such module is one opaque operator, so the exporter never looks into
-it. What is left is the glue: reshapes, concatenations, rotary tables, masks.
+Modules that hold parameters are called as they are: each block of the model's lists, and each other child of the model.
+While torch.export traces the model, every such module is one opaque operator, so the exporter never looks into it. The
+rest is the glue: reshapes, concatenations, rotary tables, masks.
 
     embed ---+                              call 0   embed
              |                              glue     x.flatten(2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What runs between the calls of a cut model's modules, and the layers' `run`."""
+"""The glue between the calls of a cut model's modules, and the layers' `run`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Tables:
         self._kept: dict[tuple[object, ...], Any] = {}
         self._fakes: dict[tuple[object, ...], Any] = {}
         self._mode: object = None
-        """That of the fakes."""
+        """The mode of the fake tensors."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -79,7 +79,7 @@ class Tables:
 
 
 def tables_of(layers: Iterable[Layer]) -> Iterator[Tensor]:
-    """What the layers have computed once, and keep for all samples."""
+    """The tensors that the layers have computed once, and keep for all samples."""
     found: list[object] = [getattr(layer.run, "tables", None) for layer in layers]
     for tables in {id(one): one for one in found if isinstance(one, Tables)}.values():
         yield from tables.tensors
@@ -124,7 +124,7 @@ class Run:
     reads: tuple[fx.Node, ...]
     writes: tuple[fx.Node, ...]
     passed_on: frozenset[fx.Node]
-    """Of the writes those that calls of modules alone read: no glue of theirs depends on how they lie in memory."""
+    """The writes that only calls of modules read: no glue of theirs depends on how they lie in memory."""
     tables: Tables
 
     def __deepcopy__(self, memo: object) -> "Run":
@@ -163,7 +163,7 @@ def _has_dense_samples(tensor: Tensor) -> bool:
 
 
 def _with_gradient(tensor: Tensor) -> Tensor:
-    """The tensor; of one that a trained layer made of frozen values alone, a leaf whose gradient nobody reads."""
+    """The tensor; of one that a trained layer made of frozen values alone, a leaf whose gradient is never read."""
     if tensor.requires_grad or not tensor.is_floating_point():
         return tensor
     return tensor.detach().requires_grad_()

@@ -52,10 +52,10 @@ def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iter
 
 
 def kind_of(module: nn.Module) -> Hashable:
-    """What decides the shapes that a module returns: two with equal kinds differ in their numbers alone.
+    """A key that decides the shapes that a module returns: two with equal kinds differ in their numbers alone.
 
-    Classes, shapes and dtypes of parameters and buffers, and what the modules keep beside: numbers and words by value,
-    objects of diffusers and transformers by what they keep, all else by identity.
+    Classes, shapes and dtypes of parameters and buffers, and the other attributes of the modules: numbers and words by
+    value, objects of diffusers and transformers by their attributes, all else by identity.
 
     >>> kind_of(nn.Linear(2, 2)) == kind_of(nn.Linear(2, 2)) != kind_of(nn.Linear(2, 3))
     True
@@ -140,7 +140,7 @@ def _is_holder(value: object) -> bool:
 
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
-    """What the modules keep of a forward, such as rotary tables, is forgotten: it would be fake tensors.
+    """A context after which modules forget what a forward left in them, such as rotary tables: they would be fake.
 
     So are hooks: transformers installs some at a model's first forward, and would do it again.
     """

@@ -1,4 +1,4 @@
-"""Calls of submodules: what they are given and return, and the operator that torch.export sees in their place."""
+"""Calls of submodules: their arguments and results, and the operator that torch.export sees in their place."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class ModuleCall:
 
     module: str
     tree: pytree.TreeSpec
-    """Of its positional and named arguments."""
+    """The structure of its positional and named arguments."""
     leaves: tuple[object, ...]
     """The leaves of `tree`; places of tensors and of the number of samples are marked."""
 
@@ -75,18 +75,18 @@ class Passed:
 
 @dataclass(slots=True)
 class Recorder:
-    """What the submodules were called with and returned."""
+    """The arguments and the results of the submodules' calls."""
 
     modules: list[str] = field(default_factory=list)
     written: list[list[_Shape]] = field(default_factory=list)
     returned: list["Result"] = field(default_factory=list)
     results: list[list[tuple[tuple[int, ...], torch.dtype]]] = field(default_factory=list)
     known: dict[Hashable, "Result"] = field(default_factory=dict)
-    """What modules of a kind return for arguments of a kind."""
+    """The results of modules of a kind for arguments of a kind."""
 
 
 RECORDERS: dict[int, Recorder] = {}
-"""Of the traces that are under way: an operator's fake implementation has no other way to find its own."""
+"""Recorders of the traces that are under way: an operator's fake implementation has no other way to find its own."""
 
 
 def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
@@ -103,7 +103,7 @@ def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a call returned, without its tensors."""
+    """The result of a call, without its tensors."""
 
     tree: pytree.TreeSpec
     template: list[object]
@@ -111,7 +111,7 @@ class Result:
     """Shape, strides and dtype of each new tensor."""
 
     def of(self, given: Sequence[Tensor], made: Iterable[Tensor]) -> Any:
-        """The same with other tensors: those that a call was given, and new ones."""
+        """The result with other tensors: those that a call was given, and new ones."""
         rest = iter(made)
         values = [
             next(rest) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value
@@ -121,7 +121,7 @@ class Result:
 
 
 def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: Seen) -> Any:
-    """Makes the call, and notes what it returns; `index` is that of the batch size.
+    """Makes the call, and notes what it returns; `index` is the index of the batch size.
 
     Modules of one kind, such as most blocks of a model, return the same for arguments of the same shapes. So one of
     them is called for all. `kinds`: `leaves.kind_of` of each module.
@@ -145,7 +145,7 @@ def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: 
 
 
 def _argument(leaf: object, first: Mapping[int, int]) -> Hashable:
-    """What of an argument decides what a module returns; equal to nothing else for one that is not understood.
+    """A key of an argument that decides the result of a module; equal to no other key for one that is not understood.
 
     `first`: id of a tensor -> its first place among all.
     """

@@ -26,10 +26,10 @@ _BATCHES = (2, 3)
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a child returns."""
+    """The value that a child returns."""
 
     names: tuple[str, ...]
-    """Of its tensors in the graph."""
+    """The names of its tensors in the graph."""
     dimensions: tuple[int, ...] = (0,)
     """Where each has its samples."""
     tree: pytree.TreeSpec | None = None
@@ -41,7 +41,7 @@ class _Value:
         return tuple(leaf.movedim(d, 0) if d else leaf for leaf, d in zip(leaves, self.dimensions, strict=True))
 
     def whole(self, parts: Sequence[Tensor]) -> Any:
-        """What the child returned."""
+        """The whole value that the child returned, with these tensors."""
         leaves = [part.movedim(0, d) if d else part for part, d in zip(parts, self.dimensions, strict=True)]
         return leaves[0] if self.tree is None else pytree.tree_unflatten(leaves, self.tree)
 
@@ -95,7 +95,7 @@ def _spec(name: str, spec: TensorSpec | tuple[int, ...]) -> TensorSpec:
 
 
 def _values(module: nn.Sequential, inputs: TensorSpec) -> Iterator[_Value]:
-    """The input, and what each child returns; where a child cannot run, a tensor, for `describe` to say why."""
+    """The input, and the value of each child; where a child cannot run, a tensor, for `describe` to say why."""
     names = [f"hidden.{index}" for index in range(len(module) - 1)] + ["prediction"]
     yield _Value(("input",))
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,8 +1,8 @@
-"""Parameters of blocks whose results nobody reads, such as those for captions in the last block of Qwen-Image.
+"""Parameters of blocks whose results are never read, such as those for captions in the last block of Qwen-Image.
 
     picture --- attention --- picture's MLP ---> read by the next layer
     text    ----+  |
-                   +------- text's MLP ------> read by nobody
+                   +------- text's MLP ------> never read
 
 They get no gradient, so they are not trained: no memory for their optimizer states, and no decay of weights that would
 depend on the layout.

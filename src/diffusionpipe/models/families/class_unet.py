@@ -5,9 +5,9 @@
                             └──> augmentation ───> upsampled ─────┘
 
 Both read "labels", as in cascaded diffusion models for ImageNet (Ho et al., 2022, https://arxiv.org/abs/2106.15282).
-There is hardly any frozen work, so nothing to fill with. The folder is that of a DDPMPipeline. The second model has
-twice the input channels: the noisy picture, then the enlarged small one. Difference from the source: it is not told the
-level of the augmentation's noise, because UNet2DModel embeds nothing beside the time and the class.
+There is hardly any frozen work, so nothing to fill with. The folder is a DDPMPipeline's. The second model has twice the
+input channels: the noisy picture, then the enlarged small one. Difference from the source: it does not read the level
+of the augmentation's noise, because UNet2DModel embeds nothing beside the time and the class.
 """
 
 from collections.abc import Collection, Mapping

@@ -6,7 +6,7 @@
                                                 └> noise_level ────┘
 
 The second model draws large pictures from small ones. In training it makes the small picture from the large one and
-adds noise of a random level, which it is told: noise conditioning augmentation (Ho et al., 2022,
+adds noise of a random level, which it also reads: noise conditioning augmentation (Ho et al., 2022,
 https://arxiv.org/abs/2106.15282, section 4.2). So it can read the small pictures that another model draws.
 """
 
@@ -137,7 +137,7 @@ def _problems(unet: Any, text_encoder: Any, channels: int, low: LowResolution | 
 
 
 def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> list[str]:
-    """Why the U-Net cannot read pictures of so many pixels a side, and small ones."""
+    """Why the U-Net cannot read pictures of `resolution` pixels a side, and small ones."""
     problems = []
     factor = 2 ** (len(unet.config.block_out_channels) - 1)
     if resolution % factor:
@@ -179,7 +179,7 @@ def _augment(low: LowResolution, levels: nn.Module, pixels: Tensor, noise: Tenso
 
 
 def reduced(pixels: Tensor, resolution: int) -> Tensor:
-    """The pictures with so many pixels a side, (B, C, R, R).
+    """The pictures with `resolution` pixels a side, (B, C, R, R).
 
     Antialiased, so that no detail of the large picture turns into a pattern of the small one.
     """
@@ -199,7 +199,7 @@ def noised_at(levels: Objective, pixels: Tensor, noise: Tensor, level: int) -> T
 
 
 def noise_levels(scheduler: Mapping[str, object]) -> Objective:
-    """What adds the augmentation's noise, from the configuration of a diffusers scheduler."""
+    """The objective that adds the augmentation's noise, from the configuration of a diffusers scheduler."""
     return Objective(ObjectiveSettings(), scheduler)
 
 

@@ -1,4 +1,4 @@
-"""Families of transformers as data: what is read from captions, and how the transformer is called.
+"""Families of transformers as data: the texts read from captions, and how the transformer is called.
 
 Everything else comes from the classes themselves: `cutting.cut` makes layers of text encoders and transformer.
 """
@@ -25,11 +25,11 @@ from diffusionpipe.models.parts.t5 import t5_layers, t5_problems
 
 _CLIP = Prompt(length=77)
 _EXACT = ("timesteps", "frame_rate")
-"""Read as they are, whatever the type of the weights."""
+"""Raw inputs that are read as they are, for any type of the weights."""
 Call = Callable[..., Tensor]
 Components = Mapping[str, Any]
 Shape = Sequence[int]
-"""Of a sample's latents."""
+"""The shape of a sample's latents."""
 Need = Callable[[Components, int], tuple[object, str]]
 """`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
 
@@ -71,21 +71,21 @@ class Text:
     kind: str
     """Its class."""
     prompt: Prompt | None
-    """What its tokenizer reads, and how long; None: plain captions, as long as the encoder can read."""
+    """The texts that its tokenizer reads, and their length; None: plain captions, as long as the encoder can read."""
     component: str = "text_encoder"
     states: Call | None = None
     """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
     stacked: int = 1
-    """States of how many layers stand side by side in what `states` gives."""
+    """The number of layers whose states are joined side by side in the result of `states`."""
     sees_padding: bool = False
-    """Whether tokens of a T5 read those of padding."""
+    """Whether tokens of a T5 attend to tokens of padding."""
     is_pooled: bool = False
     """Whether the pooled embedding of a CLIP is read, which sees padding."""
     ids: str = "input_ids"
     mask: str = "input_mask"
     writes: str = "text_states"
     then: Layer | None = None
-    """A layer after those of this encoder, which joins what the encoders so far give."""
+    """A layer after this encoder's, which joins the results of the encoders so far."""
 
 
 def pooled_clip(component: str, prompt: Prompt | None = _CLIP, **more: Any) -> Text:
@@ -114,33 +114,34 @@ class Described:
     predict: Call
     """`predict(transformer, noisy=, timesteps=, **reads)` -> prediction, of the shape of the noisy latents."""
     reads: tuple[str, ...]
-    """What the transformer reads beside noisy latents and times: states and masks of texts."""
+    """The tensors that the transformer reads beside noisy latents and times: states and masks of texts."""
     patch: int | None
-    """None: that of the transformer's configuration."""
+    """Side of a patch; None: the transformer's configuration has it."""
     guidance: float
     """Scale of classifier-free guidance of diffusers' pipeline."""
     embedded_guidance: float | None = None
-    """As in `Family`; a transformer with guidance embeddings then also reads "guidance"."""
+    """The guidance that diffusers' pipeline gives a distilled model, as in `Family`; a transformer with guidance
+    embeddings then also reads "guidance"."""
     frame_rate: float | None = None
-    """As in `Family`."""
+    """Frames of a second that the model reads by default, as in `Family`."""
     needs: Mapping[str, Need]
     """Field of the transformer's configuration -> what it needs."""
     call: PipelineCall | None = None
     """How diffusers' pipeline draws with it; None: our own loop draws."""
     problems: Callable[[Components, Shape], list[str]] = lambda components, latents: []
-    """What else of the components, and of the shape of latents, does not fit."""
+    """A function that finds other faults of the components, and of the shape of latents."""
     sample_size: int | None = None
-    """As in `Family`."""
+    """Side of the latents that diffusers' pipeline draws by default, as in `Family`."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json that must be empty."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """As in `Family`."""
+    """Entries of model_index.json that must have these values, where they are there, as in `Family`."""
     has_adapters: bool = True
-    """As in `Family`."""
+    """Whether diffusers' pipeline loads adapters, so that they can be trained and exported, as in `Family`."""
     streams: Streams | None = None
     """Names of layers and tensors that differ from those of `cut`."""
     has_even_sigmas: bool = False
-    """As in `LayerGraph`."""
+    """Whether diffusers' pipeline gives a flow's scheduler evenly spaced noise levels, as in `LayerGraph`."""
 
 
 def family(described: Described) -> Family:
@@ -167,7 +168,7 @@ def family(described: Described) -> Family:
 
 
 def _unfit(needs: Mapping[str, Need], components: Components, channels: int) -> list[str]:
-    """A problem for each field of the transformer's configuration that has not the value that it needs."""
+    """A problem for each field of the transformer's configuration that does not have the value that it needs."""
     config = components["transformer"].config
     wanted = {field: need(components, channels) for field, need in needs.items()}
     return [
@@ -257,7 +258,7 @@ def _cut(described: Described, transformer: Any, read: Mapping[str, Tensor]) -> 
 
 
 def _problems(described: Described, components: Components, latents: Sequence[int]) -> list[str]:
-    """What of the components and of the latents' shape, (C, ..., H, W), does not fit."""
+    """The faults of the components and of the latents' shape, (C, ..., H, W)."""
     problems = _unfit(described.needs, components, latents[0]) + described.problems(components, latents)
     for text in described.texts:
         if text.is_pooled:
@@ -289,7 +290,7 @@ def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Te
 def _text_layers(
     text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec], read: Collection[str]
 ) -> tuple[Layer, ...]:
-    """The encoder's layers; what they and the tokenizer give is added to `given`, raw inputs to `specs`."""
+    """The encoder's layers; their outputs and the tokenizer's are added to `given`, raw inputs to `specs`."""
     length = text.prompt.length if text.prompt is not None else encoder.config.max_position_embeddings
     dropped = text.prompt.dropped if text.prompt is not None else 0
     has_mask = not text.is_pooled and (text.mask in read or not text.sees_padding)

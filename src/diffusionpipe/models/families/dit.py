@@ -38,7 +38,7 @@ def dit_graph(
 
     The raw input "labels" holds class numbers; the null class of classifier-free guidance is the number of classes and
     is put in by the data path: the labels are embedded as they come, because the label embeddings' own dropout, which
-    draws from the global generator in each block anew, is switched off (the row of the null class stays).
+    draws from the global generator in each block again, is switched off (the row of the null class stays).
 
     A model that also predicts variances (out_channels = 2 * in_channels) is trained on the first half alone; the
     second half, which diffusers' DiTPipeline drops as well, gets zero gradients.

@@ -1,4 +1,4 @@
-"""What FLUX.2 [dev] and [klein] share: states of three layers of a language model, and tokens of 1 x 1."""
+"""The common part of FLUX.2 [dev] and [klein]: states of three layers of a language model, and tokens of 1 x 1."""
 
 from functools import partial
 from typing import Any
@@ -48,9 +48,9 @@ def flux2(*, kind: str, prompt: Prompt, layers: tuple[int, int, int], **more: An
 
     Args:
         kind: class of the text encoder.
-        prompt: what it reads.
+        prompt: the texts that it reads.
         layers: after which of its layers states are read, diffusers' `text_encoder_out_layers`.
-        more: guidance, and that of distilled models.
+        more: guidance, and the guidance of distilled models.
     """
     return Described(
         vae="AutoencoderKLFlux2",

@@ -16,7 +16,7 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 """Around a caption."""
 _PROMPT = Prompt(length=512 + 34, template=PREFIX + "{}" + SUFFIX, dropped=34)
-"""What the model was trained with: diffusers' `prompt_template_encode` and `max_sequence_length`."""
+"""The prompt with which the model was trained: diffusers' `prompt_template_encode` and `max_sequence_length`."""
 
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:

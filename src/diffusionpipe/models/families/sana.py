@@ -20,7 +20,7 @@ from diffusionpipe.models.families.described import (
 from diffusionpipe.models.families.sana_instruction import INSTRUCTION
 
 _PROMPT = Prompt(length=640, dropped=340, instruction=INSTRUCTION, clean=lowered)
-"""Of any instruction of up to 342 tokens; diffusers' `max_sequence_length` is 300."""
+"""The prompt for any instruction of up to 342 tokens; diffusers' `max_sequence_length` is 300."""
 
 
 def _kept(tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What stands before a caption of Sana: `complex_human_instruction` of diffusers' SanaPipeline."""
+"""The text before a caption of Sana: `complex_human_instruction` of diffusers' SanaPipeline."""
 
 INSTRUCTION = (
     "Given a user prompt, generate an 'Enhanced prompt' that provides detailed visual descriptions suitable for image "

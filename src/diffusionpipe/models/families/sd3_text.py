@@ -1,7 +1,7 @@
-"""What Stable Diffusion 3 reads of captions, from three frozen encoders.
+"""The states that Stable Diffusion 3 reads of captions, from three frozen encoders.
 
-The penultimate states of two CLIPs stand side by side, padded to the width of T5 and put before its states. The pooled
-embeddings of the CLIPs, side by side too, are embedded with the time.
+The penultimate states of two CLIPs are joined side by side, padded to the width of T5 and put before its states. The
+pooled embeddings of the CLIPs, side by side too, are embedded with the time.
 """
 
 from typing import Any

@@ -24,8 +24,8 @@ def stable_diffusion_graph(
 ) -> LayerGraph:
     """The graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
 
-    Sets training mode and requires_grad of the components. `dtype` is that of the floating raw inputs, of the latents
-    and of the loss: "float32", or "float64" for tests.
+    Sets training mode and requires_grad of the components. `dtype` is the type of the floating raw inputs, of the
+    latents and of the loss: "float32", or "float64" for tests.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """

@@ -44,9 +44,9 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
 def unet_problems(
     unet: Any, vae: Any, *, text_width: int, component: str = "unet", addition: str | None = None
 ) -> list[str]:
-    """What of the U-Net, or of another model with its way down, the layers would not run exactly.
+    """The parts of the U-Net, or of another model with its way down, that the layers would not run exactly.
 
-    `text_width` is the width of the text states, `addition` what is embedded beside the time.
+    `text_width` is the width of the text states, `addition` the input that is embedded beside the time.
     """
     config = unet.config
     problems = unsupported(component, config, {**_ALLOWED, "addition_embed_type": (addition,)})
@@ -108,7 +108,7 @@ def skip_tensors(unet: UNet, down: tuple[tuple[Step, ...], ...]) -> tuple[str, .
 
 
 def mid_steps(unet: UNet) -> Iterator[Step]:
-    """The middle block: an attention stands before its residual block."""
+    """The middle block: an attention comes before its residual block."""
     path = "mid_block"
     yield from _block(unet, f"{path}.resnets.0", None)
     for j in range(len(unet.model.mid_block.attentions)):

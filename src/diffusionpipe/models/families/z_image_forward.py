@@ -1,7 +1,7 @@
 """The forward of Z-Image for a whole batch at once.
 
 diffusers' forward takes a list of pictures and works on each of them alone. Here a whole batch goes the same way: each
-caption is padded to the longest, and what is behind it is masked.
+caption is padded to the longest, and the padding is masked.
 """
 
 from typing import Any

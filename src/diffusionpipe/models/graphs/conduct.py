@@ -1,4 +1,4 @@
-"""What layers must not do, whoever made them: draw random numbers, mix samples, change what they keep.
+"""Faults that no layer may have: to draw random numbers, to mix samples, to change its own state.
 
 A layout cuts the batch into micro-batches and gives them to ranks. It trains what one process trains if each sample
 goes through each layer by itself: with no random numbers, which would depend on the rank; without the other samples, of
@@ -59,7 +59,7 @@ def named(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 class Conduct:
-    """What the layers were seen to do. Mutable: told of one operation after the other."""
+    """The faults that the layers were seen to have; it grows with every operation that it sees."""
 
     def __init__(self) -> None:
         self._judges: dict[OpOverload, bool] = {}
@@ -70,7 +70,7 @@ class Conduct:
         """Modules whose parameter or buffer of that name was written to."""
 
     def see(self, layer: str, operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operation of a layer, and what it is called with."""
+        """Record an operation of a layer, with the tensors that it is called with."""
         if operation not in self._judges:
             is_random = torch.Tag.nondeterministic_seeded in operation.tags
             self._judges[operation] = is_random or "batch_norm" in operation.overloadpacket.__name__

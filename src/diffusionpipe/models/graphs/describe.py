@@ -1,4 +1,4 @@
-"""A layer graph as plain data: what the planning half sees of a model.
+"""A layer graph as plain data: the planning half's view of a model.
 
 The layers run on fake tensors, which have a shape, a dtype and a device but no memory, so a model of any size is
 described within seconds and without weights.
@@ -23,7 +23,7 @@ from diffusionpipe.models.graphs.conduct import Conduct, mixes_samples
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, attribute, canonical_names, own_parameters
 
 _ATTENTION_OF_CPUS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""torch's counter knows the attention of GPUs alone."""
+"""The attention of CPUs: torch's counter counts the attention of GPUs alone."""
 
 
 def describe(
@@ -109,7 +109,7 @@ def _problems_of_parameters(graph: LayerGraph) -> list[str]:
 
 
 _Weights = Sequence[tuple[nn.Module, dict[str, Any], Mapping[str, Tensor]]]
-"""(module, its table of parameters or of buffers, what was put there)."""
+"""(module, its table of parameters or of buffers, the tensors that were put there)."""
 
 
 @contextmanager

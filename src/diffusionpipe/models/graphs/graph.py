@@ -42,11 +42,12 @@ class LayerGraph:
     """The modules, whole; parameters may be on the meta device. A canonical parameter name is
     "<component>.<name in the component>"."""
     inputs: tuple[TensorSpec, ...]
-    """Raw inputs: what the data loader yields."""
+    """Raw inputs: the tensors that the data loader yields."""
     backbones: tuple[Backbone, ...] = (Backbone(),)
     """In the order of sampling."""
     fed_back: tuple[TensorSpec, ...] = ()
-    """What backbones read of their own pass before (`Backbone.estimate`): layers read it before the loss writes it."""
+    """The tensors that backbones read of their own pass before (`Backbone.estimate`): layers read them before the loss
+    writes them."""
     widened: frozenset[str] = frozenset()
     """Canonical names of weights whose second half of inputs a stored model may lack; it is zero then."""
     patch: int | None = None

@@ -16,8 +16,8 @@ def run_layers(
 ) -> dict[str, Tensor]:
     """Runs the layers in order and returns the targets, or, without targets, everything that the layers wrote.
 
-    `tensors` are what the layers read from outside. A tensor that is no target is dropped after its last reader.
-    Every given layer runs; `needed_layers` finds those that the targets need.
+    `tensors` are those that the layers read from outside. A tensor that is not a target is dropped after its last
+    reader. Every given layer runs; `needed_layers` finds those that the targets need.
     """
     last_reader = {name: index for index, layer in enumerate(layers) for name in layer.reads}
     kept = set(targets) if targets is not None else {name for layer in layers for name in layer.writes}
@@ -32,7 +32,7 @@ def run_layers(
 
 
 def needed_layers(layers: Sequence[Layer], targets: Collection[str], given: Collection[str]) -> tuple[Layer, ...]:
-    """Those of the layers that must run to get the targets from the given tensors, in order."""
+    """The layers that must run to get the targets from the given tensors, in order."""
     missing = set(targets) - set(given)
     needed = []
     for layer in reversed(layers):

@@ -33,7 +33,7 @@ class DynamicShift:
     """Whether the factor is exp(mu); otherwise it is mu."""
 
     def mu(self, num_tokens: int) -> float:
-        """What diffusers' pipelines tell `set_timesteps`, by the same arithmetic."""
+        """The shift that diffusers' pipelines give to `set_timesteps`, by the same arithmetic."""
         slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
         return num_tokens * slope + (self.base_mu - slope * self.base_tokens)
 
@@ -122,7 +122,7 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
 def _shift_in(values: Mapping[str, Any]) -> FlowShift:
     """The shift that a scheduler's values state.
 
-    Raises ModelError as in `shift_of`, and whatever a wrong value leads to.
+    Raises ModelError as in `shift_of`, and any error that a wrong value leads to.
     """
     if values.get("invert_sigmas"):
         raise ModelError("the scheduler's invert_sigmas = true is not supported; objective.shift cannot replace it")

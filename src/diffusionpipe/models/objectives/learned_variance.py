@@ -24,7 +24,7 @@ from torch import Tensor
 
 _WEIGHT = 1e-3
 _LEAST = 1e-20
-"""diffusers' least variance: that of the first time step is zero."""
+"""diffusers' least variance: the variance of the first time step is zero."""
 _HALF_LEVEL = 1 / 255
 """Half the distance of two of the 256 levels in [-1, 1]."""
 
@@ -57,7 +57,7 @@ def log_variance(values: Tensor, alphas_cumprod: Tensor, timesteps: Tensor) -> T
 
 
 def variance_loss(values: Tensor, noised: Noised, alphas_cumprod: Tensor) -> Tensor:
-    """What the variational bound adds to the loss of each sample [2], (B,).
+    """The part that the variational bound adds to the loss of each sample [2], (B,).
 
     The bound is the divergence of the predicted step from the true one, given the picture; at the first time step it is
     minus the logarithm of the likelihood of the picture's 256 levels.
@@ -81,13 +81,13 @@ def _alphas(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean(pixels: Tensor, noisy: Tensor, now: Tensor, before: Tensor) -> Tensor:
-    """Of the step before, given the picture (Ho et al., 2020, equation 7)."""
+    """Mean of the step before, given the picture (Ho et al., 2020, equation 7)."""
     beta = 1 - now / before
     return (before.sqrt() * beta * pixels + (now / before).sqrt() * (1 - before) * noisy) / (1 - now)
 
 
 def _log_likelihood(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    """Of each number's level: what a normal distribution has between the middles to the next levels."""
+    """Logarithm of each number's level: the probability of a normal distribution between the next levels' middles."""
     scale = (-0.5 * spread).exp()
     below = torch.special.ndtr((pixels - _HALF_LEVEL - mean) * scale)
     above = torch.special.ndtr((pixels + _HALF_LEVEL - mean) * scale)

@@ -72,7 +72,7 @@ def refuse_unknown(name: str) -> None:
 def alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
     """The cumulative alphas of a scheduler's configuration, float32 (steps,), as its own class computes them.
 
-    A configuration that names no class is one of DDPMScheduler; so is that of a flow, which has no betas of its own.
+    A configuration that names no class is one of DDPMScheduler; so is a flow's, which has no betas of its own.
 
     Raises ModelError for an unknown class, and for values that make no noise levels.
     """

@@ -1,4 +1,4 @@
-"""What is learnt: how noise is added to latents, what the denoiser predicts, and the loss of each sample.
+"""The goal of the training: how noise is added to latents, what the denoiser predicts, and the loss of each sample.
 
 Both ends of the data path are layers of the graph: `noise` is frozen, so it is computed ahead like everything else that
 is frozen, and `loss` is the last layer.
@@ -75,7 +75,7 @@ class Objective(nn.Module):
 
     @property
     def is_flow(self) -> bool:
-        """Whether times are those of a flow, which are no whole numbers."""
+        """Whether times belong to a flow; these are not whole numbers."""
         return self.settings.prediction is Prediction.FLOW_MATCHING
 
     def add_noise(
@@ -83,8 +83,8 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The noisy latents, the timesteps that the denoiser reads, its target and the weight of each sample's loss.
 
-        `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32. `patch` is that of
-        `LayerGraph`.
+        `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32. `patch` is described
+        at `LayerGraph`.
         """
         if self.is_flow:
             return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape[1:], patch)))
@@ -119,7 +119,7 @@ class Objective(nn.Module):
         return (time * self.num_timesteps).long().clamp(math.floor(first), math.ceil(end) - 1)
 
     def _flow_weight(self, t: Tensor) -> Tensor:
-        """Of samples at these shifted times, (B,); see `Weighting`."""
+        """Weight of the loss of samples at these shifted times, (B,); see `Weighting`."""
         match self.settings.weighting:
             case Weighting.SIGMA_SQRT:
                 # Schedulers have no time between 0 and that of one step; at 0 the weight would be infinite.
@@ -129,11 +129,11 @@ class Objective(nn.Module):
         return torch.ones_like(t)
 
     def _weight(self, alphas: Tensor) -> Tensor:
-        """Of samples at these cumulative alphas, (B,).
+        """Weight of the loss of samples at these cumulative alphas, (B,).
 
         Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v. Debiased: with
-        the weight 1 / sqrt(snr) of the noise's error, that of v's error is sqrt(snr) / (snr + 1), because v's error is
-        the noise's times sqrt((snr + 1) / snr).
+        the weight 1 / sqrt(snr) of the noise's error, the weight of v's error is sqrt(snr) / (snr + 1), because v's
+        error is the noise's times sqrt((snr + 1) / snr).
         """
         gamma = self.settings.min_snr_gamma
         if self.settings.weighting is Weighting.DEBIASED:
@@ -162,7 +162,7 @@ class Objective(nn.Module):
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Weighted mean of each sample's `LossKind`, shape (B,), in float32 (float64 where an input is).
 
-        Channels of the prediction beyond those of the target, which state variances, get no gradient.
+        Channels of the prediction beyond the target's, which state variances, get no gradient.
         """
         is_double = torch.float64 in (prediction.dtype, target.dtype)
         dtype = torch.float64 if is_double else torch.float32
@@ -199,7 +199,7 @@ def objective_inputs(latents: tuple[int, ...], dtype: str = "float32") -> tuple[
 
 
 def noise_layer(patch: int | None = None, reads: str = "latents") -> Layer:
-    """Latents, noise and time to what the denoiser reads and what it must predict; `patch` is that of `LayerGraph`.
+    """A layer from latents, noise and time to the denoiser's inputs and its target; `patch`: see `LayerGraph`.
 
     `reads`: "pixels" for a denoiser of the pictures themselves.
     """

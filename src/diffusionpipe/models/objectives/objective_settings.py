@@ -9,7 +9,7 @@ from diffusionpipe.errors import RecipeError
 
 
 class Prediction(StrEnum):
-    """What the denoiser predicts."""
+    """The quantity that the denoiser predicts."""
 
     EPSILON = "epsilon"
     """The noise (Ho et al., 2020, https://arxiv.org/abs/2006.11239)."""
@@ -45,7 +45,7 @@ class Weighting(StrEnum):
 
 
 class LossKind(StrEnum):
-    """What an error e of a prediction costs, before the mean over the sample."""
+    """The cost of an error e of a prediction, before the mean over the sample."""
 
     L2 = "l2"
     """e^2."""
@@ -71,7 +71,7 @@ DEFAULTS: Mapping[str, object] = {
     "loss": LossKind.L2,
     "huber_delta": 0.1,
 }
-"""What settings are where nothing is said. A setting that has its default is never refused."""
+"""The values of settings where nothing is said. A setting that has its default is never refused."""
 _OF_FLOWS = (Weighting.SIGMA_SQRT, Weighting.COSMAP)
 _OF_SAMPLING = {
     "logit_mean": TimeSampling.LOGIT_NORMAL,
@@ -91,20 +91,20 @@ class ObjectiveSettings:
     """Weight of a sample capped by its signal-to-noise ratio (Hang et al., 2023, https://arxiv.org/abs/2303.09556)."""
     time_sampling: TimeSampling = TimeSampling.UNIFORM
     logit_mean: float = 0.0
-    """Of the normal number of `logit_normal`; below 0 more times are near the data."""
+    """Mean of the normal number of `logit_normal`; below 0 more times are near the data."""
     logit_std: float = 1.0
     mode_scale: float = 1.29
     """s of `mode`: above 0 times gather in the middle, below 0 at both ends."""
     beta_alpha: float = 2.0
-    """Of `beta`: the density near 0 (data) is that of t^(alpha - 1)."""
+    """Alpha of `beta`: the density near 0 (data) is like t^(alpha - 1)."""
     beta_beta: float = 2.0
-    """Of `beta`: the density near 1 (noise) is that of (1 - t)^(beta - 1)."""
+    """Beta of `beta`: the density near 1 (noise) is like (1 - t)^(beta - 1)."""
     time_range: tuple[float, float] = (0.0, 1.0)
     """The times that are drawn, after `shift`, from the smallest to the largest: 0 is data, 1 noise. They are
     distributed as without it, as if every time outside had been drawn again."""
     shift: float | None = 1.0
-    """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2).
-    None: as the scheduler's configuration says."""
+    """Shift of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section
+    5.3.2). None: as the scheduler's configuration says."""
     weighting: Weighting = Weighting.NONE
     loss: LossKind = LossKind.L2
     huber_delta: float = 0.1
@@ -143,9 +143,9 @@ class ObjectiveSettings:
 
 
 def problems_of(values: Mapping[str, object], prediction: Prediction | None) -> Iterator[tuple[str, str]]:
-    """Settings, all those of `DEFAULTS`, that are without effect or sense: the key and the problem with its remedy.
+    """Settings, out of all in `DEFAULTS`, that are without effect or sense: the key and the problem with its remedy.
 
-    `prediction` is None where the recipe leaves it to the folder; what depends on it is then not refused.
+    `prediction` is None where the recipe leaves it to the folder; settings that depend on it are then not refused.
     """
     given = {key for key, default in DEFAULTS.items() if values[key] != default}
     sampling = TimeSampling(str(values["time_sampling"]))

@@ -86,7 +86,7 @@ def vector(name: str) -> Shape:
 
 
 def always(*shape: int) -> Shape:
-    """The same for every configuration."""
+    """A shape that is the same for every configuration."""
     return lambda config, grid: shape
 
 
@@ -103,7 +103,7 @@ def places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
 
 
 def no_places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
-    """Those of a text (T, axes)."""
+    """The places of a text, (T, axes): all zero."""
     return torch.zeros(grid.text, len(config[axes]))
 
 
@@ -112,9 +112,9 @@ class ClassCall:
     """A class's arguments."""
 
     latents: Shape
-    """Of what is denoised, and of the prediction."""
+    """The shape of the denoised latents, and of the prediction."""
     size: Clip
-    """Planned where no other is stated: what diffusers' pipeline draws."""
+    """The planned size where no other is stated: diffusers' pipeline draws it."""
     pixels: int = 8
     """Side of the square of pixels that is one cell; 0: samples have no size in pixels, and `size.frames` cells."""
     patch: int = 2
@@ -129,7 +129,7 @@ class ClassCall:
     tensors: Mapping[str, Shape] = field(default_factory=lambda: {"encoder_hidden_states": text_states})
     """Other arguments with numbers for each sample."""
     whole: Mapping[str, Shape] = field(default_factory=dict)
-    """The same with whole numbers."""
+    """Other arguments with whole numbers for each sample."""
     masks: tuple[str, ...] = ()
     """Those that are true where a token of the text counts."""
     made: Mapping[str, Made] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def class_graph(kind: str, *, size: Clip | None = None, lora: LoraSettings | Non
 
     `size`: of a sample in pixels; None for the size that diffusers' pipeline draws.
 
-    Raises ModelError for a name that is no such class, a size that does not fit, or a class that cannot be cut.
+    Raises ModelError for a name that is not such a class, a size that does not fit, or a class that cannot be cut.
     """
     call = class_call(kind)
     grid = grid_of(kind, call, size)
@@ -132,7 +132,7 @@ def _near(kind: str) -> str:
 
 
 def _nature(found: type) -> str:
-    """What a class that is no transformer is, in a few words."""
+    """The kind of a class that is not a transformer, in a few words."""
     place = found.__module__
     kinds = {
         "pipelines": "a pipeline",

@@ -1,6 +1,6 @@
 """The transformer classes of diffusers that are planned without a folder, and how each is called.
 
-Sizes, lengths of texts and cells are those of diffusers' pipelines of the classes.
+Sizes, lengths of texts and cells come from diffusers' pipelines of the classes.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from diffusionpipe.models.parameters.lora import LoraSettings
 
 
 def configured_models() -> tuple[str, ...]:
-    """The names that `configured_graph` knows."""
+    """The names that `configured_graph` takes."""
     return tuple(sorted(f.name.removesuffix(".json") for f in _folder().iterdir() if f.name.endswith(".json")))
 
 
@@ -36,10 +36,10 @@ def configured_graph(
 ) -> LayerGraph:
     """The published model of that name, with parameters on the meta device.
 
-    None stands for what the configuration says: the resolution of the publication, the denoiser or its adapters.
-    `clip`: the size of clips, in place of square pictures.
+    None stands for the configuration's value: the resolution of the publication, the denoiser or its adapters. `clip`:
+    the size of clips, in place of square pictures.
 
-    Raises ModelError for an unknown name, and whatever the model's family refuses.
+    Raises ModelError for an unknown name, and for all that the model's family refuses.
     """
     config = _configuration(name)
     family = configured_family(name)

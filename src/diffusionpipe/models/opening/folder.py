@@ -219,8 +219,9 @@ def reads_estimate(folder: Path) -> bool:
 def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Module]:
     """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
 
-    Buffers are real: what is not stored among the weights, such as position tables, is computed by the constructors.
-    With `is_plain` a denoiser that reads its own estimate is made as if it did not; `self_conditioned` widens it again.
+    Buffers are real: those that are not stored among the weights, such as position tables, is computed by the
+    constructors. With `is_plain` a denoiser that reads its own estimate is made as if it did not; `self_conditioned`
+    widens it again.
 
     Raises ModelError with every problem found.
     """
@@ -285,10 +286,10 @@ def weight_sources(
 ) -> dict[str, StoredWeights | None]:
     """Where the weights of each component lie; None for the trained components of a model that starts `from_scratch`.
 
-    The names and shapes in the files are compared with those of the components; no tensor is read. With a `variant`,
-    e.g. "fp16", its files go before plain ones.
+    The names and shapes in the files are compared with the components' own; no tensor is read. With a `variant`, e.g.
+    "fp16", its files go before plain ones.
 
-    Raises ModelError for weights that are missing, damaged, or not those of the component.
+    Raises ModelError for weights that are missing, damaged, or belong to another component.
     """
     sources: dict[str, StoredWeights | None] = {}
     problems = []

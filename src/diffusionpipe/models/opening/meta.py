@@ -32,14 +32,14 @@ _SWITCHES = {
     "dynamic_thresholding_ratio": "thresholding",
     "sample_max_value": "thresholding",
 }
-"""Settings that nobody reads where another one is off."""
+"""Settings that are not read where another one is off: setting -> the other one."""
 
 
 def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> nn.Module:
     """The module of class `kind` that the configuration describes.
 
-    Buffers are real: what is not stored among the weights, such as position tables, is computed by the constructors.
-    `source` is what an error names.
+    Buffers are real: those that are not stored among the weights, such as position tables, is computed by the
+    constructors. `source` is named in errors.
 
     Raises ModelError if the configuration makes no such module.
     """

@@ -38,7 +38,7 @@ def latent_frames(frames: int) -> int:
 
 
 def rows(config: Config, grid: Grid) -> tuple[int, ...]:
-    """Those of the clip (N, C)."""
+    """The shape of the clip, (N, C)."""
     return grid.cells, config["in_channels"] * prod(config["patch_size"])
 
 
@@ -48,7 +48,7 @@ def rows_of_sound(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def _num_rows(grid: Grid) -> tuple[int, int, int]:
-    """Of text, sound and clip."""
+    """The numbers of rows of text, sound and clip."""
     return grid.text, _CHANNELS * round(grid.clip.frames / _RATE * _SOUND), grid.cells
 
 
@@ -79,4 +79,5 @@ MADE: Mapping[str, Made] = {
     "audio_indices": _range(1),
     "video_indices": _range(2),
 }
-"""What is the same for all samples; every row reads the first of the times, and its place is the first, too."""
+"""The tensors that are the same for all samples; every row reads the first of the times, and its place is the first,
+too."""

@@ -1,4 +1,4 @@
-"""How diffusers' pipeline of a folder draws unless it is told otherwise: guidance and size."""
+"""How diffusers' pipeline of a folder draws by default: guidance and size."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ class Guidance:
     """How closely pictures follow their captions or classes."""
 
     scale: float
-    """Of classifier-free guidance; 1 is without."""
+    """Scale of classifier-free guidance; 1 turns it off."""
     embedded: float | None = None
-    """What the denoiser is told, if it is distilled: if it has guidance embeddings. None if it has none."""
+    """The guidance that a distilled denoiser reads, one with guidance embeddings. None if it has none."""
     unguided: float = 1.0
     """The scale that is without guidance."""
 

@@ -31,14 +31,14 @@ class LoraSettings:
 
     rank: int = 16
     alpha: float | None = None
-    """What the adapters are added with is alpha / rank; None for alpha = rank."""
+    """Numerator of the factor alpha / rank with which the adapters are added; None for alpha = rank."""
     target_modules: tuple[str, ...] = ATTENTION
     """Ends of the names of the linear layers and convolutions that get an adapter; `ATTENTION` stands for all linear
-    layers of attention, whatever their names."""
+    layers of attention, under any names."""
 
     @property
     def scale(self) -> float:
-        """What adapters' outputs are multiplied with before they are added."""
+        """The factor of adapters' outputs before they are added."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class LoraSettings:
 
 
 def needs_peft(error: ImportError) -> ModelError:
-    """What is said where peft, or what it imports, is missing."""
+    """The error where peft, or a package that it imports, is missing."""
     return ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'")
 
 
@@ -60,10 +60,10 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
 
     The adapters' parameters are on the meta device, for `materialize` to initialise them by name: no output changes
     until the first step, because the second matrix is zero. Targets whose own weights are not to be trained get none:
-    nobody reads what they give, see `unread`.
+    their results are never read, see `unread`.
 
-    Raises ModelError without peft, for a class that takes no adapters, if a target names nothing or only what nobody
-    reads, or for a rank that is larger than a layer.
+    Raises ModelError without peft, for a class that takes no adapters, if a target names nothing or only layers that
+    are never read, or for a rank that is larger than a layer.
     """
     component: Any = components[trained]
     if trained not in _LOADED or not hasattr(component, "add_adapter"):
@@ -102,7 +102,10 @@ def _targets(names: Collection[str], settings: LoraSettings) -> tuple[str, ...]:
 
 
 def _check_targets(component: nn.Module, trained: str, targets: Collection[str], rank: int) -> list[str]:
-    """Refuses targets that take no adapter, and a rank that a layer is smaller than; returns targets nobody reads."""
+    """Refuses targets that take no adapter, and a rank that a layer is smaller than.
+
+    Returns targets that are never read.
+    """
     sides: dict[str, int] = {}
     unread: list[str] = []
     for name, module in component.named_modules():

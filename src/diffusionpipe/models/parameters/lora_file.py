@@ -79,10 +79,10 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
 
 
 def _stored_adapters(path: Path, component: str) -> tuple[dict[str, Tensor], Any]:
-    """The component's adapters under peft's names, and what the file says about them; None if nothing.
+    """The component's adapters under peft's names, and the file's settings of them; None if there are none.
 
-    U-Nets' files have older names. diffusers reads those too, but of a mixture only those of the first's kind. Some
-    programs store an alpha beside the matrices, which is multiplied into the second one here.
+    U-Nets' files have older names. diffusers reads those too, but of a mixture only the first's kind. Some programs
+    store an alpha beside the matrices, which is multiplied into the second one here.
     """
     from safetensors import safe_open
 

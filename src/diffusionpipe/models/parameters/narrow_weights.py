@@ -3,7 +3,7 @@
     stored   bfloat16   [ layer 0 | layer 1 | layer 2 ]
     run      float32      [  layer 0  ]  [  layer 1  ]  [  layer 2  ]      one at a time, gone when the layer has run
 
-The bits are those of weights that are all wide from the start: a narrower number has exactly one wide equal.
+The bits are the same as with weights that are all wide from the start: a narrower number has exactly one wide equal.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def is_narrow(tensor: Tensor) -> bool:
 def widening(layer: Layer) -> Layer:
     """The same layer, whose narrow weights are float32 while it runs.
 
-    Under autocast they stay narrow: it reads them so. Not for training: what is written to the weights is lost.
+    Under autocast they stay narrow: it reads them so. Not for training: values written to the weights are lost.
     """
     return replace(layer, run=_Widening(layer))
 

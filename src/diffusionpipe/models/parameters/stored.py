@@ -1,4 +1,4 @@
-"""Which files of a component's folder hold its weights, and what is in them.
+"""The files of a component's folder that hold its weights, and their contents.
 
 Files are looked for in diffusers' order: a plain file before a variant, safetensors before .bin.
 
@@ -108,7 +108,7 @@ def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | 
 
 
 def missing_weights(folder: Path, why: str) -> str:
-    """What to say where `stored_weights` finds nothing: the files that are there, and why weights are needed."""
+    """The text where `stored_weights` finds nothing: the files that are there, and why weights are needed."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     there = f"it has {listed}" if names else "it is empty" if folder.is_dir() else "there is no such folder"
@@ -189,9 +189,9 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
 
 
 def _complete(folder: Path) -> Iterator[tuple[tuple[str | None, str], Callable[[], StoredWeights]]]:
-    """((variant, ending), the files) of whatever has a name that diffusers or transformers gives.
+    """((variant, ending), the files) of each complete set with a name that diffusers or transformers gives.
 
-    What should be read first comes last: files of diffusers' names, and of those the shards of an index.
+    The first one to read comes last: files of diffusers' names, and among these the shards of an index.
     """
     if not folder.is_dir():
         return

@@ -24,7 +24,8 @@ _MOVED = (
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.", ""),
 )
-"""Of language models that see pictures; and of language models that are stored with their head."""
+"""(old, new) beginnings of names in language models that see pictures, and in language models stored with their head.
+"""
 _NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
 _READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 _LISTED = 3
@@ -206,11 +207,13 @@ def _keep_scale(norm: Any) -> None:
 
 
 _INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place_randomly, "RMSNorm": _keep_scale}
-"""Of classes that have no `reset_parameters`."""
+"""Initialisers of classes that have no `reset_parameters`."""
 
 
 def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) -> list[str]:
-    """What is wrong with the names and shapes of a component's stored tensors, as a sentence; nothing else is read.
+    """The faults in names and shapes of a component's stored tensors, as sentences.
+
+    Nothing else is read.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -228,7 +231,7 @@ def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) ->
 def fill(component_name: str, component: nn.Module, source: StoredWeights, *, device: torch.device) -> None:
     """Gives all parameters and buffers of a component that are stored their values, on the device and in float32.
 
-    Raises ModelError for weights that are damaged, or not those of the component.
+    Raises ModelError for weights that are damaged, or belong to another component.
     """
     own = dict(component.named_parameters()) | dict(component.named_buffers())
     values, misfits = dict[str, Tensor](), _Misfits()
@@ -254,7 +257,7 @@ def tensors_of(
 
 
 def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:
-    """What a component's files call its tensors, by today's names in its state, where the two differ.
+    """The names in a component's files of its tensors, by today's names in its state, where the two differ.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -337,7 +340,7 @@ def _half(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _overlooked(component: nn.Module) -> re.Pattern[str]:
-    """What may be stored beside a component's tensors, as its class says, e.g. the decoder of a T5."""
+    """A pattern of names that may be stored beside a component's tensors, e.g. the decoder of a T5."""
     patterns = getattr(component, "_keys_to_ignore_on_load_unexpected", None) or ()
     ends = (f"{re.escape(end)}$" for end in _NOT_STORED_ANY_MORE)
     return re.compile("|".join((*ends, *patterns)))

@@ -66,7 +66,7 @@ def encoder_inputs(vae: Any, resolution: int, dtype: str) -> tuple[TensorSpec, .
 
 
 def vae_problems(vae: Any) -> list[str]:
-    """What of the VAE the adapter would not run exactly."""
+    """The parts of the VAE that the adapter would not run exactly."""
     kinds = [kind for kind in vae.config.down_block_types if kind != "DownEncoderBlock2D"]
     return unsupported("vae", vae.config, _ALLOWED) + [
         f"vae: down block type {kind} is not supported; supported: DownEncoderBlock2D" for kind in kinds
@@ -146,7 +146,7 @@ def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor,
 
 
 def _sample_patches(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
-    """As `_sample`, cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
+    """The sampled latents cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
     latents = pixel_unshuffle(posterior_sample(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
     mean, variance = (numbers.to(latents).view(1, -1, 1, 1) for numbers in (vae.bn.running_mean, vae.bn.running_var))
     return ((latents - mean) / torch.sqrt(variance + vae.config.batch_norm_eps),)

@@ -21,7 +21,7 @@ def text_layers(text_encoder: Any) -> tuple[Layer, ...]:
 
 
 def penultimate_layers(text_encoder: Any, *, component: str, ids: str, states: str) -> tuple[Layer, ...]:
-    """Layers from the token ids to `states`, what the last layer would read (hidden_states[-2])."""
+    """Layers from the token ids to `states`, the inputs of the last layer (hidden_states[-2])."""
     return chain(component, ids, _steps(text_encoder)[:-1], states)
 
 
@@ -49,7 +49,7 @@ def text_inputs(text_encoder: Any, name: str = "input_ids") -> tuple[TensorSpec,
 
 
 def text_problems(text_encoder: Any, *, is_trained: bool = False, component: str = "text_encoder") -> list[str]:
-    """What of the text encoder the adapter would not run exactly."""
+    """The parts of the text encoder that the adapter would not run exactly."""
     config = text_encoder.config
     problems = unsupported(component, config.to_dict(), {"attention_dropout": (0, 0.0)} if is_trained else {})
     if config._attn_implementation != "sdpa":
@@ -58,7 +58,7 @@ def text_problems(text_encoder: Any, *, is_trained: bool = False, component: str
 
 
 def _path(text_encoder: Any) -> str:
-    """What stands before the names of the encoder's parts: a CLIPTextModelWithProjection holds it one level down."""
+    """The beginning of the names of the encoder's parts: a CLIPTextModelWithProjection holds it one level down."""
     return "text_model." if hasattr(text_encoder, "text_model") else ""
 
 

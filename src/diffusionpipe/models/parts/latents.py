@@ -96,7 +96,7 @@ def latent_frames(factor: int, frames: int) -> int:
 
 
 def temporal_factor(vae: Any) -> int:
-    """Frames of a clip that become one of its latents, behind the first."""
+    """Frames of a clip that become one of its latents, after the first."""
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 

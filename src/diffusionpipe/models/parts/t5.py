@@ -1,7 +1,7 @@
 """A T5EncoderModel as layers: token ids to the states of their last layer.
 
-Every layer computes the bias by relative position anew from the table of the first: it is the same for all samples and
-large (heads x T x T numbers), so it is no tensor between layers.
+Every layer computes the bias by relative position again from the table of the first: it is the same for all samples and
+large (heads x T x T numbers), so it does not pass between layers.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def t5_layers(
 
 
 def t5_problems(text_encoder: Any, *, component: str) -> list[str]:
-    """What of the text encoder the adapter would not run exactly."""
+    """The parts of the text encoder that the adapter would not run exactly."""
     implementation = text_encoder.config._attn_implementation
     if implementation == "sdpa":
         return []

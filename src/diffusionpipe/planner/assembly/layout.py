@@ -100,8 +100,8 @@ class Layout:
     """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
     """
     probes: tuple[tuple[str, Fraction], ...] = ()
-    """Backbones that read their own estimate, each with the share of samples for which it does; a plan takes the model's
-    (`ModelGraph.probes`)."""
+    """Backbones that read their own estimate, each with the share of samples for which it does; a plan takes
+    the model's (`ModelGraph.probes`)."""
     versions: Versions = Versions.FLUSHED
     """How the weights of batches in flight are treated; all but flushed ones train without a flush."""
     delay: int = 1

@@ -1,8 +1,8 @@
-"""Small values between the ranks of a job, as JSON text: reading one runs no code, whoever has sent it.
+"""Small values between the ranks of a job, as JSON text: reading one runs no code of its sender.
 
 torch.distributed's own exchange of objects unpickles what a peer sends, and a pickle may run any code. Here a `Form`
-says how a kind of value becomes a JSON value and how it is read back. A message that is no such value is refused on all
-ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for exactly that one.
+says how a kind of value becomes a JSON value and how it is read back. A message that is not such a value is refused on
+all ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for exactly that one.
 Many numbers travel faster as a tensor (`gather_numbers`). None is an empty message: where all send one, as where
 nothing has failed, only the lengths travel.
 """
@@ -136,7 +136,7 @@ def gather(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> l
 
 
 def broadcast(value: T | None, form: Form[T]) -> T:
-    """The first rank's value, on every rank; those of the others do not count. All ranks of the job call it.
+    """The first rank's value, on every rank; the others' values do not count. All ranks of the job call it.
 
     Raises:
         ConfigError: on every rank, if the value is too long; on the others, if it is not of that form.

@@ -1,4 +1,4 @@
-"""Where the ranks of a plan stand, and what they hold."""
+"""The places of a plan's ranks, and the stages that they hold."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from diffusionpipe.ir import Op, Plan, Range, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank stands in the plan's mesh."""
+    """The place of a rank in the plan's mesh."""
 
     rank: int
     worker: int

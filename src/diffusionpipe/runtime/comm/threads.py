@@ -68,7 +68,7 @@ class _SumWork:
 
 
 class Hub:
-    """What the threads share: channels, sums under way, and the first error."""
+    """The state that the threads share: channels, sums under way, and the first error."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -148,7 +148,7 @@ class ThreadTransport:
 
 
 _Combine = Callable[[Mapping[int, Tensor]], None]
-"""What a collective does to the tensors of its ranks, which are in their order."""
+"""The work of a collective on the tensors of its ranks, which are in their order."""
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """How tensors travel between ranks.
 
 Three implementations of one protocol: `ProcessTransport` (torch.distributed: gloo on CPUs, NCCL on GPUs),
-`ThreadTransport` (ranks are threads of one process), and whatever a test makes of it.
+`ThreadTransport` (ranks are threads of one process), and any that a test makes.
 """
 
 from collections.abc import Collection, Sequence

@@ -3,7 +3,7 @@
     cast    F0  F1  B0  F2  B1 ...  drop        every F reads the copy of w,
                                                 every B adds to w's gradient through the cast
 
-torch.autocast by itself casts in each of its contexts anew, and every micro-batch in flight keeps its own copies. Its
+torch.autocast by itself casts in each of its contexts again, and every micro-batch in flight keeps its own copies. Its
 cache, held over the iteration, would not do: it leaves out frozen weights, the split backward does not go through it,
 and all threads of a process share one.
 

@@ -36,8 +36,8 @@ class _Carried:
 class Encoder:
     """Runs fills over rows of the store.
 
-    A fill may hold some layers only; what later fills of the same samples read of it is carried from one to the
-    other, in whatever chunks either has, and dropped after its last reader.
+    A fill may hold some layers only; tensors that later fills of the same samples read are carried from one to the
+    other, in any chunks of either, and dropped after its last reader.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Backwards in two parts: op I computes the gradients of a stage's inputs, op W, later, those of its weights.
+"""Backwards in two parts: op I computes the gradients of a stage's inputs, op W, later, the gradients of its weights.
 
     F   y = x w        by a function of ours, for every linear layer, convolution and embedding with trained weights
     I   dx = dy w      autograd walks the graph as ever; where it meets such a function, x and dy are put aside
@@ -13,9 +13,10 @@ Every other use of a parameter (norms, embeddings added to the hidden states, a 
 stays as autograd has it: its gradient is complete after I. That is always correct, and cheap for what is small;
 `benchmarks/split` has the figures. Frozen weights have no W.
 
-Autocast, activation checkpointing, tied weights and adapters need nothing: casts are those of `runtime.compute.casts`,
-or else the ones that autocast makes; what I needs is saved with autograd, so that a checkpointed layer is recomputed
-once, in I, and its recomputed inputs are put aside; gradients of the same parameter add up wherever they come from.
+Autocast, activation checkpointing, tied weights and adapters need nothing: casts come from `runtime.compute.casts`, or
+else the ones that autocast makes; tensors that I needs are saved with autograd, so that a checkpointed layer is
+recomputed once, in I, and its recomputed inputs are put aside; gradients of the same parameter add up wherever they
+come from.
 """
 
 from collections import deque
@@ -37,7 +38,7 @@ AddGradient = Callable[[Tensor, Tensor], None]
 
 
 class Deferred:
-    """What I put aside for W, of one stage and micro-batch. Mutable: filled by I, emptied by W."""
+    """The tensors that I puts aside for W, of one stage and micro-batch: I fills it, W empties it."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[AddGradient, Tensor, Tensor]] = deque()

@@ -1,4 +1,4 @@
-"""What a stage computes: its block's layers on named tensors.
+"""The compute of a stage: its block's layers on named tensors.
 
 The executor sees a stage only as a `StageModule`; virtual stages (waits instead of compute) are another one.
 """
@@ -60,10 +60,10 @@ class LayerStage:
         casts: Casts | None = None,
         watch: LayerWatch | None = None,
     ) -> None:
-        """`outputs`: what others read of it. `checkpointed`: layers recomputed in the backward.
+        """`outputs`: the tensors that others read of it. `checkpointed`: layers recomputed in the backward.
 
         `casts`: where `cast` puts copies of weights and forwards find them; None: autocast casts in every forward.
-        `watch`: who is told of every layer while it is on; None for nobody.
+        `watch`: called for every layer while it is on; None: no calls.
         """
         self._watch = watch
         self.precision = precision or Precision()

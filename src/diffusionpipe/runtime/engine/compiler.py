@@ -53,7 +53,7 @@ from diffusionpipe.runtime.engine.slot import Output, Slot, count_read
 from diffusionpipe.runtime.engine.transfers import Transfers
 
 Instruction = tuple[Callable[[], None] | None, Callable[[], None]]
-"""What an action waits for, None for nothing, and what it does then."""
+"""The wait of an action, None for none, and its work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Compiler(Transfers):
     """Stages with a backward."""
 
     def instruction(self, action: Action) -> Instruction:
-        """What an action waits for and does.
+        """The wait and the work of an action.
 
         Raises:
             ScheduleError: an op that the executor does not know.
@@ -209,7 +209,8 @@ class Compiler(Transfers):
         return self.slots[action.stage, action.microbatch].deferred.run
 
     def _separation(self, action: Action) -> Callable[[], None]:
-        """What gives the gradients of the stage's parameters memory of their own, before others are added to them."""
+        """A function that separates the memory of the stage's gradients from others, before others are added to them.
+        """
         block = self.equipment.gradients.get(self.schedule.placement.stages[action.stage].weights)
         return nothing if block is None else block.separate
 
@@ -243,7 +244,7 @@ class Compiler(Transfers):
         return gradient
 
     def _compile_part(self, slot: Slot, route: Route, name: str, part: Part) -> Callable[[], Tensor]:
-        """What one reader of an output gives back."""
+        """A function: the gradient that one reader of an output gives back."""
         if part.message is not None:
             arrived, key = slot.arrived, (name, part.peer)
             return lambda: arrived[key]

@@ -1,4 +1,4 @@
-"""What an executor runs a schedule with."""
+"""The parts that an executor needs to run a schedule."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """What an executor runs a schedule with: modules, transport, and what happens around its actions."""
+    """The parts that an executor needs to run a schedule: modules, transport, and calls around its actions."""
 
     stages: Mapping[int, StageModule]
     """Stage id -> what it computes; of the worker's trained stages."""

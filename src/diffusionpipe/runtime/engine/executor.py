@@ -12,8 +12,8 @@ routes resolved; an iteration is a plain loop over them:
     SEND_B 1 <── input gradient <── B 1 <── gradient <── RECV_B 1             a sent tensor once the peer has
                                                                               surely waited for it (`releases_of`)
 
-What a stage prepares once in an iteration, for all its micro-batches, stands in the loop right in front of its first F:
-behind the RECV_F that posts its inputs, so that they can arrive meanwhile.
+The preparation of a stage once in an iteration, for all its micro-batches, is in the loop right before its first F:
+after the RECV_F that posts its inputs, so that they can arrive meanwhile.
 
 Two workers, threads here, with waits of no length in place of compute. Worker 0 starts to send at once and computes on;
 it posts the receive of a gradient before its second forward [1], and waits for it only in front of the backward [2]:
@@ -99,7 +99,7 @@ class Executor:
         self._own_transfers = [(self._works[k], self._held[k]) for k in own]
         slots = {key: Slot() for key in routes}
         self.deferred = tuple(slot.deferred for slot in slots.values())
-        """What I puts aside for W, of each stage and micro-batch."""
+        """The tensors that I puts aside for W, of each stage and micro-batch."""
         releases = {
             action: tuple((self._works[k], self._held[k]) for k in over)
             for action, over in releases_of(schedule).items()
@@ -153,7 +153,7 @@ class Executor:
         """Run one iteration; returns this worker's outputs (losses, predictions) by micro-batch.
 
         Gradients are left in the parameters' `.grad`, summed over replicas where the schedule reduces them. Raw inputs
-        must stand in `store` before.
+        must be in `store` before.
         """
         self._outputs.clear()
         self._num_runs += 1
@@ -201,7 +201,10 @@ class Executor:
         return Whereabouts(action=named(step), awaited=self._sources.get(step, ()) if is_waiting else None)
 
     def prepare(self) -> None:
-        """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
+        """The preparations that stages make in `run` before their first forwards, all at once.
+
+        `run` need not repeat them then.
+        """
         for preparation in self._equipment.preparations.values():
             preparation()
 
@@ -280,7 +283,7 @@ def with_inputs(
     routes: Mapping[tuple[int, int], Route],
     stages: Mapping[int, StageModule],
 ) -> dict[str, Range]:
-    """The extents, and those of what neither another stage nor the frozen part writes: it is put in from outside."""
+    """The extents, with tensors that neither another stage nor the frozen part writes: they are put in from outside."""
     rows = dict(extents)
     for (stage, _), route in routes.items():
         for name in stages[stage].reads if stage in stages else ():

@@ -160,7 +160,7 @@ def _route(
 def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> dict[str, Range]:
     """The rows that `worker` keeps of raw inputs and frozen tensors.
 
-    What its stages' pipelines read, its encoded share of the raw inputs and of what it only passes on.
+    Rows that its stages' pipelines read, its encoded share of the raw inputs, and tensors that it only passes on.
     """
     placement = schedule.placement
     extents: dict[str, Range] = {}

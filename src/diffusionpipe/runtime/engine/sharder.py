@@ -35,7 +35,10 @@ class Sharder:
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
     def shard(self, block: int) -> ShardedBlock:
-        """The block in parts; its parameters must be real and on their device, and those of others are emptied."""
+        """The block in parts.
+
+        Its parameters must be real and on their device, and other ranks' parameters are emptied.
+        """
         mesh = self.plan.mesh
         worker = mesh.place(self.rank)[1]
         names = self.plan.blocks[block]

@@ -1,4 +1,4 @@
-"""What a worker holds of one micro-batch during an iteration."""
+"""The tensors that a worker holds of one micro-batch during an iteration."""
 
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ class Output:
 
 @dataclass(slots=True)
 class Slot:
-    """What one (stage, micro-batch) holds. Empty between iterations; its dictionaries are never replaced."""
+    """The tensors of one (stage, micro-batch). Empty between iterations; its dictionaries are never replaced."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Slot:
     input_gradients: dict[str, Tensor] = field(default_factory=dict)
     num_gradient_reads: int = 0
     deferred: Deferred = field(default_factory=Deferred)
-    """Between I and W: what the weight gradients need."""
+    """The tensors that the weight gradients need, between I and W."""
 
 
 def count_read(slot: Slot, is_gradient: bool) -> None:

@@ -1,8 +1,8 @@
-"""Messages as instructions: what is sent, what arrives where, and when a sent tensor may go.
+"""Messages as instructions: the tensors that are sent, the places where they arrive, and when a sent tensor may go.
 
 An input or a gradient arrives in new memory each time. The allocator, malloc or torch's of the GPU, gives out memory
-again whose last tensor is gone. So nothing rests here for later, and nobody has to know who still reads what arrived.
-What is sent is held here until the backend has read it: neither gloo's works nor all of NCCL's hold their tensors.
+again whose last tensor is gone. So nothing stays here for later, and no list of readers is needed. A sent tensor is
+held here until the backend has read it: neither gloo's works nor all of NCCL's hold their tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from diffusionpipe.runtime.engine.routing import Route
 from diffusionpipe.runtime.engine.slot import Slot, count_read
 
 Sending = tuple[list[Work], list[Tensor]]
-"""What of a message is under way, and the tensors that are being sent."""
+"""The works of a message that are under way, and the tensors that are being sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What the instructions of messages refer to, and how they are made; the computes' come on top (`Compiler`)."""
+    """The tensors that instructions of messages use, and how these are made; `Compiler` adds the computes'."""
 
     schedule: Schedule
     worker: int
@@ -136,13 +136,13 @@ class Transfers:
         return buffer
 
     def memory_for(self, name: str, num_rows: int) -> Callable[[], Tensor]:
-        """Makes the memory in which so many rows of a tensor arrive."""
+        """Makes the memory in which this number of rows of a tensor arrives."""
         shape = (num_rows, *self.equipment.tensors[name].shape)
         # Faster than `torch.empty`, which reads a dtype and a device each time.
         return partial(torch.empty(0, dtype=self.dtype(name), device=self.equipment.device).new_empty, shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a tensor by its name."""
+        """Type of a tensor by its name."""
         dtype = getattr(torch, self.equipment.tensors[name].dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype

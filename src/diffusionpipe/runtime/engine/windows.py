@@ -1,18 +1,18 @@
 """Runs a window again and again: the executor of training without a flush.
 
 Each batch that may be in flight has a context: its slots, its messages, its rows. In window w, the instruction of an
-action that leads by l is that of batch w + l's context [1]. Contexts take turns (`ir.versions.batches_held`). Rows are
-free for another batch behind the batch's own window, all else at the end of the one behind it: its last messages have
-surely been received then [2]. What is sent goes before that, where the news of its arrival comes with the message of
-any batch (`timing.sends.window_releases_of`) [3].
+action that leads by l is the one of batch w + l's context [1]. Contexts take turns (`ir.versions.batches_held`). Rows
+are free for another batch after the batch's own window, all else at the end of the next one: its last messages have
+surely been received then [2]. Sent tensors go before that, where the news of its arrival comes with the message of any
+batch (`timing.sends.window_releases_of`) [3].
 
     window -1   window 0            window 1            window 2
     F0 F1       F2 B0 F3 B1 STEP    F4 B2 F5 B3 STEP    B4 B5 STEP     two micro-batches, batches 0 to 2, then a flush
     context 0   contexts 1 and 0    contexts 2 and 1    context 2
 
-Before the first window of a stretch come windows that only begin batches; windows begin no batch that is behind the
-next flush. A window's fills encode a batch into the rows of its context. Without fills another executor does, at once,
-at the window's ENCODE.
+Before the first window of a stretch come windows that only begin batches; windows begin no batch that follows the next
+flush. A window's fills encode a batch into the rows of its context. Without fills another executor does, at once, at
+the window's ENCODE.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -74,7 +74,7 @@ class _Context:
         return self
 
     def sending(self, slot: int) -> Sending:
-        """What of a message is under way, of whichever batch it is."""
+        """The sends of a message that are under way, of any batch."""
         return self.works[slot], self.held[slot]
 
     def finish(self, slots: Iterable[int]) -> None:
@@ -104,9 +104,9 @@ class WindowExecutor:
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         self._versions = versions
         self.update: Update = _no_update
-        """What STEP does."""
+        """The work of STEP."""
         self.predict: Predict = _no_prediction
-        """What moves weights ahead for those that read predicted ones."""
+        """A function that moves weights ahead for actions that read predicted ones."""
         self._window, self._begun, self._num_runs = 0, 0, 0
         self._feed: Callable[[int], None] = _no_input
         flat = _flat(schedule)
@@ -163,14 +163,14 @@ class WindowExecutor:
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
-        """Those of all batches that live at once."""
+        """The stores of all batches that live at once."""
         return tuple(context.store for context in self._contexts)
 
     def run(self, stop: int, feed: Callable[[int], None]) -> list[Output]:
         """Run the next window; returns this worker's outputs of its batch by micro-batch.
 
         Args:
-            stop: the batch before which there is a flush; it must not change while batches behind it have begun.
+            stop: the batch before which there is a flush; it must not change while batches after it have begun.
             feed: called with each batch before this worker encodes any of it, in order; it puts the raw inputs into
                 the batch's store. Its time is a wait of the batch's first fill.
         """
@@ -219,7 +219,7 @@ class WindowExecutor:
         return self._contexts[batch % len(self._contexts)]
 
     def _run(self, number: int, stop: int) -> None:
-        """Run what there is of a window: no batch before the one that is next, none behind the flush."""
+        """Run the actions of a window that exist: no batch before the next one, none after the flush."""
         batches = [(number + action.reading.lead, action) for action in self.schedule.orders[self.worker]]
         program = [
             (action, *self._context(batch).take(batch).program[place])  # [1]
@@ -244,7 +244,7 @@ class WindowExecutor:
     def _instruction(
         self, compiler: Compiler, context: _Context, encoder: Executor | None, action: Action
     ) -> Instruction:
-        """What an action of a context's batch waits for and does, on the weights that it reads."""
+        """The wait and the work of an action of a context's batch, on the weights that it reads."""
         block, staleness = self.schedule.placement.stages[action.stage].weights, action.reading.staleness
         if action.op is Op.STEP:
             return None, self._step(block, context)
@@ -283,7 +283,7 @@ def _context_of(schedule: Schedule, store: RowStore) -> _Context:
 
 
 def _encoding(encoder: Executor) -> Callable[[], None]:
-    """What encodes a whole batch."""
+    """A function that encodes a whole batch."""
 
     def encode() -> None:
         encoder.run()

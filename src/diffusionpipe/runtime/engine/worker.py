@@ -32,19 +32,19 @@ from diffusionpipe.runtime.weights.versions import BlockVersions
 
 @dataclass(kw_only=True)
 class Worker:
-    """What a rank runs. Mutable: its executors hold what is in flight, its parameters change."""
+    """The modules and executors of a rank: its executors hold the work in flight, its parameters change."""
 
     place: Place
     plan: Plan
     model: ModelGraph
     parameters: dict[str, nn.Parameter]
-    """Trained parameters that this rank updates by canonical name, in the model's order: those of its blocks or, where
-    they are sharded, its part of them."""
+    """Trained parameters that this rank updates by canonical name, in the model's order: its blocks' parameters or,
+    where they are sharded, its part of them."""
     owned: frozenset[str]
-    """Those of them that count on this rank when every parameter is counted once."""
+    """The parameters that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
     executors: Mapping[str, Executor]
-    """One for each phase of the plan; those of the prologue and of the training share a store."""
+    """An executor for each phase of the plan; the prologue's and the training's share a store."""
     window: WindowExecutor | None
     """Trains without a flush, in place of these two."""
     versions: Mapping[int, BlockVersions]
@@ -126,8 +126,8 @@ def build_worker(
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
 
     Where the plan offloads them, all frozen layers must be real, wherever they are, and move to host memory. `node`:
-    that of the machine, as `HostWeights` wants it.
-    `sharded`: what `shard` made of the blocks of a sharded plan already; None: it is made here.
+    the memory of the machine, as `HostWeights` wants it. `sharded`: the blocks of a sharded plan that `shard` made
+    already; None: they are made here.
     """
     place = place_of(plan, rank)
     precision = precision or Precision()
@@ -170,7 +170,7 @@ def build_worker(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a rank holds of the trained parameters; see `Worker`."""
+    """The trained parameters that a rank holds; see `Worker`."""
 
     parameters: dict[str, nn.Parameter]
     owned: frozenset[str]
@@ -253,12 +253,12 @@ class _Parts:
         return found
 
     def window(self, versions: Mapping[int, BlockVersions]) -> WindowExecutor:
-        """What trains without a flush."""
+        """The executor that trains without a flush."""
         encoding = (self.plan.prologue, self.equipment(PlanPhase.PROLOGUE)) if self.plan.prologue else None
         return WindowExecutor(self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding)
 
     def equipment(self, phase: str) -> Equipment:
-        """What this rank runs a phase with."""
+        """The parts with which this rank runs a phase."""
         schedule = self.plan.phases[phase]
         # The prologue only encodes: its other stages are there to receive.
         stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))

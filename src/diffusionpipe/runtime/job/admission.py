@@ -7,8 +7,8 @@
 
 The token itself is never sent. A proof from an earlier start proves nothing, because the hellos are new. The keys that
 ranks use afterwards begin with a name made of the token (`private_keys`), so a process without it does not meet the
-others by accident. This keeps out processes that should not be in the job. It does not encrypt: whoever can read or
-change the network's traffic needs to be kept out by the network (SECURITY.md).
+others by accident. This keeps out processes that should not be in the job. It does not encrypt: the network has to keep
+out those who can read or change its traffic (SECURITY.md).
 
 Without a token (torchrun, no DIFFUSIONPIPE_TOKEN) the ranks check that none of them has one.
 """
@@ -121,7 +121,7 @@ def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds =
 
 
 def _check_size(store: "Store", me: Candidate, other: int, name: str) -> None:
-    """Ranks that count differently would wait for ranks that nobody has started."""
+    """Refuse ranks that count differently: they would wait for ranks that were never started."""
     size = _text(store, f"size/{other}") if store.check([f"size/{other}"]) else ""
     if size and size != str(me.world_size):
         raise ConfigError(
@@ -155,7 +155,7 @@ def _judge(store: "Store", me: Candidate, hellos: Sequence[str], said: str, prov
 
 
 def _problem(proof: str, token: str | None, expected: str) -> str | None:
-    """What is wrong with a proof."""
+    """The fault of a proof; None if it is right."""
     if not proof:
         return "sent no proof of the token"
     if hmac.compare_digest(proof.encode(), expected.encode()):
@@ -191,7 +191,7 @@ def _missing(store: "Store", keys: Sequence[str], patience: Seconds, *, pause: S
 
 
 def _text(store: "Store", key: str) -> str:
-    """What somebody has written, made fit to be shown."""
+    """The text that another process has written, made fit to be shown."""
     found = store.get(key)[:_LONGEST].decode(errors="replace")
     return "".join(character if character.isprintable() else "?" for character in found)
 

@@ -42,7 +42,7 @@ def agree(
 
     Raises:
         CheckpointError: the action failed somewhere; all ranks raise it, with the same message.
-        ConfigError: a rank has sent what is no such result.
+        ConfigError: a rank has sent a value that is not such a result.
     """
     outcome = _attempt(action)
     outcomes = gather(outcome, _outcomes_of(form), group)
@@ -51,7 +51,7 @@ def agree(
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """As `agree`, but returns this rank's own result, which may be anything and does not travel.
+    """The own result of an action that all ranks run; it may be anything and does not travel.
 
     Raises:
         CheckpointError: the action failed somewhere; all ranks raise it, with the same message.
@@ -65,10 +65,10 @@ def from_first(
     make: Callable[[], T],
     form: Form[T] = PLAIN,  # type: ignore[assignment]  # refuses at once what is not plain
 ) -> T:
-    """What rank 0 makes, on every rank; all ranks call it, and only rank 0 calls `make`.
+    """The value that rank 0 makes, on every rank; all ranks call it, and only rank 0 calls `make`.
 
     Raises:
-        ConfigError: on every rank, what `make` has raised on rank 0.
+        ConfigError: on every rank, the error that `make` has raised on rank 0.
     """
     made: _Made[T] | None = None
     if rank_in() == 0:
@@ -84,10 +84,10 @@ def from_first(
 
 
 def on_all(make: Callable[[], T]) -> T:
-    """What every rank makes for itself; all ranks call it.
+    """The value that every rank makes for itself; all ranks call it.
 
     Raises:
-        ConfigError: what `make` has raised on this rank.
+        ConfigError: the error that `make` has raised on this rank.
         PeerError: it has raised one on another rank only.
     """
     mine: ConfigError | None = None
@@ -138,7 +138,7 @@ def _raise_problems(of_ranks: list[str | None], cause: Exception | None) -> None
 
 
 def _outcomes_of(form: Form[T]) -> Form[_Outcome[T]]:
-    """The form of `_attempt`'s results; what was raised stays at home."""
+    """The form of `_attempt`'s results; the exception itself stays at home."""
 
     def write(outcome: _Outcome[T]) -> object:
         value, problem, _ = outcome

@@ -37,7 +37,7 @@ _HEARD: Seconds = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a rank sees of its machine."""
+    """A rank's view of its machine."""
 
     host: str
     local_rank: int
@@ -46,7 +46,7 @@ class Sight:
     num_devices: int = 0
     """Visible CUDA devices."""
     uuid: str = ""
-    """Of the device that the rank would take; "" where there is none, or torch does not know it."""
+    """UUID of the device that the rank would take; "" where there is none, or torch does not have it."""
     host_id: str = ""
     """NCCL_HOSTID: ranks with different ones may share a device, because NCCL then takes them for two machines."""
 
@@ -59,7 +59,7 @@ class Sight:
 
 
 def sight(asked: str, local_rank: int) -> Sight:
-    """What this process sees; a CUDA device that it would take becomes its current one.
+    """The view that a process has of its machine; a CUDA device that it would take becomes its current one.
 
     Raises:
         ConfigError: there is no such kind of device.

@@ -49,8 +49,8 @@ def unknown_interface(variable: str, value: str, interfaces: Sequence[str]) -> s
 def gloo_address(value: str, host: str) -> str:
     """The address at which gloo listens on this machine; "" where the interface has none.
 
-    With `value`, GLOO_SOCKET_IFNAME, that of the first interface that it names. Else the first to which the name of the
-    host resolves and which is one of this machine; if there is none, gloo takes the loopback address.
+    With `value`, GLOO_SOCKET_IFNAME, the address of the first interface that it names. Else the first to which the name
+    of the host resolves and which is one of this machine; if there is none, gloo takes the loopback address.
     """
     if value:
         return _address_of(value.split(",")[0])

@@ -12,7 +12,7 @@ _heard = False
 
 
 def remember_interrupts() -> None:
-    """From now on `was_interrupted` knows of SIGINT; call it in the main thread. Other handlers are left alone."""
+    """From now on `was_interrupted` reports SIGINT; call it in the main thread. Other handlers are left alone."""
     global _heard  # one process has one SIGINT
     _heard = False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

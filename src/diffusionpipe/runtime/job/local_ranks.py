@@ -4,7 +4,7 @@ Starting a process with torch takes seconds, an iteration of waits milliseconds;
 process that has imported torch, and keep their process group between calls.
 
 A rank ends with the process that started it, however that one ends: a thread of the rank waits for a pipe that the
-system closes then. SIGKILL lets nobody tidy up, and a rank in the middle of a call reads no other pipe.
+system closes then. SIGKILL leaves no time to tidy up, and a rank in the middle of a call reads no other pipe.
 """
 
 import multiprocessing
@@ -21,11 +21,11 @@ from typing import Any
 from diffusionpipe.errors import DiffusionPipeError, PeerError, ScheduleError
 
 PRELOAD = ("diffusionpipe.runtime.rehearsals.rehearsal",)
-"""What the ranks import before they are forked."""
+"""The modules that the ranks import before they are forked."""
 
 
 class _Step(int):
-    """What a rank reports while it is at work: how much is done."""
+    """The progress that a rank reports while it is at work."""
 
 
 class LocalRanks:
@@ -44,9 +44,9 @@ class LocalRanks:
     ) -> list[Any]:
         """`function(job, *arguments)` on every rank at once; the results by rank.
 
-        The function must be importable by the ranks, arguments and results must be picklable. What a generator yields
-        on rank 0 goes to `progress`, and what it returns is its result. After an error the ranks are of no use any
-        more: some may still wait for the one that failed.
+        The function must be importable by the ranks, arguments and results must be picklable. Values that a generator
+        yields on rank 0 go to `progress`, and its return value is its result. After an error the ranks are of no use
+        any more: some may still wait for the one that failed.
 
         Raises:
             DiffusionPipeError: one that a rank raised.
@@ -138,7 +138,7 @@ def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -
 
 
 def _reported(steps: Generator[int, None, Any], pipe: Connection) -> Any:
-    """What the generator returns; what it yields is sent."""
+    """The return value of the generator; the values that it yields are sent."""
     while True:
         try:
             pipe.send((None, "", _Step(next(steps))))
@@ -147,7 +147,7 @@ def _reported(steps: Generator[int, None, Any], pipe: Connection) -> Any:
 
 
 def _end_with_parent() -> None:
-    """Ends this process, whatever it is doing, as soon as the one that started the ranks is gone."""
+    """Ends this process, at any point of its work, as soon as the one that started the ranks is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

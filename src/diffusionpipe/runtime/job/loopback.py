@@ -16,7 +16,7 @@ from contextlib import contextmanager
 _INTERFACES = ("lo", "lo0")
 """Names of the loopback interface: on Linux, on macOS."""
 _CHOICES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
-"""Variables that name the interface on which a library listens, and what marks a whole name in them."""
+"""Variables that name the interface on which a library listens, and the mark of a whole name in them."""
 
 
 def is_loopback(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where a process stands in its job, from the environment variables that torchrun and our launcher set."""
+"""The place of a process in its job, from the environment variables that torchrun and our launcher set."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Where a process stands in the job."""
+    """The place of a process in the job."""
 
     rank: int = 0
     world_size: int = 1
@@ -31,7 +31,7 @@ class Membership:
     launcher: int | None = None
     """The process of our launcher, which prints this rank's errors as long as it lives."""
     token: str | None = field(default=None, repr=False)
-    """What every rank of the job must know; None: nothing."""
+    """The secret that every rank of the job must have; None: there is none."""
 
     @property
     def is_launched(self) -> bool:
@@ -45,7 +45,7 @@ class Membership:
 
 
 def membership(environ: Mapping[str, str]) -> Membership:
-    """Where the process stands in the job, from the environment variables that torchrun sets.
+    """The place of the process in the job, from the environment variables that torchrun sets.
 
     Raises:
         ConfigError: some of them are set and others missing, or their values make no sense.

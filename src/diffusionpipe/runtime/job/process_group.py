@@ -52,7 +52,7 @@ class Job:
     progress: Progress
 
     def everyone(self, name: str, text: str) -> list[str]:
-        """What each rank says, as `Meeting.everyone`."""
+        """The text of each rank, as `Meeting.everyone`."""
         return said_by_all(self.store, self.membership, name, text)
 
     def agree(self, name: str, value: str) -> None:
@@ -78,13 +78,13 @@ class Meeting:
 
     membership: Membership
     sight: Sight
-    """What this rank sees of its machine."""
+    """This rank's view of its machine."""
     store: Store
     watchdog: Watchdog
     progress: Progress
 
     def everyone(self, name: str, text: str) -> list[str]:
-        """What each rank says, in the order of ranks; every rank calls it with the same name, once per name."""
+        """The text of each rank, in the order of ranks; every rank calls it with the same name, once per name."""
         return said_by_all(PrefixStore("meeting", self.store), self.membership, name, text)
 
 
@@ -100,8 +100,8 @@ def joined(
 ) -> Iterator[Job]:
     """The job, for the length of the block: left in good order when all ranks reach its end.
 
-    An error in the block is told to the other ranks, which then end within seconds. When another rank ended first,
-    this rank raises a `PeerError` that names it or, blocked in a transfer, ends with that text and status 1.
+    An error in the block is sent to the other ranks, which then end within seconds. When another rank ended first, this
+    rank raises a `PeerError` that names it or, blocked in a transfer, ends with that text and status 1.
 
     Args:
         member: from `membership`.
@@ -201,7 +201,7 @@ def leave(error: BaseException, member: Membership) -> NoReturn:
 
 
 def failed(error: BaseException, member: Membership) -> tuple[int, str]:
-    """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
+    """The exit status for `error` and the text to print (nothing where our launcher prints); leaves the error file."""
     note, is_left = _leave_note(error, member)
     return note.exit_code, "" if is_left and member.is_heard else note.message
 

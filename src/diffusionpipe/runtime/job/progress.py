@@ -1,12 +1,12 @@
-"""What a rank does now, for its watchdog to tell progress from standing still.
+"""A rank's work of this moment, for its watchdog to tell progress from a stop.
 
-The main thread says which phase it is in and counts what is done there (layers, pictures, parameters). Within an
-iteration it says nothing: the executor records the time of every action anyway, and the number of times recorded is
-the position in the order. So the executor's loop has no extra work. The watchdog's thread asks for the `Moment` with
-every beat. Whether the main thread waits for other ranks follows from its Python frames.
+The main thread says which phase it is in and counts the work done there (layers, pictures, parameters). Within an
+iteration it says nothing: the executor records the time of every action anyway, and the number of times recorded is the
+position in the order. So the executor's loop has no extra work. The watchdog's thread asks for the `Moment` with every
+beat. Whether the main thread waits for other ranks follows from its Python frames.
 
-A second thread may work beside the main one (`beside`), e.g. write a checkpoint. It has a limit of its own, that of the
-phases outside of steps: it may be slow, but where it hangs, so does the rank.
+A second thread may work beside the main one (`beside`), e.g. write a checkpoint. It has a limit of its own, as phases
+outside of steps have: it may be slow, but where it hangs, so does the rank.
 """
 
 import linecache
@@ -32,9 +32,9 @@ RECORDING = "recording metrics and samples"
 PLANNING = "planning"
 """The phase without a limit: the search for a plan computes and waits for nothing."""
 LEAST: Seconds = 60.0
-"""The limit of a step is at least this,"""
+"""The limit of a step is at least this."""
 MEDIANS = 20
-"""and at least so many median steps, if the limit is "auto"."""
+"""The limit of a step is at least this number of median steps, if the limit is "auto"."""
 PATIENCE_ELSEWHERE = 10
 """The limit of the other phases, in limits of a step."""
 _IO_UNIT = 16
@@ -81,7 +81,7 @@ class Helpers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a rank did at one moment, and how long it had done nothing else."""
+    """The work of a rank at one moment, and how long it had done nothing else."""
 
     rank: int
     phase: str
@@ -129,7 +129,7 @@ class Progress:
         self.step = 0
         """The step under way."""
         self.executors: Sequence[Located] = ()
-        """Of this rank, for the position in an iteration."""
+        """Executors of this rank, for the position in an iteration."""
         self.folder: Path | None = None
         """Where stacks go; None: nowhere."""
         self._stuck_after: Limit = None

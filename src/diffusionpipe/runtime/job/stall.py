@@ -1,15 +1,15 @@
-"""Which rank stands still, when a job makes no progress; and the stacks that show where.
+"""Which rank hangs, when a job makes no progress; and the stacks that show where.
 
-    rank 0  waits for rank 1      rank 1  waits for rank 2      rank 2  waits for nobody: it stands still
+    rank 0  waits for rank 1      rank 1  waits for rank 2      rank 2  waits for none: it hangs
 
-A rank that waits for nobody judges itself, as soon as its time without progress is over its limit. A rank that waits
+A rank that waits for none judges itself, as soon as its time without progress is over its limit. A rank that waits
 judges only if its own limit is long over: it follows the waits to their root. If a rank on the way still makes
-progress, or has time left, the job is slow, not stuck [1]. If ranks wait for each other in a circle, the one that is
-furthest behind is named [3].
+progress, or has time left, the job is slow, not stuck [1]. If ranks wait for each other in a circle, the one with
+the least progress is named [3].
 
 >>> stuck = {rank: Moment(rank=rank, phase="step", step=7, waits=waits, still=90.0, limit=60.0)
 ...          for rank, waits in enumerate([(1,), (2,), None])}
->>> culprit_of(stuck, 0).rank                                             # 0 -> 1 -> 2, which waits for nobody [2]
+>>> culprit_of(stuck, 0).rank                                             # 0 -> 1 -> 2, which waits for none [2]
 2
 >>> slow = stuck | {2: Moment(rank=2, phase="step", step=7, still=5.0, limit=60.0)}
 >>> culprit_of(slow, 0) is None
@@ -45,14 +45,14 @@ def parse_moment(text: str) -> Moment:
 
 
 def may_judge(mine: Moment, grace: Seconds) -> bool:
-    """Whether a rank has to look for the one that stands still: itself, or after `grace` the one it waits for."""
+    """Whether a rank has to look for the one that hangs: itself, or after `grace` the one it waits for."""
     if mine.limit is None or not mine.is_over_limit:
         return False
     return mine.waits is None or mine.still > mine.limit + grace
 
 
 def culprit_of(moments: Mapping[int, Moment], rank: int) -> Moment | None:
-    """The moment of the rank that stands still, seen from `rank`; None if the one that is waited for is only slow."""
+    """The moment of the rank that hangs, seen from `rank`; None if the one that is waited for is only slow."""
     path: list[int] = []
     while rank not in path and rank in moments:
         path.append(rank)
@@ -67,7 +67,7 @@ def culprit_of(moments: Mapping[int, Moment], rank: int) -> Moment | None:
 
 
 def _next(moments: Mapping[int, Moment], rank: int) -> int:
-    """Of the ranks that `rank` waits for the one that matters: one that waits for nobody, longest without progress."""
+    """The rank that matters among those that `rank` waits for: one that waits for none, longest without progress."""
     awaited = moments[rank].waits or tuple(other for other in moments if other != rank)
     known = [moments[one] for one in awaited if one in moments and one != rank]
     if not known:
@@ -76,7 +76,7 @@ def _next(moments: Mapping[int, Moment], rank: int) -> int:
 
 
 def reason_of(culprit: Moment, moments: Mapping[int, Moment], stacks: Path | None) -> str:
-    """What follows "rank 1 (host, process 7)" in the message."""
+    """The end of the message, which follows "rank 1 (host, process 7)"."""
     still = f"{culprit.still:.0f}" if culprit.still >= 10 else f"{culprit.still:.1f}"
     lines = [f"has made no progress for {still} s: {culprit.place()}"]
     if culprit.waits is not None:

@@ -11,7 +11,7 @@ from diffusionpipe.runtime.machine.machine_use import boot_id
 
 
 class Fate(StrEnum):
-    """What happened to the rank that a verdict names."""
+    """The end of the rank that a verdict names."""
 
     FAILED = "failed"
     """It raised an error and said so."""
@@ -22,7 +22,7 @@ class Fate(StrEnum):
     STUCK = "stuck"
     """It lives, but makes no progress."""
     STORE_LOST = "store lost"
-    """The store cannot be reached: whoever holds it died."""
+    """The store cannot be reached: the process that holds it died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where a watchdog stands, how patient it is, and how its process ends."""
+"""A watchdog's place, how patient it is, and how its process ends."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ _BROKEN_CONNECTION = ("gloo/", "connection closed by peer", "connection reset", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """Where a watchdog stands and how patient it is."""
+    """A watchdog's place, and how patient it is."""
 
     rank: int
     world_size: int
@@ -27,7 +27,7 @@ class Post:
 
 
 def end_process(message: str) -> None:
-    """Write `message` to the standard error stream and end the process with status 1, whatever other threads do."""
+    """Write `message` to the standard error stream and end the process with status 1, in spite of other threads."""
     os.write(2, f"{message}\n".encode())  # sys.stderr's lock may be held by the blocked main thread
     os._exit(1)
 

@@ -4,16 +4,16 @@ Every rank beats once per `interval` in a key-value store and watches its succes
 
     rank 0 --watches--> rank 1 --watches--> rank 2 --watches--> rank 0
 
-Whoever finds its successor gone, or fails itself, posts a verdict; the first verdict counts and every rank reads it
+A rank that finds its successor gone, or fails itself, posts a verdict; the first verdict counts and every rank reads it
 with its next beat. So the cost is a handful of store requests per rank and second for any number of ranks, and all
 ranks name the same culprit. Gone means: the process does not exist any more (same machine, noticed within one
 interval), or no beat for `patience` (another machine, a stopped or frozen process), or the store itself is gone.
 
-A rank may also live and stand still. Beats carry what a rank does (`runtime.job.progress`); `runtime.job.stall` finds
-the rank that stands still, and every rank writes its Python stacks before it ends.
+A rank may also live and hang. Beats carry the work of a rank (`runtime.job.progress`); `runtime.job.stall` finds the
+rank that hangs, and every rank writes its Python stacks before it ends.
 
-A long computation that holds Python's global lock delays beats, so `patience` is well above such pauses; and silence
-is counted in the watcher's own rounds, so that a watcher that was paused itself accuses nobody.
+A long computation that holds Python's global lock delays beats, so `patience` is well above such pauses; and silence is
+counted in the watcher's own rounds, so that a watcher that was paused itself accuses no rank.
 
 Two ranks in one process. Rank 1 fails and posts the verdict [1]; rank 0 reads it with its next beat [2]:
 
@@ -65,7 +65,8 @@ class Watchdog:
 
     `connect` opens the watchdog's own connection to the store. `end` is called with the message in the watchdog's
     thread when the run is over and the main thread has not taken notice by itself. `note` is called with this rank's
-    own error before any other rank can hear of it: whoever hears may end, and the launcher then ends this rank too.
+    own error before any other rank can hear of it: a rank that hears it may end, and the launcher then ends this rank
+    too.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Watchdog:
         self._post, self._connect, self._end, self._note = post, connect, end, note
         self._progress = progress or Progress(post.rank)
         self.remedy: Callable[[], str] = lambda: ""
-        """What the user can do after the end; for the message of this rank."""
+        """A function: the user's remedy after the end; for the message of this rank."""
         self._me = this_member(post.rank)
         self._store: Store | None = None
         self._lock = threading.Lock()
@@ -151,7 +152,7 @@ class Watchdog:
     def translate(self, error: BaseException) -> BaseException:
         """The `PeerError` that names the rank whose end caused `error`; `error` itself if it is this rank's own.
 
-        A broken connection is seen before anybody knows which rank broke it, so this waits for the verdict.
+        A broken connection is seen before any rank can tell which one broke it, so this waits for the verdict.
         """
         if self._store is None or not _is_broken_connection(error):
             return error
@@ -225,7 +226,7 @@ class Watchdog:
                 self._conclude(Verdict(fate=Fate.STUCK, reason=reason, member=self._me))
 
     def _look(self, last: Seconds) -> Moment:
-        """What this rank does now. A pause of the whole machine is not counted as standing still."""
+        """The work of this rank now. A pause of the whole machine does not count as a hang."""
         return self._progress.look(min(time.monotonic() - last, 2 * self._post.interval))
 
     def _judge_progress(self, mine: Moment) -> Verdict | None:
@@ -241,7 +242,10 @@ class Watchdog:
         return self._publish(Verdict(fate=Fate.STUCK, reason=reason, member=member))
 
     def _dump_stacks(self) -> None:
-        """Write this rank's stacks; whoever ends first gets the others killed, so wait until they have written too."""
+        """Write this rank's stacks.
+
+        The first rank that ends gets the others killed, so wait until they have written too.
+        """
         dump_stacks(self._progress)
         if self._store is None:
             return
@@ -287,7 +291,10 @@ class Watchdog:
         return self._take(parse_verdict(text), waits=True)
 
     def _take(self, verdict: Verdict, *, waits: bool) -> Verdict:
-        """Confirm that this rank has heard `verdict`; whoever posted it or holds the store waits for the others."""
+        """Confirm that this rank has heard `verdict`.
+
+        The rank that posted it or holds the store waits for the others.
+        """
         store = self._requests()
         listeners = self._post.world_size - (0 if verdict.fate is Fate.FAILED else 1)
         deadline = time.monotonic() + 2.5 * self._post.interval

@@ -2,17 +2,17 @@
 
     Memory may be written again when no tensor lies in it but the one that its keeper holds.
 
-A tensor lies in memory whichever way it came there: as what was received, as a view, a slice or an identity of it that
-another stage has been handed, as what autograd saved, as what I put aside for W, as what is being sent, as a result
-that the caller holds. torch counts the tensors of each storage, so nobody has to know who reads what for how long, and
-the rule holds on every legal order:
+A tensor lies in memory whichever way it came there: as a received tensor, as a view, a slice or an identity of it that
+another stage has been handed, saved for autograd, put aside by I for W, being sent, or as a result that the caller
+holds. torch counts the tensors of each storage, so no list of readers is needed, and the rule holds on every legal
+order:
 
     gradients of parameters    are added to in place, so each is moved out of memory where it is not alone
                                (`gradients.BlockGradients.separate`); buckets are memory of their own from the start
     weights come from hosts    what a layer writes must not lie in the staging memory (`host_weights.HostWeights`)
     rows of the store          written once in an iteration; results must not lie in them (`store.RowStore.lasting`)
 
-What messages bring, and encoder outputs on their way to a later fill, are new memory each time.
+Received messages, and encoder outputs on their way to a later fill, are new memory each time.
 
 >>> received = torch.zeros(4, 6)
 >>> handed_on = received[1:].flatten()

@@ -1,4 +1,4 @@
-"""The note that a failing rank leaves for whoever started it.
+"""The note that a failing rank leaves for the process that started it.
 
 torch's elastic agent gives every rank a path in `TORCHELASTIC_ERROR_FILE` and reads `message` and `timestamp` from
 the JSON found there; we add what the launcher needs to tell the cause from its consequences on the other ranks.
@@ -20,9 +20,9 @@ LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
 INTERRUPTED = "interrupted by Ctrl-C outside of the training steps; no new checkpoint was saved"
 
 _NO_THREAD = "can't start new thread"
-"""What Python says when a thread's stack finds no memory, or when the user may have no more threads."""
+"""Python's words when a thread's stack finds no memory, or when the user may have no more threads."""
 _REFUSALS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", _NO_THREAD)
-"""What errors of torch and Python say on the CPU when there is no more memory."""
+"""The words of torch's and Python's errors on the CPU when there is no more memory."""
 
 _DISK = {
     errno.ENOSPC: "free space on that disk, or choose another folder",
@@ -39,7 +39,7 @@ _PLACES = {
     errno.ELOOP: "its links lead back to each other; remove them",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""What may be in the way at a place that the user has chosen, with the remedies."""
+"""The obstacles at a place that the user has chosen, with the remedies."""
 _SHOWN = 300
 """Characters of a path in a message."""
 
@@ -84,7 +84,10 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> str:
-    """What to say if `error` means that the device or the process has no more memory; "" if it means another thing."""
+    """The text for the user if `error` means that the device or the process has no more memory.
+
+    "" if it means another thing.
+    """
     said = str(error)
     if not is_shortage(error):
         return ""
@@ -99,7 +102,10 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def disk_problem(error: BaseException) -> str:
-    """What to say if `error` is an operating system's about a disk or a place on it; "" if it means another thing."""
+    """The text for the user if `error` is an operating system's about a disk or a place on it.
+
+    "" if it means another thing.
+    """
     if isinstance(error, OSError) and error.errno in _PLACES and error.filename:
         return f"cannot use {str(error.filename)[:_SHOWN]}: {os.strerror(error.errno)}; {_PLACES[error.errno]}"
     if not isinstance(error, OSError) or error.errno not in _DISK:
@@ -111,7 +117,7 @@ def disk_problem(error: BaseException) -> str:
 def write_error_file(path: Path, note: FailureNote) -> bool:
     """Leave `note` at `path` and say whether that was possible; on a full disk nothing is left.
 
-    torch's agent reads whatever file is there and ends with its own error where that is no JSON.
+    torch's agent reads any file that is there and ends with its own error where it is not JSON.
     """
     draft = path.with_name(f".{path.name}")
     try:

@@ -37,7 +37,7 @@ class _Version:
     limit: str
     used: str
     files: str
-    """In memory.stat: what files occupy and can be dropped, of the groups below too."""
+    """Name in memory.stat of the memory that files occupy and that can be dropped, of the groups below too."""
 
 
 _SECOND = _Version(root=".", limit="memory.max", used="memory.current", files="inactive_file")
@@ -47,7 +47,7 @@ _FIRST = _Version(
 
 
 def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
-    """Of the group of this process and of all groups around it: each may have a limit of its own."""
+    """Bytes left in the group of this process and in all groups around it: each may have a limit of its own."""
     own = {_SECOND: "/", _FIRST: "/"}
     with suppress(OSError):  # then the root: a container sees its own group there
         for line in (proc / "self" / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -64,7 +64,7 @@ def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
 
 
 def _left(group: Path, version: _Version) -> Bytes | None:
-    """Limit less use; what files occupy of it can be dropped."""
+    """Limit less use; memory of files counts as free, because it can be dropped."""
     try:
         limit = (group / version.limit).read_text(encoding="utf-8", errors="replace").strip()
         used = int((group / version.used).read_text(encoding="utf-8", errors="replace"))
@@ -77,7 +77,7 @@ def _left(group: Path, version: _Version) -> Bytes | None:
 
 
 def free_on(device: "torch.device") -> Bytes | None:
-    """Memory that tensors on the device can still take, what torch keeps for them included; None if unknown."""
+    """Memory that tensors on the device can still take, torch's own reserve included; None if unknown."""
     import torch
 
     if device.type != "cuda":

@@ -8,7 +8,7 @@ and the same layers in training would not take equally long.
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Of glibc's malloc.h."""
+"""Numbers from glibc's malloc.h."""
 
 
 def keep_heap() -> bool:

@@ -1,12 +1,12 @@
-"""What other programs use of the cores on which the ranks of a job run.
+"""The share of other programs of the cores on which the ranks of a job run.
 
     /proc/stat        for how long each core has run no program: idle, waiting for a disk, in interrupts
     /proc/PID/stat    the processor time of the processes that a rank has started, ended ones too; its own has a clock
 
-    cores x time - without a program - ours = what other programs used
+    cores x time - without a program - ours = the time of other programs
 
 The kernel shows ticks of 10 ms, so one short step says little: a step is judged by a window of steps around it that is
-long enough (`used_by_others`), and what ticks leave open is told (`Use.doubt`). Work of another job counts as others,
+long enough (`used_by_others`), and the error of ticks is stated (`Use.doubt`). Work of another job counts as others,
 and so does what a hypervisor takes. The ranks of this job never do, however many share a core.
 """
 
@@ -25,27 +25,27 @@ WINDOW: Seconds = 1.0
 """Over so long a time ticks say what a core did to a percent."""
 _UNUSED = (3, 4, 5, 6)
 """Columns of a core in /proc/stat: idle, iowait, irq, softirq. A sum of the others is less exact, because a tick counts
-for the one program that runs when it comes; what is idle is measured."""
+for the one program that runs when it comes; idle time is measured."""
 _OWN, _ENDED = (11, 12), (13, 14)
-"""Columns behind a process's name in /proc/PID/stat: utime and stime, and those of its ended children."""
+"""Columns after a process's name in /proc/PID/stat: utime and stime, then the same of its ended children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What one rank reads at one moment. All but the cores only grow."""
+    """The counters that one rank reads at one moment. All but the cores only grow."""
 
     clock: Seconds
     unused: Seconds
     """For how long the cores of `Place` have run no program, added up."""
     own: Seconds
-    """Processor time of this process,"""
+    """Processor time of this process."""
     helpers: Seconds
-    """and of those that it has started: its data workers."""
+    """Processor time of the processes that it has started: its data workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """What one rank reads before and after a step."""
+    """The counters that one rank reads before and after a step."""
 
     begin: Counters
     end: Counters
@@ -59,21 +59,21 @@ class Place:
     cores: tuple[int, ...]
     """That it may use."""
     threads: int
-    """Of its own, that can compute at once."""
+    """Threads of its own that can compute at once."""
     helpers: int
     """Processes that it has started: data workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Of the cores of one machine that the job may use."""
+    """Use of the cores of one machine that the job may use."""
 
     others: float
-    """The part that other programs used,"""
+    """The part that other programs used."""
     room: float
-    """the part that is left where all threads of the job compute at once,"""
+    """The part that is left where all threads of the job compute at once."""
     doubt: float
-    """and by how much `others` may be too large or too small, because counters are ticks."""
+    """The most by which `others` may be too large or too small, because counters are ticks."""
 
 
 def boot_id() -> str:
@@ -130,7 +130,7 @@ def _ticks(process: Path, columns: Sequence[int]) -> int:
 
 
 def _family_ticks(process: Path) -> int:
-    """Of a process and all below it; 0 if it has just ended: then it counts among the ended ones."""
+    """Ticks of a process and all below it; 0 if it has just ended: then it counts among the ended ones."""
     try:
         return _ticks(process, (*_OWN, *_ENDED)) + sum(map(_family_ticks, _children(process)))
     except OSError:
@@ -149,9 +149,9 @@ def _children(process: Path) -> list[Path]:
 
 
 def used_by_others(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]]) -> list[Use]:
-    """For each step what other programs used, on the machine on which they leave least.
+    """For each step the use of other programs, on the machine on which they leave least.
 
-    `ranks`: what each rank has read, step by step.
+    `ranks`: the counters of each rank, step by step.
     """
     machines = sorted({place.machine for place in places})
     members = [[rank for rank, place in enumerate(places) if place.machine == machine] for machine in machines]
@@ -163,7 +163,7 @@ def used_by_others(places: Sequence[Place], ranks: Sequence[Sequence[StepCounter
 
 
 def _use(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]], step: int) -> Use:
-    """Of one machine, in the window around a step."""
+    """Use of one machine, in the window around a step."""
     first, last, count = step, step, len(ranks[0])
     while ranks[0][last].end.clock - ranks[0][first].begin.clock < WINDOW and last - first + 1 < count:
         first, last = max(0, first - 1), min(count - 1, last + 1)

@@ -11,7 +11,9 @@ _PAGES = Path("/proc/self/statm")
 
 
 def occupied_memory(device: torch.device) -> dict[str, float]:
-    """Of the device: allocated by tensors now, reserved by torch now, allocated at the peak; of the host: in RAM now.
+    """Bytes by name.
+
+    Of the device: allocated by tensors now, reserved by torch now, allocated at the peak; of the host: in RAM now.
 
     The allocator's own counts: nothing waits for the device. A device without counts has no entries, and neither has a
     host that does not say.
@@ -28,6 +30,6 @@ def occupied_memory(device: torch.device) -> dict[str, float]:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let the peak begin anew, after what was measured or loaded before training."""
+    """Let the peak begin again, after the measurements and loads before training."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

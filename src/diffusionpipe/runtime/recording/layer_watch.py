@@ -1,4 +1,4 @@
-"""What single layers take in training: one mark behind each layer's forward, while somebody watches."""
+"""The times of single layers in training: one mark after each layer's forward, while it is switched on."""
 
 import torch
 

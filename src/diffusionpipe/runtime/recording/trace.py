@@ -33,7 +33,7 @@ class Recorder(Protocol):
         ...
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """Of the first `stop` marks the seconds since the first one. On GPUs it waits for the device to pass them."""
+        """Seconds of the first `stop` marks since the first one. On GPUs it waits for the device to pass them."""
         ...
 
     def passed(self) -> int:
@@ -122,7 +122,7 @@ class Recording:
     worker: int
     recorder: Recorder
     steps: Sequence[tuple[tuple[int, int], object]]
-    """The marks at the start and the end of everything that ran, and what it was: an action, or the work before one."""
+    """The marks at the start and the end of everything that ran, and its kind: an action, or the work before one."""
 
     @property
     def _last_mark(self) -> int:
@@ -135,8 +135,8 @@ class Recording:
     def busy(self, *, apart_from: Op | None = None) -> tuple[Seconds, Seconds]:
         """Seconds in which the worker computed, and the length of the iteration; on GPUs it waits for its end.
 
-        Both by the marks: on a GPU the host's clock would give the time that issuing the work took. What actions of the
-        kind `apart_from` waited does not count as length.
+        Both by the marks: on a GPU the host's clock would give the time that issuing the work took. The waits of
+        actions of the kind `apart_from` do not count as length.
         """
         times = self.recorder.times(self._last_mark + 1)
         computing = [marks for marks, step in self.steps if not isinstance(step, Action) or step.op in TIMED_OPS]
@@ -149,7 +149,7 @@ class Recording:
         return sum(times[end] - times[start] for start, end in computing), times[self._last_mark] - sum(waits)
 
     def spans(self) -> tuple[tuple[Span, ...], Seconds]:
-        """What ran when, and the length of the iteration; on GPUs it waits for its end."""
+        """The spans of all that ran, and the length of the iteration; on GPUs it waits for its end."""
         times = self.recorder.times(self._last_mark + 1)
         spans = [
             Span(worker=self.worker, action=step, start=times[start], end=times[end])
@@ -159,11 +159,14 @@ class Recording:
         return tuple(spans), times[self._last_mark]
 
     def times_after(self) -> list[Seconds]:
-        """When the iteration ended and what was marked since, in seconds from its start; on GPUs it waits for all."""
+        """The end of the iteration and the times of later marks, in seconds from its start.
+
+        On GPUs it waits for all.
+        """
         return self.recorder.times()[self._last_mark :]
 
     def position(self) -> tuple[int, bool] | None:
-        """The index in `steps` of what is under way, and whether it still waits; `len(steps)` behind the last one.
+        """The index in `steps` of the running one, and whether it still waits; `len(steps)` after the last one.
 
         None where nothing is under way. It never waits, and any thread may call it.
         """
@@ -176,7 +179,7 @@ class Recording:
 def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
     """For each action of an order the marks at its start and its end, by whether it waits.
 
-    There is a mark at the start of the iteration, one behind every wait and one behind every action.
+    There is a mark at the start of the iteration, one after every wait and one after every action.
     """
     marks, last = [], 0
     for does_wait in waits:
@@ -187,6 +190,6 @@ def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
 
 
 def position_of(marks: Sequence[tuple[int, int]], passed: int) -> tuple[int, bool]:
-    """The index of the action that is under way, and whether it still waits; `len(marks)` behind the last action."""
+    """The index of the action that is under way, and whether it still waits; `len(marks)` after the last action."""
     index = bisect_left(marks, passed, key=lambda pair: pair[1])
     return index, index < len(marks) and marks[index][0] >= passed

@@ -34,7 +34,7 @@ PAUSE: Seconds = 0.01
 
 
 BLOCKED: Seconds = 1e-4
-"""A wait for a message that takes longer has blocked; what is there already takes microseconds."""
+"""A wait for a message that takes longer has blocked; a message that is there already takes microseconds."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class VirtualRun:
     tensors: Mapping[str, TensorSpec]
     """As they travel: every tensor of the schedule's edges, `inputs` and the losses."""
     mesh: Mesh
-    """Of the ranks that rehearse."""
+    """Mesh of the ranks that rehearse."""
     inputs: tuple[str, ...] = ()
     """Raw inputs of the model."""
     backbones: tuple[Backbone, ...] = ONE_BACKBONE
@@ -202,7 +202,10 @@ def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[
 
 
 def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipment:
-    """What the rank runs its side with: waits, and real messages. Every rank calls this: it makes process groups."""
+    """The parts with which the rank runs its side: waits, and real messages.
+
+    Every rank calls this: it makes process groups.
+    """
     schedule, mesh = run.schedule, run.mesh
     group, worker = mesh.place(rank)
     holders = meeting_ranks(schedule, mesh)

@@ -71,7 +71,7 @@ class VirtualCompute:
         return outputs
 
     def wait_for_weights(self, x: Tensor, gradient: Tensor) -> None:
-        """What stands for the weight gradients."""
+        """Wait in place of the weight gradients."""
         self.wait(self.weight_grad)
 
 
@@ -120,7 +120,7 @@ class VirtualStage:
 
 @dataclass(frozen=True, slots=True)
 class VirtualEncoder:
-    """Frozen work that waits; what it writes stays zero."""
+    """Frozen work that waits; the tensors that it writes stay zero."""
 
     duration_of_fill: Mapping[Fill, Seconds]
     wait: Wait
@@ -142,8 +142,8 @@ def virtual_stages(
 ) -> dict[int, VirtualStage]:
     """The worker's trained stages by id, as waits of their forward and backward.
 
-    Stages read and write what the schedule's edges say. One that reads from no other reads `inputs`; one that nobody
-    reads from writes its backbone's loss.
+    Stages read and write what the schedule's edges say. One that reads from no other reads `inputs`; one from which no
+    other reads writes its backbone's loss.
     """
     placement = schedule.placement
     losses = {backbone.name: backbone.loss for backbone in backbones}

@@ -34,7 +34,7 @@ class ReductionStream:
 
     free: Seconds = 0.0
     queue: deque["VirtualReduction"] = field(default_factory=deque)
-    """Those of which it is not yet known when they end."""
+    """Reductions of which it is not yet known when they end."""
 
     def settle(self, one: "VirtualReduction") -> None:
         """Find out when this one ends, and all before it."""
@@ -99,7 +99,7 @@ class VirtualCollectives:
     worker: int
     rank: int
     holders: Mapping[int, tuple[int, ...]]
-    """What `meeting_ranks` says."""
+    """The ranks that hold each block, as `meeting_ranks` gives them."""
     transport: Transport
     wait: Wait = precise_wait
     stream: ReductionStream = field(default_factory=ReductionStream)

@@ -36,8 +36,8 @@ class Reducible(Protocol):
 class BlockGradients:
     """The gradients of one block's parameters.
 
-    If others hold the block too, the gradients live in a few flat buckets (each parameter's `.grad` is a view), so
-    that a sum needs no copy. The sum starts with `reduce` and runs beside whatever is computed next.
+    If others hold the block too, the gradients live in a few flat buckets (each parameter's `.grad` is a view), so that
+    a sum needs no copy. The sum starts with `reduce` and runs beside the next compute.
 
     Else autograd makes them in a step's first backward. Where a parameter is reshaped it may make a view: of the
     gradient of an activation, which is still to be sent or is put aside for W, or of another parameter's gradient.

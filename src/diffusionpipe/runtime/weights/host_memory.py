@@ -16,10 +16,10 @@ def whole_pages(size: Bytes) -> Bytes:
 
 
 def check_free(size: Bytes, num_copies: int = 1) -> None:
-    """Do nothing if the frozen part can rest in this machine's memory, once or in a copy for each of several ranks.
+    """Do nothing if the frozen part fits in this machine's memory, once or in a copy for each of several ranks.
 
     Raises:
-        ConfigError: so much is not free.
+        ConfigError: there is less free memory.
     """
     free = free_memory()
     if free is not None and num_copies * size > free:

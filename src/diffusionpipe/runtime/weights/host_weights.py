@@ -1,4 +1,4 @@
-"""Weights of frozen layers that rest in host memory and come to the device layer by layer, as they run.
+"""Weights of frozen layers that are kept in host memory and come to the device layer by layer, as they run.
 
     host      [ layer 0 | layer 1 | layer 2 | layer 3 | ...      all weights, once for all ranks of a machine,
                                                                  page-locked by each where devices are GPUs
@@ -9,7 +9,7 @@
               | 2      |        1 |    computes; it is as large as the two largest layers together,
               | 2      |      3   |    so any two have room beside each other
 
-A copy waits until the layer that stood at its end has been computed, and a layer waits for its own copy.
+A copy waits until the layer that was at its end has been computed, and a layer waits for its own copy.
 """
 
 import weakref
@@ -31,12 +31,12 @@ from diffusionpipe.runtime.weights.node_memory import NodeMemory
 from diffusionpipe.units import Bytes
 
 _ALIGNMENT: Bytes = 512
-"""Of each parameter, as torch aligns what it allocates on GPUs."""
+"""Alignment of each parameter, as torch aligns its allocations on GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """Of one layer."""
+    """The weights of one layer."""
 
     parameters: tuple[nn.Parameter, ...]
     hosted: tuple[Tensor, ...]
@@ -74,7 +74,7 @@ class _End:
     done: _Event
     """The layer has been computed."""
     layer: str | None = None
-    """Whose weights stand here, or are on their way."""
+    """The layer whose weights are here, or are on their way."""
 
 
 class HostWeights:
@@ -99,7 +99,7 @@ class HostWeights:
         all ranks of the machine share, which the values of its first rank fill; None for memory of this rank's own.
 
         Raises:
-            ConfigError: so much host memory is not free, or cannot be page-locked.
+            ConfigError: there is less free host memory, or it cannot be page-locked.
         """
         self._device = device
         kept = frozenset(kept)
@@ -136,7 +136,7 @@ class HostWeights:
 
     @property
     def device_bytes(self) -> Bytes:
-        """What the weights take on the device: the two largest layers; allocated when the first layer comes."""
+        """Bytes of the weights on the device: the two largest layers; allocated when the first layer comes."""
         return sum(sorted(weights.size for weights in self._weights.values())[-2:])
 
     def start(self, layer: str) -> None:
@@ -234,7 +234,7 @@ def _move_buffers(components: Collection[nn.Module], device: torch.device) -> No
 
 
 def _places(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Range]:
-    """Where each parameter's bytes stand in host memory, those of several layers once; lengths are aligned."""
+    """The place of each parameter's bytes in host memory, shared ones once; lengths are aligned."""
     places: dict[nn.Parameter, Range] = {}
     end = 0
     for parameter in parameters:
@@ -289,7 +289,7 @@ def host_weights_of(
 
 
 def hosted_parameters(graph: LayerGraph, frozen: Collection[str]) -> frozenset[nn.Parameter]:
-    """What `host_weights_of` moves into host memory."""
+    """The parameters that `host_weights_of` moves into host memory."""
     own = (layer for layer in graph.layers if layer.name in frozen)
     return _used_by(graph, own) - _used_by_others(graph, frozen)
 

@@ -23,7 +23,7 @@ from diffusionpipe.units import Bytes
 logger = logging.getLogger(__name__)
 
 NAME = "diffusionpipe-frozen"
-"""Of the file, as /proc/PID/maps shows it."""
+"""Name of the file, as /proc/PID/maps shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class NodeMemory:
         """Whole pages, (size rounded up,): the same memory on all ranks of the machine.
 
         Raises:
-            ConfigError: so much host memory is not free.
+            ConfigError: there is less free host memory.
         """
         size = whole_pages(size)
         if self.is_first:
@@ -82,6 +82,6 @@ class NodeMemory:
         return torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)
 
     def settle(self) -> None:
-        """Wait until the memory is filled; from then on nobody writes to it."""
+        """Wait until the memory is filled; from then on no rank writes to it."""
         gather(None, PLAIN)
         os.close(self._descriptor)

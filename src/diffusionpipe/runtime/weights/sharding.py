@@ -8,7 +8,7 @@
     REDUCE_GRAD     gets the sum of the gradients     send theirs and drop it
 
 A weight's `Parameter` and its storage stay the same objects all the time, so what autograd saved of it in the forward
-is there again for the backward, once the storage has been filled anew. That a storage can be emptied behind the tensors
+is there again for the backward, once the storage has been filled again. That a storage can be emptied under the tensors
 that lie in it is how torch's FSDP frees its parameters too.
 
 Under autocast the weights of linear layers and convolutions are cast by their owner, and the narrow copies travel: half
@@ -33,12 +33,13 @@ ALIGNMENT: Bytes = 64
 """Parameters and their copies start at multiples of it, so that kernels find them aligned."""
 
 MAX_REDUCTIONS = 1
-"""Blocks whose reduction may be under way when the next one's has been started; what they send is held so long. One is
-no delay: a block's compute waits for its gathering, which stands behind the last reduction but one on their stream."""
+"""Blocks whose reduction may be under way when the next one's has been started; until then the tensors that they send
+are held. One causes no delay: a block's compute waits for its gathering, which follows the last reduction but one on
+their stream."""
 
 
 class Reductions:
-    """What a rank's reductions hold until they are over, and the stream of its gathers. Mutable."""
+    """The tensors that a rank's reductions hold until they are over, and the stream of its gathers."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[list[Work], Callable[[], None]]] = deque()
@@ -121,10 +122,10 @@ class ShardedBlock:
             self.copies |= part.copies
 
     def unshard(self) -> None:
-        """Start gathering: on the stream of gathers, behind what is computed by now and beside what comes.
+        """Start gathering: on the stream of gathers, after the compute so far and beside the compute that comes.
 
-        What is gathered is allocated there too. Its memory, given back by `reshard`, is not used again before all that
-        has been computed with it: the next gathering waits for that.
+        The gathered parameters are allocated there too. Its memory, given back by `reshard`, is not used again before
+        all that has been computed with it: the next gathering waits for that.
         """
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.stream(self._stream):
@@ -159,7 +160,7 @@ class ShardedBlock:
         """They lie in memory of their own from the start."""
 
     def reduce(self) -> None:
-        """Start summing the gradients at their owners; those of parameters of others are gone after it."""
+        """Start summing the gradients at their owners; gradients of other ranks' parameters are gone after it."""
         works, sent = [], []
         for part in self._parts:
             if part.trained:
@@ -197,7 +198,8 @@ class _Part:
         ]
         self.gradients: Tensor | None = None
         self.gathered = self._weights if dtype is None else torch.empty_like(self._weights, dtype=dtype)
-        """What travels: the parameters themselves or their copies. Its storage is empty while the block is in parts."""
+        """The tensor that travels: the parameters themselves or their copies. Its storage is empty while the block is
+        in parts."""
         self._num_bytes = places[-1] * self.gathered.element_size()
         self._is_kept = is_own and dtype is None
         self.copies: dict[nn.Parameter, Tensor] = {}

@@ -9,8 +9,8 @@
     STEP   version 2                                                        v0  v1  v2
 
 A linear layer's backward reads the storage that its forward read, but a convolution's reads what its parameter shows at
-that moment. So a version is bound before the forward *and* before the backward, and nobody writes to its storage in
-between. With one storage, the newest, both read what is there when they run.
+that moment. So a version is bound before the forward *and* before the backward, and its storage is not written in
+between. With one storage, the newest, both read the values that are there when they run.
 
 Weights that are predicted for a forward are copies beside the ring, and its backward reads the same copy. A copy is
 known by the version that it was made of and the step that it was made for. The oldest copy makes room for the next one.
@@ -24,7 +24,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class BlockVersions:
-    """Mutable: what the parameters show, the contents of the ring and of the predicted copies."""
+    """It changes the values that parameters show, the contents of the ring, and the predicted copies."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_versions: int, num_predictions: int = 0) -> None:
         """`num_versions` live at once, with the predicted copies among them."""
@@ -76,7 +76,7 @@ class BlockVersions:
 
     @torch.no_grad()
     def _make(self, key: tuple[int, int], predict: Callable[[int], None]) -> None:
-        """As `step`, it changes what the parameters show while forwards of other micro-batches are open."""
+        """Predict weights into a copy, which the parameters show while forwards of other micro-batches are open, as `step` does."""
         if len(self._predicted) == len(self._copies):
             values = self._predicted.pop(next(iter(self._predicted)))
         else:

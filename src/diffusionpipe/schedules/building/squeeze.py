@@ -60,9 +60,7 @@ def best_squeezed(
 def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tuple[_Times, list[int]]]:
     """The orders as starts, and their forms while they are pulled left and right, until that helps no more.
 
-    The times are from everything starting as early as it can, as it does after a pull to the left.
-
-    Their times are those of everything starting as early as it can, as it does after a pull to the left.
+    In their times everything starts as early as it can, as it does after a pull to the left.
     """
     mirrored = network.mirrored()
     starts = network.starts(orders)
