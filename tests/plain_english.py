@@ -1,16 +1,28 @@
 """The one list of rules for plain English: documents, docstrings and texts that users see are read with it.
 
-A rule is data: a pattern of words that has to be read twice, the reason, and better words. `tests/docs` reads the documents
-and the docstrings of src with them, `tests/cli` the messages, the logs and the help. There is no list of exceptions. The
-rules accept ordinary technical English: `tests/docs/test_docstrings.py` counts their findings in the docstrings of
-pydantic, numpy and huggingface_hub.
+A rule is data: a pattern of words that has to be read twice, the reason, and better words. `tests/docs` reads the
+documents and the docstrings of src with them, `tests/cli` the messages, the logs and the help. There is no list of
+exceptions. The rules accept ordinary technical English: `tests/docs/test_plain_docstrings.py` counts their findings in
+the docstrings of pydantic, numpy and huggingface_hub.
 """
 
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Place(StrEnum):
+    """The part of a text that a rule reads."""
+
+    ANYWHERE = "anywhere"
+    OPENING = "opening"
+    """The first words of a docstring: an editor shows it without the docstring before."""
+    CLOSING = "closing"
+    """The last character of a docstring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +36,7 @@ class Rule:
     """Why a reader stumbles over it."""
     better: str
     """Advice: the words to write in its place."""
-    opens: bool = False
-    """Whether only the first words of a docstring are read, which an editor shows without the docstring before."""
-    closes: bool = False
-    """Whether only the last character of a docstring is read."""
+    place: Place = Place.ANYWHERE
     only_shown: str = ""
     """The reason why it applies to shown texts alone; empty: it applies everywhere."""
 
@@ -35,7 +44,8 @@ class Rule:
 RULES = (
     Rule(
         name="what for a noun",
-        pattern=r"(?:^|[.;,(] |(?<!\)): |\band )[Ww]hat\b(?![^.]*\?)(?! (?:is this|kinds? of|are the|\w+ (?:\w+ )?to use|happens (?:if|when)))",
+        pattern=r"(?:^|[.;,(] |(?<!\)): |\band )[Ww]hat\b(?![^.]*\?)"
+        r"(?! (?:is this|kinds? of|are the|\w+ (?:\w+ )?to use|happens (?:if|when)))",
         reason="a clause in the place of a noun hides which thing is meant",
         better='name the thing: "The layers that ...", not "What ..."',
     ),
@@ -71,7 +81,7 @@ RULES = (
     ),
     Rule(
         name="stands",
-        pattern=r"\bstands?\b(?! for\b)|\bstanding (?:in|at|on|there|before|beside|after|still|alone)\b",
+        pattern=r"\bstands?\b(?!-in| for\b)|\bstanding (?:in|at|on|there|before|beside|after|still)\b",
         reason="layers and numbers do not stand",
         better='"is", "is placed" or "comes"',
     ),
@@ -149,28 +159,28 @@ RULES = (
         r"|The same (?:for|of|with|without|as plain)\b",
         reason="a first line that only continues another docstring says nothing by itself",
         better="begin with the noun: the value, its unit, then whose it is",
-        opens=True,
+        place=Place.OPENING,
     ),
     Rule(
         name="continued",
-        pattern=r",",
-        reason="a docstring that ends with a comma continues in the next one, which an editor does not show",
+        pattern=r"[,;]",
+        reason="a docstring that ends with a comma or a semicolon continues in the next one, which an editor does not show",
         better="end with a full stop, and say in the next docstring what that one is",
-        closes=True,
+        place=Place.CLOSING,
     ),
     Rule(
         name="as in",
         pattern=r"As (?:in\b|CODE)",
         reason="the reader has to look up the other name to learn anything",
         better="say it again in short, then name the other place",
-        opens=True,
+        place=Place.OPENING,
     ),
     Rule(
         name="mutable",
         pattern=r"Mutable\b",
         reason="a remark where the thing's name is expected",
         better="say first what it holds or does, then that it changes",
-        opens=True,
+        place=Place.OPENING,
     ),
     Rule(
         name="no valid",
@@ -209,6 +219,21 @@ RULES = (
 )
 
 
+class Hit(NamedTuple):
+    """A phrase that a rule refuses."""
+
+    rule: Rule
+    words: str
+    """The words around it."""
+
+    def __str__(self) -> str:
+        """The words, the name of the rule, and better words."""
+        return f"...{self.words}... ({self.rule.name}): {self.rule.better}"
+
+
+_ENDS = {Place.ANYWHERE: ("", ""), Place.OPENING: (r"\A", ""), Place.CLOSING: ("", r"\Z")}
+
+
 def paragraphs(text: str) -> Iterator[str]:
     """Each paragraph of a docstring, without doctests and with CODE for code."""
     text = re.sub(
@@ -223,16 +248,13 @@ def without_code(text: str) -> str:
     return re.sub(r"`+[^`]*`+|\[([^\]]*)\]\([^)]*\)", lambda code: code[1] or "CODE", text)
 
 
-def hits(
-    paragraph: str, *, is_opening: bool = False, is_closing: bool = False, is_shown: bool = False
-) -> Iterator[tuple[Rule, str]]:
-    """(rule, words around the place) of each phrase of a paragraph that a rule refuses."""
+def hits(paragraph: str, *, places: Collection[Place] = (Place.ANYWHERE,), is_shown: bool = False) -> Iterator[Hit]:
+    """Each phrase of a paragraph that a rule refuses."""
     for rule in RULES:
-        if rule.only_shown and not is_shown or rule.opens and not is_opening or rule.closes and not is_closing:
-            continue
-        pattern = rf"\A(?:{rule.pattern})" if rule.opens else rf"(?:{rule.pattern})\Z" if rule.closes else rule.pattern
-        for hit in re.finditer(pattern, paragraph):
-            yield rule, paragraph[max(0, hit.start() - 30) : hit.end() + 30]
+        if rule.place in places and (is_shown or not rule.only_shown):
+            before, after = _ENDS[rule.place]
+            for found in re.finditer(f"{before}(?:{rule.pattern}){after}", paragraph):
+                yield Hit(rule, paragraph[max(0, found.start() - 30) : found.end() + 30])
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -240,16 +262,15 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(text := statement.value.value, str):
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
                     yield statement.lineno, text
 
 
-def refused(docstring: str) -> list[tuple[Rule, str]]:
-    """(rule, words around the place) of each phrase of a docstring that a rule refuses."""
-    parts = list(paragraphs(docstring))
-    return [
-        hit
-        for index, part in enumerate(parts)
-        for hit in hits(part, is_opening=index == 0, is_closing=index == len(parts) - 1)
-    ]
+def refused(docstring: str) -> list[Hit]:
+    """Each phrase of a docstring that a rule refuses."""
+    first, *others = paragraphs(docstring)
+    ends = [{Place.ANYWHERE} for _ in (first, *others)]
+    ends[0].add(Place.OPENING)
+    ends[-1].add(Place.CLOSING)
+    return [hit for part, places in zip((first, *others), ends, strict=True) for hit in hits(part, places=places)]

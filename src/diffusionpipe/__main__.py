@@ -8,7 +8,7 @@ from diffusionpipe.runtime.machine.error_file import LAUNCHED
 
 
 def _end_with_launcher(launcher: str) -> None:
-    """A rank's imports take seconds; if its launcher ends meanwhile, nobody waits for them."""
+    """End this process with its launcher: a rank's imports take seconds, in which its launcher may end."""
     if launcher.isdecimal() and not end_with_parent(int(launcher)):
         sys.exit(f"error: the launcher (process {launcher}) has ended; this rank stops too")
 

@@ -8,14 +8,14 @@
     │   └── CheckpointError    a checkpoint that is missing, truncated, altered or of another run
     ├── ScheduleError          an order of actions is illegal
     ├── FileFormatError        a plan, schedule, profile, cluster or timeline file cannot be read
-    ├── TrainingError          the weights, the loss or the learning rate: training cannot go on
+    ├── TrainingError          the weights, the loss or the learning rate: training cannot continue
     │   ├── NonFiniteLossError     a loss is NaN or infinite
     │   ├── NonFiniteWeightsError  a weight is NaN or infinite
     │   └── LossSpikeError         a loss or a gradient norm is far above those before
     └── PeerError              another rank died or stopped; this rank ends too
 
-The command line prints each of these as one block without a traceback and exits with status 2
-(`PeerError` and `TrainingError`: status 1). Whatever is not in this tree is a bug.
+The command line prints each of these as one block without a traceback and exits with status 2 (`PeerError` and
+`TrainingError`: status 1). Any error that is not in this tree is a bug.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class FileFormatError(ConfigError):
 
 
 class TrainingError(DiffusionPipeError):
-    """Training cannot go on: the weights, the loss or the learning rate. All ranks raise it alike."""
+    """Training cannot continue: the weights, the loss or the learning rate. All ranks raise it alike."""
 
 
 class NonFiniteLossError(TrainingError):
@@ -73,7 +73,7 @@ class NonFiniteWeightsError(TrainingError):
 
 
 class LossSpikeError(TrainingError):
-    """The loss or the gradient norm is far above those of the steps before; nothing was updated."""
+    """The loss or the gradient norm is far above its values in the steps before; nothing was updated."""
 
 
 class PeerError(DiffusionPipeError):

@@ -1,9 +1,9 @@
 """The command `diffusionpipe`: one module per verb, imported when it is called.
 
 A verb is a module of this package with its name in VERBS. The module's function of the same name is the verb; a verb
-with sub-verbs is a `typer.Typer` called `app` instead (see `schedule`).
-At its top it imports typer and the standard library only, whatever is heavy inside its functions, so that `--help`
-shows every verb's signature in a fraction of a second. A verb raises `diffusionpipe.errors`; `main` prints them.
+with sub-verbs is a `typer.Typer` called `app` instead (see `schedule`). At its top it imports typer and the standard
+library only, and heavy packages inside its functions, so that `--help` shows every verb's signature in a fraction of a
+second. A verb raises `diffusionpipe.errors`; `main` prints them.
 """
 
 import re
@@ -65,7 +65,7 @@ def _expand_homes(command: "Command") -> None:
 
 
 def _with_home(_: "Context", parameter: "Parameter", value: object) -> object:
-    """What the command line gives for a parameter: in UTF-8, a path with the home folder in place of a "~"."""
+    """The value of the command line for a parameter: in UTF-8, a path with the home folder in place of a "~"."""
     try:
         if isinstance(value, list | tuple):
             return type(value)(_with_home(_, parameter, one) for one in value)

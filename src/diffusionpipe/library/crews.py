@@ -31,7 +31,7 @@ from diffusionpipe.runtime.job.process_group import Job, joined
 
 
 class Crew(Protocol):
-    """All ranks of a run; what this process can see of them."""
+    """All ranks of a run, as far as this process can see them."""
 
     @property
     def speaks(self) -> bool:

@@ -26,7 +26,7 @@ def layer(
     """The module as a layer that reads and writes tensors by name, in the order of its arguments and results.
 
     Raises:
-        ModelError: a name is empty or no text, or stands among `writes` twice.
+        ModelError: a name is empty or no text, or is among `writes` twice.
     """
     given = {"reads": _names(reads), "writes": _names(writes)}
     for key, names in given.items():

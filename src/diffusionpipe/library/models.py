@@ -39,7 +39,7 @@ class Model:
 
     graph: LayerGraph
     module: nn.Module
-    """Holds all modules; its names are those of parameters and states."""
+    """A module that holds all others; its names are the names of parameters and states."""
 
     @cached_property
     def description(self) -> ModelGraph:
@@ -144,7 +144,7 @@ def _specs(example: Example) -> tuple[TensorSpec, ...]:
     """The raw inputs, the target last.
 
     Raises:
-        ModelError: the example is no batch.
+        ModelError: the example is not a batch.
     """
     if isinstance(example, Mapping):
         named = dict(example)
@@ -235,7 +235,7 @@ def _zeros(spec: TensorSpec) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """What a layer reads."""
+    """The tensors that a layer reads."""
 
     tensors: Mapping[str, Tensor]
     writer: Mapping[str, str]
@@ -250,11 +250,11 @@ class _Reads:
 
 
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, KeyError)
-"""What a module raises that is called with what it cannot take."""
+"""The errors that a module raises that is called with unfit arguments."""
 
 
 def _call(name: str, module: Callable[..., Any], reads: _Reads) -> tuple[Tensor, ...]:
-    """What a layer returns, as a tuple of tensors."""
+    """The tensors that a layer returns, as a tuple."""
     try:
         with _quiet():
             result = module(*reads.tensors.values())
@@ -372,7 +372,7 @@ def _check_run(graph: LayerGraph, specs: Sequence[TensorSpec], example: Sequence
 
 
 def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> None:
-    """Run all layers on these inputs of so many samples."""
+    """Run all layers on these inputs of `batch` samples."""
     writer = dict.fromkeys(tensors, "")
     for layer in graph.layers:
         is_loss = layer is graph.layers[-1]

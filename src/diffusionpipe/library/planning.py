@@ -30,7 +30,7 @@ from diffusionpipe.workflows.stated_setting import stated_setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A plan and what is predicted of it."""
+    """A plan and its prediction."""
 
     plan: Plan
     step: Seconds
@@ -40,7 +40,7 @@ class Choice:
     timeline: Timeline = field(repr=False)
     """The predicted timeline of one iteration."""
     rows: tuple[Row, ...] = field(repr=False)
-    """What was looked at, fastest first; what does not fit in memory last."""
+    """The candidates that were looked at, fastest first; those that do not fit in memory last."""
 
     def table(self) -> str:
         """The layouts that were looked at, fastest first: step in ms, idle share, memory of the fullest device."""
@@ -87,7 +87,7 @@ def plan(
         data_parallel: copies of the whole pipeline.
         sharded: whether these copies hold parameters, gradients and optimizer state in parts.
         fill: whether frozen layers of the next batch may run in the bubbles of this one, as the trainer runs them;
-            `dp.run` knows one batch at a time and would compute them twice.
+            `dp.run` sees one batch at a time and would compute them twice.
 
     Raises:
         ConfigError: sizes that do not fit each other, the cluster or the model; nothing fits in memory.
@@ -247,7 +247,7 @@ def _proposed(setting: Setting, layout: Layout, *, fill: bool) -> tuple[Plan, Pr
 
 
 def _timeline(proposal: Proposal) -> Timeline:
-    """The prediction, with the update if the profile knows it."""
+    """The prediction, with the update if the profile has it."""
     spans, start = proposal.timeline, proposal.iteration
     if proposal.update:
         workers = range(spans.num_workers)

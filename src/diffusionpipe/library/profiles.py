@@ -1,4 +1,4 @@
-"""`dp.profile`: what every layer of a model costs, measured here or computed for a device that is not here."""
+"""`dp.profile`: the costs of every layer of a model, measured here or computed for a device that is not here."""
 
 import os
 from collections.abc import Sequence

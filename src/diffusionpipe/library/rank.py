@@ -28,7 +28,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rank did in its last step."""
+    """The last step of a rank."""
 
     began: Seconds
     """On this machine's clock."""
@@ -130,7 +130,7 @@ class Rank:
         return float(losses.sum() / len(losses))
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """What the last layer writes, for all samples."""
+        """The outputs of the last layer, for all samples."""
         executor = self._worker.sample()
         result = self._model.graph.backbones[0].result
         size = executor.schedule.placement.num_samples * self._plan.mesh.data_parallel
@@ -145,7 +145,7 @@ class Rank:
         return torch.cat(found)
 
     def _put(self, executor: Executor, batch: Mapping[str, Tensor]) -> None:
-        """Give the first stages what they read from outside: raw inputs, and what frozen layers make of them."""
+        """Give the first stages the tensors that they read from outside: raw inputs, and outputs of frozen layers."""
         store = executor.store
         wanted = list(store)
         frozen = [layer for layer in self._graph.layers if layer.name in set(self._plan.blocks[-1])]
@@ -229,7 +229,7 @@ class Rank:
         }
 
     def trace(self) -> Trace | None:
-        """What it did in the last step; None before the first one."""
+        """The trace of the last step; None before the first one."""
         if not self._has_stepped:
             return None
         spans, _ = self._worker.train.recording.spans()

@@ -48,15 +48,15 @@ class Run:
     # Training.
 
     def optimizer(self, cls: type[torch.optim.Optimizer], *, clip_norm: float | None = None, **options: Any) -> None:
-        """Let `step` end with an optimizer's step; each rank steps what it holds.
+        """Let `step` end with an optimizer's step; each rank steps the parameters that it holds.
 
         Args:
             cls: a class of torch.optim, or another one that treats each parameter by itself.
             clip_norm: the largest norm of the gradients of the whole model; longer ones are shortened to it.
-            options: what the class takes besides the parameters.
+            options: arguments of the class besides the parameters.
 
         Raises:
-            ConfigError: the class is no such optimizer, or does not take these options.
+            ConfigError: the class is not such an optimizer, or does not take these options.
         """
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise ConfigError(
@@ -104,7 +104,7 @@ class Run:
         return found
 
     def predict(self, *inputs: Tensor) -> Tensor:
-        """What the last layer makes of any number of samples, given all tensors of a batch but the target."""
+        """The outputs of the last layer for any number of samples, given all tensors of a batch but the target."""
         found: Tensor = self._here("predict", self._model.batch(inputs, has_target=False))[0]
         return found
 
@@ -124,7 +124,7 @@ class Run:
     # Saves.
 
     def save(self, folder: str | os.PathLike[str], step: int) -> None:
-        """Save all that a run needs to go on from here, under the number of steps that are done.
+        """Save all that a run needs to continue from here, under the number of steps that are done.
 
         A folder keeps the last two saves. With several processes it must be on a file system that all of them see.
 
@@ -232,7 +232,7 @@ class Run:
             raise
 
     def _whole(self, name: str) -> dict[str, Tensor]:
-        """What the ranks hold together, in the order of the model's parameters."""
+        """The tensors that the ranks hold together, in the order of the model's parameters."""
         found: dict[str, Tensor] = {}
         for part in self._everywhere(name):
             found |= part

@@ -1,4 +1,4 @@
-"""Saves of a run: a folder for each step, which any layout can go on from.
+"""Saves of a run: a folder for each step, from which any layout can continue.
 
     saved/
       step-00000003/
@@ -30,12 +30,12 @@ INDEX = "save.json"
 _PREFIX = "step-"
 
 OptimizerState: TypeAlias = dict[str, Any]
-"""What torch.optim keeps for a parameter: tensors and numbers by key."""
+"""The state that torch.optim keeps for a parameter: tensors and numbers by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank writes."""
+    """The tensors that one rank writes."""
 
     parameters: Mapping[str, Tensor]
     states: Mapping[str, OptimizerState]
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """What stands in `save.json`."""
+    """The contents of `save.json`."""
 
     step: int
     num_ranks: int
@@ -110,7 +110,7 @@ def saves(folder: Path) -> dict[int, Path]:
 
 
 def read_index(place: Path) -> Index:
-    """What a save says of itself.
+    """The facts that a save states.
 
     Raises:
         CheckpointError: it is damaged, or of another version.
@@ -164,7 +164,7 @@ def read_save(place: Path, wanted: Mapping[str, Tensor]) -> Part:
     """The wanted parameters and their states, from all ranks' files.
 
     Raises:
-        CheckpointError: a file is damaged, or the save is of another model.
+        CheckpointError: a file is damaged, or the save belongs to another model.
     """
     parameters: dict[str, Tensor] = {}
     states: dict[str, OptimizerState] = {}

@@ -25,8 +25,8 @@ def schedule(
         source: the name of a family, such as "1f1b" or "zb-v"; the path of a .csv, .json or .rules file
             (docs/orders.md); or a function that is called with (ranks, microbatches) and returns a row of actions for
             each rank, written as torch.distributed.pipelining's CSV writes them.
-        ranks: ranks of one pipeline, before stages are replicated; None: those of the file.
-        microbatches: micro-batches of one iteration; None: those of the file.
+        ranks: ranks of one pipeline, before stages are replicated; None: as many as in the file.
+        microbatches: micro-batches of one iteration; None: as many as in the file.
 
     Raises:
         ConfigError: there is no such family or file, a size is missing, or the source cannot do these sizes.

@@ -1,4 +1,4 @@
-"""`dp.simulate`: what a schedule takes where the model is cut into equal parts."""
+"""`dp.simulate`: the times of a schedule where the model is cut into equal parts."""
 
 from math import isfinite
 

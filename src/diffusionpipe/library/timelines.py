@@ -30,7 +30,7 @@ class Timeline:
 
     schedule: Schedule
     spans: Spans = field(repr=False)
-    """The same as plain data, one span for each action."""
+    """The timeline as plain data, one span for each action."""
     axis: TimeAxis = field(default=MILLISECONDS, repr=False)
 
     @property
@@ -79,7 +79,7 @@ class Timeline:
         """The timeline beside another one of the same schedule; of a `Choice` its prediction.
 
         Raises:
-            ConfigError: the other one is of another schedule.
+            ConfigError: the other one belongs to another schedule.
         """
         beside = other if isinstance(other, Timeline) else other.timeline
         if difference := _difference(self.schedule, beside.schedule):

@@ -134,7 +134,10 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
 
 
 def usable_memory(job: Job) -> Bytes:
-    """Memory of a rank's device that training may use, less that of contexts and communicators; all ranks call it."""
+    """Memory of a rank's device that training may use, less the part of contexts and communicators.
+
+    All ranks call it.
+    """
     if job.device.type == "cuda":
         free = torch.cuda.mem_get_info(job.device)[0] + torch.cuda.memory_reserved(job.device)
         return int(free * USABLE_OF_FREE)
@@ -159,8 +162,7 @@ class _Measure:
     repeats: int
 
     def message(self, what: str, rounds: Sequence[Round], size: Bytes) -> Trial:
-        """Half a round trip between the ranks of each pair, and the compute time lost to messages of the first round.
-        """
+        """Half a round trip between the ranks of each pair, and the compute time lost to messages of the first."""
         buffer = torch.zeros(size, dtype=torch.uint8, device=self.job.device)
         found: list[tuple[Pair, Seconds]] = []
         for pairs in rounds:

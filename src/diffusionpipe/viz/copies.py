@@ -9,7 +9,7 @@ MOST_ROWS = 16
 def shown_copies(timeline: Timeline) -> dict[str, tuple[int, ...]]:
     """The ranks to show, by the name of their copy ("" for all of a few ranks).
 
-    Of more ranks than fit those of the fastest, the median and the slowest copy: by the time in which the copy's
+    Of more ranks than fit only the fastest, the median and the slowest copy are shown: by the time in which the copy's
     busiest rank computes, because copies that wait for each other's gradients all end at the same time.
     """
     copies = timeline.copies

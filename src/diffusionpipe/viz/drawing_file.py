@@ -32,7 +32,7 @@ ENDINGS = (".png", *MOVING)
 _MOST_OF_GIF = 50
 """Frames of a second. Browsers show a frame with a shorter delay for a tenth of a second."""
 _MOST_SIDE = {".webp": 16_383, ".gif": 65_535, ".mp4": 4_096}
-"""In pixels, what the kind of file or its players can hold."""
+"""The longest side in pixels that the kind of file or its players can hold."""
 _BT709 = 1
 """The colours of television, and its range of levels, in the numbers of H.264."""
 
@@ -41,7 +41,7 @@ def check_drawing_file(path: Path, rate: float | None = None) -> None:
     """Refuse a file that drawings cannot be written to; `rate`: frames of a second of clips, where it is known.
 
     Raises:
-        ConfigError: its ending is unknown, a package is missing, or it cannot show so many frames.
+        ConfigError: its ending is unknown, a package is missing, or it cannot show that rate.
     """
     if _is_device(path):
         return

@@ -3,8 +3,8 @@
 rank 0   ▓▓▓░░░////▓▓▓▓▓▓░░░    computation: light forwards, dark backwards, frozen components in other hues
          ── ──      ═══════     sends and receives; gradient reduction
 
-Behind the iteration comes the rest of the step, if the timeline knows it. Where a rank has several stages, those of the
-second direction or chunk are drawn in another hue.
+After the iteration comes the rest of the step, if the timeline has it. Where a rank has several stages, the second
+direction's or chunk's are drawn in another hue.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Style:
     end: float
     """Right end of the time axis, in its unit."""
     width: float
-    """Of the time axis, in inches."""
+    """Width of the time axis, in inches."""
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Stage -> its place among its rank's stages, and their number."""
 
@@ -205,7 +205,7 @@ def _draw_bars(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style:
 
 
 def _draw_update(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:
-    """What follows the iteration, with its names where there is room."""
+    """Draw the rest of the step after the iteration, with its names where there is room."""
     scale, size = style.axis.per_second, _number_size(style.row)
     top, height = _LANES["compute"]
     for phase in timeline.update:

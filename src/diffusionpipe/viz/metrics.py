@@ -26,12 +26,12 @@ _OF_MODELS = (_TRAIN, "#6a51a3", "#cb181d", "#009e73")
 def loss_curve(metrics_path: Path, png_path: Path) -> None:
     """Draw training and validation loss over the steps, and below them learning rate and samples per second.
 
-    Models that train together have losses of their own, and learning rates where these differ.
-    The training loss is drawn raw (faint) and smoothed. A last line without its end is one that is being written and is
-    left out. Whatever the file does not hold is not drawn.
+    Models that train together have losses of their own, and learning rates where these differ. The training loss is
+    drawn raw (faint) and smoothed. A last line without its end is one that is being written and is left out. Curves
+    that the file does not hold are not drawn.
 
     Raises:
-        FileFormatError: the file is missing, holds no step, or has a line that is no JSON object.
+        FileFormatError: the file is missing, holds no step, or has a line that is not a JSON object.
         ConfigError: the picture cannot be written.
     """
     rows = _read(metrics_path)

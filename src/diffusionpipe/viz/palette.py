@@ -1,7 +1,7 @@
 """Colours of operations: forward and backward in one hue, everything else apart, safe for colour-blind eyes.
 
-Where a worker has several stages, those of the second direction or chunk have a hue of their own; within a hue later
-ones are lighter.
+Where a worker has several stages, the second direction's or chunk's have a hue of their own; within a hue later ones
+are lighter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +32,7 @@ THIRD_COLOURS = {
 MODEL_COLOURS = (OP_COLOURS, LATER_COLOURS, THIRD_COLOURS)
 """Several models that train together have a hue each, then again from the start."""
 LATER_NAME = "second direction or chunk"
-"""What the stages are that have these colours."""
+"""The name of the stages that have these colours."""
 PROBE = "#7bccc4"
 PROBE_NAME = "forward without gradients"
 OP_NAMES = {
@@ -47,13 +47,13 @@ REDUCE = "#d55e00"
 GATHER = "#e7c36a"
 UPDATE = "#8c564b"
 PHASE_COLOURS = {"sum over all ranks": "#ead9d4", "clip": "#c9a096", "average": "#5a332b"}
-"""Of what follows an iteration; the optimizer, and an update that is not divided, have `UPDATE`."""
+"""Colours of the parts that follow an iteration; the optimizer, and an update that is not divided, have `UPDATE`."""
 ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a5")
 """Okabe and Ito's remaining hues, one per component, then again from the start."""
 
 
 def named_hues(schedule: Schedule | None) -> Iterator[tuple[str, Mapping[Op, str]]]:
-    """What stands before the names of operations, and their colours: a hue of several models that train together."""
+    """The words before the names of operations, and their colours: a hue of several models that train together."""
     models = models_of(schedule)
     if len(models) < 2:
         yield "", OP_COLOURS

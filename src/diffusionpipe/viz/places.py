@@ -1,6 +1,6 @@
 """Which of a worker's stages an action belongs to: its direction or chunk, by the order of the stages.
 
-A probe's stages have forwards alone where others also have backwards; they stand in no direction.
+A probe's stages have forwards alone where others also have backwards; they belong to no direction.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from diffusionpipe.ir import COMPUTE_OPS, Op, Schedule, Span
 PROBE = (-1, 1)
 """The place of a probe's stage."""
 OF_MODEL = 0
-"""In place of the number of stages: the place is that of a model among several."""
+"""Number of stages where the place is a model's among several."""
 
 
 def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
@@ -19,8 +19,8 @@ def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
 
     A probe's stages have `PROBE`.
 
-    Stages are numbered pipeline by pipeline in forward order, so a worker's stages stand in the order of directions,
-    and within a direction in that of chunks.
+    Stages are numbered pipeline by pipeline in forward order, so a worker's stages are in the order of directions, and
+    within a direction in the order of chunks.
     """
     stages: dict[int, set[int]] = defaultdict(set)
     probes = _probes(spans)
@@ -44,7 +44,9 @@ def models_of(schedule: Schedule | None) -> tuple[str, ...]:
 
 
 def hues_of_stages(spans: Sequence[Span], schedule: Schedule | None = None) -> dict[int, tuple[int, int]]:
-    """The same for colours: where every worker has its stages in a row, they are buckets of one and look alike.
+    """Stage -> (its hue, number of hues).
+
+    Where every worker has its stages in a row, they are buckets of one and look alike.
 
     Of several models that train together, by the schedule, all stages of one look alike: (model, `OF_MODEL`).
     """
@@ -63,5 +65,5 @@ def hues_of_stages(spans: Sequence[Span], schedule: Schedule | None = None) -> d
 
 
 def is_later(place: int, num_stages: int) -> bool:
-    """Whether a stage stands in the second half of its worker's stages: the second direction or chunk."""
+    """Whether a stage is in the second half of its worker's stages: the second direction or chunk."""
     return 2 * place >= num_stages > 1

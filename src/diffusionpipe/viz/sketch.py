@@ -21,11 +21,11 @@ _MOST_CUT = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketch:
-    """A timeline as text, and what its reader must know."""
+    """A timeline as text, and the facts that its reader needs."""
 
     text: str
     ops: frozenset[Op]
-    """What occurs in it."""
+    """The ops that occur in it."""
     has_stages: bool
     """Whether stages are written before the letters."""
     has_small_letters: bool
@@ -45,7 +45,7 @@ def sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> s
     multiples of a unit (1, or a simple fraction), every unit of time has the same cell, so the picture is exact, unless
     it would be longer for that; else time is rounded to columns. A picture that is wider than `width` is cut into bands
     of equal time, each under a line that says its time in the unit of `axis`. Where even that would be long, the first,
-    the middle and the last band are shown. Where a worker has several stages, the stage stands before the letter, as in
+    the middle and the last band are shown. Where a worker has several stages, the stage comes before the letter, as in
     the text form of actions. Where there is no room for that and a worker has two, the second one's letters are small:
     it is the second direction or chunk. E3 is fill 3, frozen work; several in a row, too short to be told apart, are
     one E.
@@ -72,7 +72,7 @@ def sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> s
 
 
 def draw_sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> Sketch:
-    """The same with what a legend must explain."""
+    """The sketch of a timeline, with the facts that a legend must explain."""
     margin = len(str(max(0, timeline.num_workers - 1)))
     columns = max(width, 24) - margin - 3
     grid = _grid(timeline.spans, columns)
@@ -141,7 +141,7 @@ class _Grid:
 
 
 def _grid(spans: Sequence[Span], columns: int) -> _Grid:
-    """Of the grids with the fewest bands the first: exact with a blank after labels, without it, rounded."""
+    """The first of the grids with the fewest bands: exact with a blank after labels, without it, rounded."""
     places = places_of_stages(spans)
     bars = [
         _Bar(

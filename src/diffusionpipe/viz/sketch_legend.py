@@ -24,7 +24,7 @@ def explained_sketch(timeline: Timeline, *, width: int, axis: TimeAxis = UNITS) 
 
 
 def legend_of(drawn: Sketch) -> str:
-    """What the reader of a sketch must know, in one paragraph.
+    """The explanation of a sketch for its reader, in one paragraph.
 
     >>> from diffusionpipe.schedules import gpipe
     >>> from diffusionpipe.simulator import simulate, uniform_costs

@@ -1,7 +1,7 @@
 """The first batches of a training without a flush, with a colour for each version of the weights.
 
 rank 0   0 1 2 3 0░4 1░5 2░6 ...     light: forwards, dark: backwards; the hue says which version they read
-         ────────────────┃────       a black line: the optimizer's step, behind which there is a new version
+         ────────────────┃────       a black line: the optimizer's step, after which there is a new version
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HUES = (("#c6dbef", "#2171b5"), ("#fdd0a2", "#d95f0e"), ("#c7e9c0", "#238b45"), ("#dadaeb", "#6a51a3"))
-"""(forward, backward) of versions 0, 1, 2 and 3, and again from there: so many rarely live at once."""
+"""(forward, backward) of versions 0, 1, 2 and 3, and again from there: more rarely live at once."""
 _WIDTH, _LEFT, _RIGHT, _HEAD, _FOOT, _ROW = 15.0, 0.85, 0.2, 0.7, 1.0, 0.5  # inches
 _STEP = "#000000"
 

@@ -1,1 +1,1 @@
-"""Planning and execution joined: what a command or a library call does, without printing anything."""
+"""Planning and execution joined: the work of a command or a library call, without printing anything."""

@@ -1,4 +1,4 @@
-"""What decoding the samples of a run will take, in a sentence that is shown before anything long starts."""
+"""The memory for decoding the samples of a run, in a sentence that is shown before anything long starts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ def samples_shown(recipe: "Recipe") -> int:
 
 
 def decoding_of_recipe(recipe: "Recipe") -> Decoding | None:
-    """Of the model whose decoder takes most; None where nothing is drawn, and without a VAE.
+    """The decoding of the model whose decoder takes most; None where nothing is drawn, and without a VAE.
 
     Raises:
         ModelError: there is no model folder, or its configuration makes no VAE.
@@ -48,7 +48,9 @@ def decoding_lines(choice: "Choice", recipe: "Recipe", *, width: int) -> Sequenc
 
 
 def decoding_text(profile: Profile, samples: int, room: Bytes) -> str:
-    """How rank 0 decodes; `room`: what its device has beside that which stays there. "" where that is not known.
+    """How rank 0 decodes.
+
+    `room`: the memory of its device beside the bytes that stay there. "" where that is not known.
 
     Weights of the VAE count, and the latents of all samples.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Seconds = 5.0
 MOST_PLACES = 64
-"""Of more machines only those of neighbours are tried."""
+"""The most machines between which all connections are tried; of more only neighbours' are."""
 UNKNOWN = ("", "unknown")
 
 

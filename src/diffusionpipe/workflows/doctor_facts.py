@@ -1,4 +1,4 @@
-"""What one rank of a job sees of its machine, for `diffusionpipe doctor`."""
+"""One rank's view of its machine, for `diffusionpipe doctor`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Of one rank."""
+    """The facts of one rank."""
 
     host: str
     addresses: tuple[str, ...]
     """To which the host's own name resolves."""
     listens: str
-    """The address at which gloo awaits the other ranks; "" where the interface that it is told has none."""
+    """The address at which gloo awaits the other ranks; "" where the named interface has none."""
     interfaces: tuple[str, ...]
-    """Of the network, by name."""
+    """Interfaces of the network, by name."""
     named: tuple[tuple[str, str], ...]
     """The variables of NAMED_INTERFACES that are set, with their values."""
     versions: tuple[tuple[str, str], ...]
-    """Of what must be equal on all ranks."""
+    """Versions that must be equal on all ranks."""
     asked: str = "auto"
     """The kind of device: "auto", "cpu" or "cuda"."""
     device: str
@@ -56,7 +56,7 @@ class Facts:
 
 
 def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
-    """What this process sees, and would compute on."""
+    """The view of this process, and the device on which it would compute."""
     import resource
 
     host = socket.gethostname()
@@ -90,7 +90,7 @@ def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
 
 
 def without_names(facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """The same with numbers in the place of names of hosts, devices and interfaces, and of addresses."""
+    """The facts with numbers in the place of names of hosts, devices and interfaces, and of addresses."""
     hosts = {host: f"host-{number}" for number, host in enumerate(dict.fromkeys(one.host for one in facts))}
     devices = dict.fromkeys((one.host, one.device_id) for one in facts)
     numbers = {device: f"gpu-{number}" if device[1] else "" for number, device in enumerate(devices)}

@@ -1,4 +1,4 @@
-"""What `diffusionpipe doctor` finds: one line each, ok, warn or fail, with the remedy."""
+"""The findings of `diffusionpipe doctor`: one line each, ok, warn or fail, with the remedy."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from diffusionpipe.units import Bytes
 from diffusionpipe.workflows.doctor_facts import Facts
 
 LEAST_SHARED: Bytes = 2**28
-"""Of /dev/shm for each rank: NCCL and the data workers pass buffers through it. Docker gives 64 MiB."""
+"""Least bytes of /dev/shm for each rank: NCCL and the data workers pass buffers through it. Docker gives 64 MiB."""
 LEAST_MEMORY: Bytes = 2**31
-"""Of host memory for each rank."""
+"""Least host memory for each rank."""
 LEAST_DISK: Bytes = 10 * 2**30
 LEAST_FILES = 1024
 OLDEST_NCCL = (2, 19)
@@ -41,7 +41,7 @@ class Finding:
 
 
 def findings_of(facts: Sequence[Facts]) -> tuple[Finding, ...]:
-    """What the facts of all ranks say, in the order of the report."""
+    """The findings from the facts of all ranks, in the order of the report."""
     return (
         _versions(facts),
         _devices(facts),
@@ -162,7 +162,10 @@ _MEMORY = _Need(
 
 
 def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Finding:
-    """Of something that the ranks of a machine share, each of which needs a part; 0: the machine does not say."""
+    """The finding about a resource that the ranks of a machine share, each of which needs a part.
+
+    0: the machine does not say.
+    """
     hosts = [one.host for one in facts]
     least: dict[str, Bytes] = {}  # ranks of a machine may be in containers, each with its own
     for host, size in zip(hosts, sizes, strict=True):
@@ -197,7 +200,7 @@ NEEDED = ("versions", "devices", "names", "interfaces", "connections")
 
 
 def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) -> Finding:
-    """Of the bytes a second between pairs of ranks."""
+    """The finding about the bytes a second between pairs of ranks."""
     if not rates:
         return Finding(name="links", status=Status.OK, text="one rank has none")
     relative = slow_pairs(rates, hosts)

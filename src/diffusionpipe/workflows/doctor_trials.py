@@ -1,4 +1,4 @@
-"""What the ranks of `diffusionpipe doctor` try together: messages, sums, a small pipeline, a checkpoint."""
+"""The trials of the ranks of `diffusionpipe doctor` together: messages, sums, a small pipeline, a checkpoint."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +25,14 @@ Late: TypeAlias = Callable[[Finding], None]
 
 LIMIT_ON_CPU: Seconds = 40.0
 LIMIT_ON_GPU: Seconds = 60.0
-"""Of each trial: NCCL makes communicators in it, and kernels are loaded."""
+"""Time limit of each trial: NCCL makes communicators in it, and kernels are loaded."""
 SHARED_REMEDY = "put the run folder on a file system that all machines mount"
 SMALL: Bytes = 8
 LARGE_ON_CPU: Bytes = 2**22
 LARGE_ON_GPU: Bytes = 2**26
 """Beyond what NCCL buffers, so that crossing messages really wait for each other."""
 MOST_PAIRS = 120
-"""Of more pairs only those of neighbours are timed."""
+"""The most pairs that are all timed; of more only neighbours are."""
 REPEATS = 5
 PROBE: Bytes = 2**16
 TIME_OF_LINKS: Seconds = 8.0
@@ -62,7 +62,7 @@ def opened_group(meeting: "Meeting", timeout: Seconds, found: list[Finding], lat
 
 
 def trials(job: "Job", folder: Path, facts: Sequence[Facts], found: list[Finding], late: Late) -> None:
-    """What works, added to what was `found`; every rank calls it, and all get the same.
+    """Add the working trials to `found`; every rank calls it, and all get the same.
 
     `late` is called, in another thread, with the finding of a trial that does not end.
     """
@@ -98,12 +98,12 @@ def trials(job: "Job", folder: Path, facts: Sequence[Facts], found: list[Finding
 
 
 def not_tried(name: str, why: str) -> Finding:
-    """What has no sense after a fault."""
+    """The finding about a trial that has no sense after a fault."""
     return Finding(name=name, status=Status.WARN, text=f"not tried, because {why}", remedy="mend that first")
 
 
 def _tried(job: "Job", late: Late, name: str, trial: Callable[[], str], remedy: str) -> Finding:
-    """What the trial returns is what works; an error of any rank is everybody's finding."""
+    """The finding of a trial: it returns the working part; an error of any rank is everybody's finding."""
     from diffusionpipe.errors import DiffusionPipeError
 
     own = text = ""

@@ -1,4 +1,4 @@
-"""What is expected of a run before its first step: time and memory, as far as its layers are known."""
+"""The expectation of a run before its first step: time and memory, as far as its layers are known."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,15 +28,15 @@ class Expectation:
     loading: Spread | None = None
     """By how much data workers lengthen a step, an estimate; None where they do not."""
     memory: tuple[Bytes, ...]
-    """Of each worker at its peak, in training or while it validates, draws or decodes."""
+    """Memory of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
-    """Whether activations and messages are in it; else it is what lies there all the time."""
+    """Whether activations and messages are in it; else it counts the memory that is used all the time."""
     decoding: str = ""
     """How samples are decoded, in words; "" where none are, and where the layers were not measured."""
 
     @property
     def step(self) -> Seconds | None:
-        """An iteration, the update after it, and what data workers usually add."""
+        """Time of an iteration, the update after it, and the usual delay by data workers."""
         if self.iteration is None:
             return None
         return self.iteration + (self.update or 0.0) + (self.loading.usual if self.loading is not None else 0.0)
@@ -51,7 +51,7 @@ def loading_in(workers: "DataWorkers | None", plan: "Plan", iteration: Seconds, 
 
 
 def expectation_of(start: "Start") -> Expectation:
-    """What the run's own profile and cluster predict, or the file beside its plan; memory from shapes at least."""
+    """The prediction of the run's own profile and cluster, or the file beside its plan; memory from shapes at least."""
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner import predicted_period, predicted_timeline
     from diffusionpipe.planner.pricing.stage_costs import update_time
@@ -135,7 +135,7 @@ def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "
 
 
 def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster: "Cluster | None" = None) -> "Setting":
-    """What the recipe trains by this plan, on the cluster or on one machine whose memory is not known."""
+    """The setting that the recipe trains by this plan, on the cluster or on one machine whose memory is not known."""
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.trainer.model.workload import workload_of
 

@@ -19,7 +19,7 @@ class CachedProfiles:
     folder: Path
 
     def find(self, measurement: Measurement) -> Profile | None:
-        """What the measurement has given before.
+        """The earlier result of the measurement.
 
         Raises:
             FileFormatError: the kept file has been altered.

@@ -1,4 +1,4 @@
-"""What this machine has left for processes of ours."""
+"""The memory of this machine that is left for processes of ours."""
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.machine.free_memory import free_memory
@@ -7,7 +7,7 @@ from diffusionpipe.units import Bytes
 _RANK: Bytes = 2**28
 """Memory of a process that has imported torch and has no model yet; half of what was seen."""
 _WORKER: Bytes = 2**26
-"""The same for a data worker."""
+"""Memory of a data worker; half of what was seen."""
 
 
 def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:
@@ -19,7 +19,7 @@ def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> 
         free: memory that is left; None: measured.
 
     Raises:
-        ConfigError: names what is needed and what is left.
+        ConfigError: names the needed and the free memory.
     """
     free = free_memory() if free is None else free
     needed = ranks * (_RANK + workers * _WORKER)

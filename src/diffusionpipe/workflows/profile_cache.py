@@ -29,12 +29,12 @@ class ProfileKey:
     batch_sizes: Sequence[int]
     device: str
     rates: DeviceRates | None
-    """What it is computed with; None where it is measured."""
+    """The rates with which it is computed; None where it is measured."""
     versions: tuple[tuple[str, str], ...]
     ranks: tuple[str, ...] = ()
     """Node and device of each rank that measured together with the others; () where one measured alone."""
     update: str = ""
-    """What an update does; "" where none was measured."""
+    """The kind of update; "" where none was measured."""
 
     @property
     def digest(self) -> str:
@@ -68,7 +68,9 @@ def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | 
 
 
 def kept_profile(digest: str, make: Callable[[], Profile], folder: Path | None) -> tuple[Profile, Path | None]:
-    """As `cached_profile`, by the name of the file. A folder that cannot be written gives a warning, and no file.
+    """The profile that is kept under this name, else the one that `make` gives, and its file.
+
+    A folder that cannot be written gives a warning, and no file.
 
     Raises:
         FileFormatError: the kept file has been altered.

@@ -1,6 +1,6 @@
-"""What is wrong with a recipe on these ranks and in this folder, beside what its keys say: found before ranks start.
+"""The faults of a recipe on these ranks and in this folder, beside its keys' own: found before ranks start.
 
-Each check takes sections of the recipe by name and yields "section.key: problem", as those of `trainer.recipe` do.
+Each check takes sections of the recipe by name and yields "section.key: problem", as the checks of `trainer.recipe` do.
 """
 
 import os
@@ -30,7 +30,7 @@ _FILES = (
     "samples.png",
 )
 _FOLDERS = ("checkpoints", "samples", "tensorboard", "export")
-"""What a run writes into its folder."""
+"""The folders that a run writes into its folder."""
 
 
 def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, MemberSection]") -> Iterator[str]:
@@ -57,7 +57,7 @@ def has_data(*, data: "DataSection") -> Iterator[str]:
 
 
 def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str]:
-    """What the run writes is not read as pictures: its samples would become part of the data."""
+    """Refuse outputs that would be read as pictures: the run's samples would become part of the data."""
     own = Path(os.path.realpath(run.folder))
     for key, path in (("train", data.train), ("validation", data.validation)):
         pictures = None if path is None else Path(os.path.realpath(path))
@@ -149,7 +149,10 @@ def _problems_of_sizes(
 
 
 def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
-    """What a run cannot write because something else has the name, with the reason; a FIFO would stop it for ever."""
+    """The paths that a run cannot write because something else has the name, with the reason.
+
+    A FIFO would stop it for ever.
+    """
     from diffusionpipe.files.input_file import problem_of_file
     from diffusionpipe.trainer.launching.launch import LOGS
 

@@ -12,7 +12,7 @@ def orders_of(pipeline: "PipelineSection", num_ranks: int) -> "Schedule | None":
     """The orders of `pipeline.orders` for this number of ranks; None if the recipe names a schedule instead.
 
     Raises:
-        ConfigError: the file cannot be read, has other sizes, or nothing can be trained by it.
+        ConfigError: the file cannot be read, has other sizes, or no model can train with it.
         ScheduleError: its orders are illegal.
     """
     from diffusionpipe.errors import ConfigError

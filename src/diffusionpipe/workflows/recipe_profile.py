@@ -31,11 +31,11 @@ LARGEST = 128
 
 
 def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling = SILENCE) -> Profile:
-    """The profile of a file, if it is of this model and precision and of a device of the cluster.
+    """The profile of a file, if it belongs to this model and precision and of a device of the cluster.
 
     Raises:
-        FileFormatError: it cannot be read, or is of another model or device.
-        ConfigError: it is of another precision.
+        FileFormatError: it cannot be read, or belongs to another model or device.
+        ConfigError: it has another precision.
     """
     profile = read_profile(path)
     check_device(profile, cluster, source=str(path))

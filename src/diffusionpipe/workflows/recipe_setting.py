@@ -1,4 +1,4 @@
-"""What the search is asked for a recipe."""
+"""The question to the search for a recipe."""
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.errors import ConfigError

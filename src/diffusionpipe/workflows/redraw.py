@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def redraw(run: Path, like: Path, out: Path, device: "torch.device", work: "Work", tell: Telling = SILENCE) -> str:
-    """Write the picture that `like` was, drawn anew with the weights that it was drawn with; returns its caption.
+    """Write the picture that `like` was, drawn again with the weights that it was drawn with; returns its caption.
 
     Raises:
         ConfigError: the file does not say how it was drawn, or those weights are gone.
@@ -93,7 +93,10 @@ def origin_of(
     precision: "Precision",
     rows: int | None,
 ) -> "Origin":
-    """What pictures have in common that are drawn together from a run or a folder; `rows` as in `Origin`."""
+    """The common part of the origins of pictures that are drawn together from a run or a folder.
+
+    `rows` as in `Origin`.
+    """
     from diffusionpipe.trainer.inference.sample_file import Origin
     from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.workflows.run_recipe import recipe_of

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from diffusionpipe.runtime.rehearsals.rehearsal import RankIteration, VirtualRun
 
 SHORTEST: Seconds = 0.01
-"""The shortest forward or backward of a rehearsal whose scale is chosen for the user: far above a late wake-up;"""
+"""The shortest forward or backward of a rehearsal whose scale is chosen for the user: far above a late wake-up."""
 LONGEST: Seconds = 20.0
-"""but all its iterations together, the one before the first measured one included, take no longer than this,"""
+"""The longest time of all iterations of a rehearsal together, the one before the first measured one included."""
 FINEST: Seconds = 0.001
-"""unless the mean forward or backward would be shorter than this."""
+"""The shortest mean forward or backward of a rehearsal; it goes before the longest time."""
 COPYING = 0.05
 """The part of one core that copying messages may take where their scale is chosen for the user."""
 TOUCHES = 4
@@ -52,7 +52,7 @@ class Rehearsed:
     cpu: tuple[Seconds, ...]
     """Processor time of all ranks in each iteration: copying, Python, and the ends of waits."""
     mesh: Mesh
-    """Of the ranks that rehearsed."""
+    """Mesh of the ranks that rehearsed."""
 
     @property
     def seconds(self) -> tuple[Seconds, ...]:
@@ -99,7 +99,7 @@ def fitting_bytes_scale(
 ) -> float:
     """The part of all that passes between stages that can be copied within `COPYING` of one core's time; at most 1.
 
-    Tensors that stay on their rank count too: whatever is real of them takes time from the waits.
+    Tensors that stay on their rank count too: the real part of them takes time from the waits.
     """
     total = data_parallel * sum(
         len(flow.samples) * sum(costs.tensor_bytes.get(name, 0) for name in flow.tensors) for flow in flows(schedule)
@@ -134,7 +134,10 @@ def scaled_costs(costs: Costs, scale: float) -> Costs:
 
 
 def scaled_tensors(tensors: Sequence[TensorSpec], scale: float) -> dict[str, TensorSpec]:
-    """The tensors as flat ones of that part of their numbers, at least one; what has one number a sample keeps it."""
+    """The tensors as flat ones of that part of their numbers, at least one.
+
+    A tensor with one number a sample keeps it.
+    """
     return {
         spec.name: spec if not spec.shape else replace(spec, shape=(max(1, round(_count(spec) * scale)),))
         for spec in tensors
@@ -149,7 +152,7 @@ def _count(spec: TensorSpec) -> int:
 
 
 def held_bytes(schedule: Schedule, tensors: Mapping[str, TensorSpec]) -> list[Bytes]:
-    """What each virtual stage holds of a micro-batch between its forward and its backward: what it reads and writes."""
+    """The bytes that each virtual stage holds of a micro-batch from its forward to its backward: reads and writes."""
     placement, held = schedule.placement, []
     edges = [edge for pipeline in placement.pipelines for edge in pipeline.edges if edge.tensors]
     for index, stage in enumerate(placement.stages):
@@ -194,7 +197,7 @@ def virtual_run(
 
 
 def predict_run(run: VirtualRun) -> Timeline:
-    """What the simulator says of a run; gloo has a stream for every pair of ranks."""
+    """The simulator's timeline of a run; gloo has a stream for every pair of ranks."""
     return simulate(run.schedule, run.costs, streams=Streams.PAIR)
 
 
@@ -243,7 +246,7 @@ def _timeline(parts: Sequence[RankIteration]) -> Timeline:
 
 
 def _end(rank: int, part: RankIteration, first: Seconds) -> Span:
-    """The end of the rank's iteration, which is that of its last wait, as an empty span."""
+    """The end of the rank's iteration, the same as the end of its last wait, as an empty span."""
     last = part.spans[-1].action
     return Span(worker=rank, action=last, start=part.end - first, end=part.end - first)
 
@@ -269,10 +272,10 @@ def group_of(timeline: Timeline, mesh: Mesh, group: int = 0) -> Timeline:
 
 
 def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
-    """The mesh of so many ranks: whole data-parallel groups of the plan's; None for all of them.
+    """The mesh of `ranks` ranks: whole data-parallel groups of the plan's; None for all of them.
 
     Raises:
-        ConfigError: the ranks are no whole groups, more than the plan has, or more than this machine should run.
+        ConfigError: the ranks do not form whole groups, or are more than the plan has or this machine should run.
     """
     wanted = mesh.num_ranks if ranks is None else ranks
     size, groups = mesh.pipeline, mesh.data_parallel

@@ -14,7 +14,7 @@ GIB = 2**30
 COMMAND_BYTES: Bytes = 600 * 2**20
 """The command and the process that forks the ranks, both with torch."""
 RANK_BYTES: Bytes = 80 * 2**20
-"""What a rank does not share with the process that it is forked from."""
+"""Bytes that a rank does not share with the process from which it is forked."""
 MOST = 0.5
 """The part of the free memory that tensors may take where their scale is chosen for the user."""
 FASTEST = Link(2e-5, 4e9)
@@ -30,9 +30,9 @@ class Size:
     """Measured ones; another comes before them."""
     iteration: Seconds
     bytes_scale: float
-    """Of tensors, at most."""
+    """Factor of the bytes of tensors, at most."""
     tensors: Bytes
-    """Of all ranks at their peaks."""
+    """Bytes of the tensors of all ranks at their peaks."""
 
     @property
     def seconds(self) -> Seconds:

@@ -28,25 +28,25 @@ from diffusionpipe.workflows.prediction_file import write_prediction
 CPU_LIMIT = 300
 """Seconds of processor time that a search may take."""
 TIME_LIMIT: Seconds = 1800.0
-"""And seconds on the clock: what has idle priority may wait long."""
+"""Most seconds on the clock: work of idle priority may wait long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a search is asked."""
+    """The question to a search."""
 
     profile: str
-    """Path of the corrected profile,"""
+    """Path of the corrected profile."""
     cluster: str
-    """of the corrected cluster,"""
+    """Path of the corrected cluster."""
     plan: str
-    """and of the plan file that it may write."""
+    """Path of the plan file that it may write."""
     workload: Workload
     given: Given
     fill: bool | None
     sample_batch: int
     step: Seconds
-    """Of the present layout, by the corrected profile."""
+    """Step of the present layout, by the corrected profile."""
     parent: int
     """The process that asks."""
 
@@ -56,7 +56,7 @@ REQUEST = Format("diffusionpipe-replanning", 1, Request)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search says of the layout whose plan it has written."""
+    """The result of a search: the layout whose plan it has written."""
 
     sizes: str
     step: Seconds
@@ -88,7 +88,7 @@ class Replanning:
         return self._process.poll() is not None
 
     def result(self) -> Found | None:
-        """What it has found, None for nothing better.
+        """The result of the search, None for nothing better.
 
         Raises:
             OSError: it has failed, or was stopped.
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def answer(request: Request, profile: Profile, cluster: Cluster) -> dict[str, object] | None:
-    """What is printed; the plan of what was found is written."""
+    """The result to print; the plan of the found layout is written."""
     setting = Setting(profile=profile, cluster=cluster, workload=request.workload, given=request.given)
     found = suggest(setting, request.step, fill=request.fill, sample_batch=request.sample_batch)
     if found is None:

@@ -42,7 +42,7 @@ class Command:
     device: str = "auto"
 
     def with_plan(self, plan: Path, recipe: "Recipe") -> str:
-        """The command that goes on with a plan file, with all keys taken back that the plan sets."""
+        """The command that continues with a plan file, with all keys taken back that the plan sets."""
         from diffusionpipe.trainer.recipe.pipeline_section import PLANNED
 
         given = recipe.pipeline.given((*PLANNED, "replan"))
@@ -180,7 +180,7 @@ def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -
 
 
 def setting_of_run(start: "Start") -> "Setting":
-    """What the run's plan was predicted with."""
+    """The setting with which the run's plan was predicted."""
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.workflows.run_facts import cluster_of_run
@@ -191,7 +191,7 @@ def setting_of_run(start: "Start") -> "Setting":
 
 
 def loading_times(start: "Start", setting: "Setting", recorded: "Recorded") -> "LoadingTimes":
-    """What the run's data workers were thought to add to a step, and what they did by the processor time they used."""
+    """The predicted time of the run's data workers in a step, and the measured one by their processor time."""
     from diffusionpipe.costs.loading import exactly
     from diffusionpipe.planner import predicted_timeline
     from diffusionpipe.planner.correction.causes import LoadingTimes

@@ -1,4 +1,4 @@
-"""What a run is, as facts for people: which layers stand where, in how many copies and micro-batches."""
+"""The facts about a run for people: which layers are on which rank, in how many copies and micro-batches."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ class Shape:
     name: str
     """The schedule, or data parallelism."""
     replicas: tuple[int, ...]
-    """Of each stage; () where there is one of each."""
+    """Replicas of each stage; () where there is one of each."""
     microbatches: tuple[int, ...]
-    """Of each model in one copy of the pipeline, over all directions."""
+    """Micro-batches of each model in one copy of the pipeline, over all directions."""
     microbatch_size: str
     """Samples of a micro-batch, e.g. "2", or "1-2"."""
 
@@ -106,7 +106,7 @@ def numbers_of_stages(plan: "Plan") -> dict[int, int]:
 
 
 def ranks_of_worker(plan: "Plan", worker: int) -> tuple[int, ...]:
-    """The ranks that stand at this place in all copies of the pipeline."""
+    """The ranks at this place in all copies of the pipeline."""
     return tuple(sorted(plan.mesh.rank(group, worker) for group in range(plan.mesh.data_parallel)))
 
 

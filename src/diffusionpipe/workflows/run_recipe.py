@@ -28,7 +28,7 @@ class SampleSize:
 
     @property
     def sample(self) -> "Clip":
-        """Of each picture or clip."""
+        """The size of each picture or clip."""
         from diffusionpipe.models.base.family import Clip
 
         return self.clip or Clip.square(self.resolution)
@@ -63,7 +63,7 @@ def sampling_of(run: Path) -> "SamplingSection":
 
 
 def size_of(run: Path, folder: Path, resolution: int | None, height: int | None, frames: int | None) -> SampleSize:
-    """What is asked for, and for the rest as the run was trained, or the resolution of diffusers' pipeline.
+    """The given sizes, and for the rest the sizes of the run's training, or the resolution of diffusers' pipeline.
 
     With a resolution and no height, pictures and clips are square; 1 frame is a picture.
 

@@ -1,4 +1,4 @@
-"""The pictures that steer a ControlNet in `diffusionpipe sample`: those of --condition, or of the run's validation."""
+"""The pictures that steer a ControlNet in `diffusionpipe sample`: from --condition, or the run's validation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def steered(wish: "Wish", run: Path, folder: Path, given: Sequence[Path], count: int) -> "Wish":
-    """The wish with a conditioning picture for each of its prompts, of which each stands `count` times.
+    """The wish with a conditioning picture for each of its prompts, of which each is there `count` times.
 
     `folder`: the model's.
 
     Raises:
-        ConfigError: there is no picture for each prompt, or the model is no ControlNet.
+        ConfigError: there is no picture for each prompt, or the model is not a ControlNet.
         DataError: the run's validation data have no conditioning pictures.
     """
     from dataclasses import replace

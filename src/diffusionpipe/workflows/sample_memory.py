@@ -19,7 +19,7 @@ def check_memory(folder: Path, count: int, size: "Clip", device: "torch.device")
     """Refuse pictures or clips whose decoding alone needs more memory than the device has left, even tile by tile.
 
     Raises:
-        ConfigError: names what is needed, what is left, and the largest resolution for which both are equal.
+        ConfigError: names the needed and the free memory, and the largest resolution for which both are equal.
         ModelError: the configuration of the folder's VAE makes none.
     """
     from diffusionpipe.errors import ConfigError
@@ -64,7 +64,7 @@ def named_shortage() -> Iterator[None]:
 
 
 def least_memory(folder: Path, count: int, size: "Clip", *, on_host: bool) -> "Bytes":
-    """What decoding takes at its peak, tile by tile if that is less; without a VAE the pictures alone.
+    """The memory of decoding at its peak, tile by tile if that is less; without a VAE the pictures alone.
 
     `on_host`: the pictures wait where they are decoded.
 

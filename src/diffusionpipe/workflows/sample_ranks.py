@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """What is to be drawn, and how."""
+    """The pictures to draw, and how."""
 
     model: "TrainedModel"
     wish: "Wish"
     settings: "Sequence[SamplingSettings]"
-    """Of the model and of those before it, in the order of sampling."""
+    """Settings of the model and of the models before it, in the order of sampling."""
     size: "SampleSize"
     precision: "Precision"
     device: str

@@ -43,10 +43,10 @@ _COUNTING = ("models", "profiler", "costs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedModel:
-    """What the command line says of a model; nothing of it is opened yet."""
+    """The command line's words on a model; nothing of it is opened yet."""
 
     name: str
-    """Of a shipped configuration, or a diffusers folder, or a hub id, or a class."""
+    """Name of a shipped configuration, or a diffusers folder, or a hub id, or a class."""
     is_class: bool = False
     """Whether it is a transformer class of diffusers at its default size, without encoders and VAE."""
     resolution: int | None = None
@@ -54,7 +54,7 @@ class StatedModel:
     clip: tuple[int, int, int] | None = None
     """Width, height and frames of clips, in place of pictures."""
     lora_rank: int | None = None
-    """Of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
+    """Rank of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
     has_narrow_store: bool = False
     """Whether frozen matrices are stored in bfloat16."""
 

@@ -1,4 +1,4 @@
-"""What a workflow says while it works: handed in by whoever has a screen, and silent by default."""
+"""The messages of a workflow while it works: a caller with a screen hands it in; silent by default."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

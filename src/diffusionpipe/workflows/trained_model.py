@@ -1,4 +1,4 @@
-"""What `diffusionpipe sample` draws from: a run's export, its adapters, one of its checkpoints, or any folder."""
+"""The sources of `diffusionpipe sample`: a run's export, its adapters, one of its checkpoints, or any folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """What is drawn from."""
+    """The model that draws."""
 
     folder: Path
     """A diffusers folder."""
@@ -15,11 +15,11 @@ class TrainedModel:
     """The folder of adapters that belong to it, if there are some."""
     scheduler: Mapping[str, object]
     name: str = ""
-    """Of the model among those of a cascade."""
+    """Name of the model in a cascade."""
     resolution: int | None = None
     """Side of its pictures; None: as the run's recipe or diffusers' pipeline says."""
     variant: str | None = None
-    """Of the folder's weights, as `model.variant` of a recipe."""
+    """Variant of the folder's weights, as `model.variant` of a recipe."""
     before: "TrainedModel | None" = None
     """Draws the small pictures that it reads."""
 
@@ -30,7 +30,7 @@ class TrainedModel:
 
 
 def trained_model(run: Path, variant: str | None = None) -> TrainedModel:
-    """What a run has exported, or any diffusers folder, of which the `variant` of the weights is read.
+    """The export of a run, or any diffusers folder, of which the `variant` of the weights is read.
 
     Raises:
         ConfigError: there is none, or adapters whose base model is not known or not there.
@@ -110,7 +110,7 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
 
 
 def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
-    """What a run had learnt after a step: its export, if it ended there, or the checkpoint that it keeps of that step.
+    """The model of a run after a step: its export, if it ended there, or the checkpoint that it keeps of that step.
 
     `temporary`: where a checkpoint is exported to.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What the launcher was asked for."""
+    """The job that the launcher was asked for."""
 
     recipe: Path
     overrides: Sequence[str]

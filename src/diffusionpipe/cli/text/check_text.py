@@ -1,4 +1,4 @@
-"""What a run says of its prediction after its first steps: a table on a terminal, lines elsewhere."""
+"""A run's judgement of its prediction after its first steps: a table on a terminal, lines elsewhere."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def check_lines(found: "Correction", profile: Path, stages: Numbers) -> Iterator
 
 
 def check_table(found: "Correction", profile: Path, stages: Numbers) -> "Table":
-    """The same for a terminal."""
+    """The check of the prediction as a table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -104,7 +104,7 @@ def causes_text(causes: Sequence["Cause"]) -> str:
 
 
 def others_text(recorded: "Recorded") -> str:
-    """What other programs used of the cores, and which steps do not count for it."""
+    """The time that other programs used of the cores, and which steps do not count for it."""
     if recorded.others is None:
         return "unknown"
     first, last = recorded.steps
@@ -137,5 +137,5 @@ def _milliseconds(seconds: Seconds) -> str:
 
 
 def _signed(seconds: Seconds) -> str:
-    """With its sign; what rounds to nothing is +0.0 ms."""
+    """The milliseconds with their sign; a time that rounds to nothing is +0.0 ms."""
     return f"{round(seconds * 1000, 1) + 0.0:+.1f} ms"

@@ -23,7 +23,7 @@ def band_lines(choice: Choice, *, width: int, fill: bool | None = None) -> Itera
 
 
 def band_text(band: Band) -> str:
-    """What the band is, and whether the choice holds in it."""
+    """The band in words, and whether the choice holds in it."""
     first = (
         f"band: layer times are computed. If all of them are {UNCERTAINTY:.0%} shorter or longer, a step takes "
         f"{band.shortest * 1e3:.1f} to {band.longest * 1e3:.1f} ms."

@@ -1,4 +1,4 @@
-"""`diffusionpipe plan --compare`: our plan beside those of other systems' planners, all simulated."""
+"""`diffusionpipe plan --compare`: our plan beside the plans of other systems' planners, all simulated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ HEADS = (
     (("peak", "GiB"), "peak GiB", 1),
     (("missing", "GiB"), "missing GiB", 1),
 )
-"""Two lines of each column's head, its entry in docs/glossary.md, its decimals (None: those of its largest value)."""
+"""Two lines of each column's head, its entry in docs/glossary.md, its decimals (None: as many as its largest value
+has)."""
 SYMBOLS = (
     "In the formulas: S stages, M micro-batches; F, B forward and backward of one micro-batch on a stage; r replicas "
     "of a stage."

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from diffusionpipe.units import Bytes
 
 _COUNTED_FOR = "a100-80"
-"""A known GPU. What layers keep is counted alike for all GPUs; only their times differ."""
+"""A known GPU for counting. Layers keep the same bytes on all GPUs; only their times differ."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def check_plan_memory(plan: "Plan", opened: "Model", devices: "Sequence[Device]") -> None:
     """Refuse the recipe's plan file if it does not fit in the memory of the ranks' devices.
 
-    The bytes of the layers are those of a profile in the run's folder or beside the plan. Without one they are counted
-    on GPUs. On CPUs only what lies in memory all the time is then compared: counting takes up to 40 s, and the memory
-    of a CPU rank is no more than its share of the machine's.
+    The bytes of the layers come from a profile in the run's folder or beside the plan. Without one they are counted on
+    GPUs. On CPUs only memory that is used all the time is then compared: counting takes up to 40 s, and the memory of a
+    CPU rank is no more than its share of the machine's.
 
     Raises:
-        ConfigError: it does not fit; says which rank lacks how much, and what to do.
+        ConfigError: it does not fit; says which rank lacks how much, and the remedy.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.search.proposal import predict
@@ -45,9 +45,9 @@ def check_plan_memory(plan: "Plan", opened: "Model", devices: "Sequence[Device]"
 
 
 def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]") -> str:
-    """That a plan does not fit, with the rank that lacks most; "" if it fits.
+    """A sentence: the plan does not fit, with the rank that lacks most; "" if it fits.
 
-    `needs` is what each worker holds at its peak, `memories` what each rank's device has.
+    `needs`: the memory of each worker at its peak; `memories`: the memory of each rank's device.
     """
     from diffusionpipe.planner.rows import unit_of
 

@@ -86,7 +86,7 @@ def table_lines(
 ) -> Iterator[Line]:
     """The whole screen, but for commands at most `width` columns wide where that is at least 72.
 
-    `versions`: what the recipe asks for.
+    `versions`: the kind that the recipe asks for.
     """
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
@@ -127,7 +127,7 @@ def table_lines(
 
 
 def _columns(rows: Sequence[Row], width: int, *, knows_update: bool) -> list[Column]:
-    """What there is to say, but for the update where there is little room."""
+    """The columns of the table, without the update where there is little room."""
     columns = [column for column in COLUMNS if column is not MISSING or not all(row.fits for row in rows)]
     taken = sum(2 + max(map(len, (*one.head, *_texts(one, rows)))) for one in columns)
     if not knows_update or width - taken < LEAST_LAYOUT:
@@ -188,7 +188,7 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column],
 
 
 def _asking(comparison: Comparison, versions: Versions) -> Iterator[str]:
-    """How a recipe asks for the best row without a flush, and what it would gain; nothing where it gains nothing.
+    """How a recipe asks for the best row without a flush, and the gain; nothing where it gains nothing.
 
     Of a recipe that asks for one already: the sizes to give it.
     """

@@ -1,4 +1,4 @@
-"""What a rehearsal found, as figures and as a screen."""
+"""The findings of a rehearsal, as figures and as a screen."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -18,7 +18,7 @@ from diffusionpipe.workflows.rehearsal_size import Size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A rehearsal, and what it ran with."""
+    """A rehearsal, and the inputs that it ran with."""
 
     result: Rehearsed
     size: Size
@@ -62,7 +62,7 @@ def figures_of(outcome: Outcome, plan: Plan, profile: Profile, costs: Costs) -> 
 
 
 def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
-    """What is predicted of the plan itself, unscaled, in seconds; the update is not rehearsed."""
+    """The predicted times of the plan itself, unscaled, in seconds; the update is not rehearsed."""
     iteration = simulate(plan.train, costs).makespan
     update = update_time(plan.train, plan.blocks, profile, plan.mesh)
     return {"iteration_s": iteration, "update_s": update, "step_s": iteration + update}

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def stated_values(path: Path, overrides: Sequence[str], recipe: "Recipe") -> "dict[str, JsonValue]":
-    """By dotted keys; `recipe` is that of the file with the overrides. {} for what can be read only once, as a FIFO."""
+    """The values that the file states, by dotted keys.
+
+    {} for a file that can be read only once, as a FIFO. `recipe` is read from the file and the overrides.
+    """
     from diffusionpipe.errors import RecipeError
     from diffusionpipe.trainer.recipe import default_of, load_recipe, values_of
     from diffusionpipe.trainer.recipe.group_section import ELSEWHERE

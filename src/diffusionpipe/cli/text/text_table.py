@@ -1,4 +1,4 @@
-"""Rows as lines of text that fit a width, for screens that are no comparison of plans."""
+"""Rows as lines of text that fit a width, for screens that do not compare plans."""
 
 from collections.abc import Iterator, Sequence
 

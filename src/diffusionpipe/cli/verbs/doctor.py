@@ -231,7 +231,10 @@ def json_of(facts: Sequence[Facts], found: Sequence[Finding], *, full: bool) -> 
 
 
 def _kind_of_problem(text: str) -> str:
-    """Of "rank 1: OSError: no space on /data" only "rank 1: OSError"; a text without a rank stays."""
+    """The rank and kind of a problem: of "rank 1: OSError: no space on /data" only "rank 1: OSError".
+
+    A text without a rank stays.
+    """
     rank, mark, rest = text.partition(": ")
     return f"{rank}{mark}{rest.partition(':')[0]}" if rank.startswith("rank ") else text
 

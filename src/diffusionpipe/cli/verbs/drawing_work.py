@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def drawing_work(rank: int | None = None) -> "Iterator[OnStep]":
-    """What is told the denoising steps done and all of them: rank 0 and a process that is no rank (None) show them.
+    """A function of the denoising steps done and of all of them, which rank 0 and a process without a rank (None) show.
 
     A bar on a terminal, gone at the end; elsewhere a line of the log now and then.
     """

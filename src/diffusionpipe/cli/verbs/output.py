@@ -1,4 +1,4 @@
-"""What the ranks of a job print: our log on one console, and no noise of other packages."""
+"""The output of the ranks of a job: our log on one console, and no noise of other packages."""
 
 import logging
 import warnings
@@ -47,9 +47,9 @@ class Without:
 
 
 def log_to(console: "Console", rank: int | None) -> None:
-    """Messages of rank 0 and of a process that is no rank of a job (None), and warnings of all, go to the console.
+    """Send messages of rank 0 and of a process without a rank (None), and warnings of all, to the console.
 
-    On a terminal rank 0 does not name itself. What was written to another console before goes there no longer.
+    On a terminal rank 0 does not name itself. Messages go no longer to the console of an earlier call.
     """
     is_named = rank is not None and (rank > 0 or not console.is_terminal)
     handler = ConsoleHandler(console)

@@ -17,7 +17,7 @@ def ranks_named(text: str | None) -> tuple[int, ...]:
     """The ranks of an option, ascending; () for none.
 
     Raises:
-        ConfigError: it is no list of numbers, or names a rank twice.
+        ConfigError: it is not a list of numbers, or names a rank twice.
     """
     from diffusionpipe.errors import ConfigError
 
@@ -32,7 +32,7 @@ def ranks_named(text: str | None) -> tuple[int, ...]:
 
 
 def check_memory(memory: float | None) -> None:
-    """Refuse what is no amount of memory.
+    """Refuse a number that is not an amount of memory.
 
     Raises:
         ConfigError: it is not above 0, or is infinite.
@@ -48,7 +48,7 @@ class PlanCommand:
     """An `Asking` in whole commands."""
 
     arguments: tuple[str, ...]
-    """Of the command line behind the program's name."""
+    """The arguments of the command line after the program's name."""
     used: tuple[int, ...]
     """The ranks of the cluster that this command plans for; () for all."""
 
@@ -57,7 +57,7 @@ class PlanCommand:
         return self._with("--use", listed(among(self.used, ranks)))
 
     def memory(self, num_bytes: Bytes) -> str:
-        """For a plan that takes at most so much of each device."""
+        """The way to a plan that takes at most `num_bytes` of each device."""
         return self._with("--memory", gib_of(num_bytes))
 
     def _with(self, option: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""What `plan --draw` says: how long pictures take over all devices of a cluster, and whether they fit."""
+"""The text of `plan --draw`: how long pictures take over all devices of a cluster, and whether they fit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INDENT = "  "
 
 
 def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int) -> None:
-    """Print what drawing the batch takes.
+    """Print the time and memory of drawing the batch.
 
     Raises:
-        ConfigError: it does not fit, with the figures of the fullest rank and what would help.
+        ConfigError: it does not fit, with the figures of the fullest rank and the remedies.
     """
     from rich.console import Console
 
@@ -94,7 +94,7 @@ def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int)
 
 
 def _decoding(drawing: Drawing) -> str:
-    """What is known of decoding, in words."""
+    """The facts about decoding, in words."""
     if not drawing.is_decoding_known:
         return "decoding is not counted, because the profile does not say what the VAE takes"
     way = "tile by tile, because a whole picture does not fit" if drawing.is_tiled else "each as a whole"

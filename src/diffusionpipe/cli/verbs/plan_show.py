@@ -36,7 +36,7 @@ class _Times:
     proposal: Proposal | None = None
     """None where no profile is known, so there is neither an update nor memory."""
     workload: str = ""
-    """What is assumed of the training besides the model."""
+    """The assumptions about the training besides the model."""
 
 
 def show(
@@ -210,7 +210,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
 
 
 def _misfit(plan: Plan, graph: ModelGraph) -> str | None:
-    """Why the layers of a plan's stages are not those of a model, in its order; None where they are."""
+    """Why the layers of a plan's stages differ from a model's, in its order; None where they do not."""
     known = {layer.name for layer in graph.layers}
     if unknown := [name for block in plan.blocks for name in block if name not in known]:
         return f"it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}"
@@ -308,7 +308,7 @@ def _frozen(plan: Plan) -> str:
 
 
 def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_parts: int) -> list[Sequence[str]]:
-    """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and what is free."""
+    """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and the free memory."""
     from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
     from diffusionpipe.planner.rows import parts_of
 

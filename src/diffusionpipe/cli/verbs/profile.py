@@ -1,4 +1,4 @@
-"""`diffusionpipe profile RECIPE`: what every layer of a recipe's model costs, measured here or computed."""
+"""`diffusionpipe profile RECIPE`: the costs of every layer of a recipe's model, measured here or computed."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _total(layer: LayerProfile) -> Seconds:
 
 
 def _row(layers: Iterable[LayerProfile], parameters: int) -> list[str]:
-    """Figures of these layers together; their workspace is that of the largest."""
+    """Figures of these layers together; their workspace is the largest one's."""
     layers = list(layers)
     times = (sum(getattr(layer, field)[-1] for layer in layers) for field in ("forward", "input_grad", "weight_grad"))
     sizes = (parameters, sum(layer.activation[-1] for layer in layers), max(layer.workspace[-1] for layer in layers))

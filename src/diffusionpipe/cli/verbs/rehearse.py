@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 RUN = "plan"
 BUSY = 0.25
-"""Other programs' part of all cores from which on measured times are not to be trusted,"""
+"""Other programs' part of all cores from which on measured times are not to be trusted."""
 CROWDED = 0.5
-"""and that of the ranks themselves."""
+"""The ranks' own part of all cores from which on measured times are not to be trusted."""
 LINES_EVERY = 5.0
 """Seconds between lines where no bar can be drawn."""
 
@@ -137,7 +137,7 @@ def _check_scales(scales: Mapping[str, float | None]) -> None:
 
 
 def _profile(file: Path | None, model: str | None, resolution: str | None, cluster: str | None) -> Profile:
-    """The profile in the file, or that of the model on the cluster's device."""
+    """The profile in the file, or of the model on the cluster's device."""
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
@@ -244,7 +244,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def disturbance(processor: dict[str, Any]) -> str | None:
-    """What made the measured times too long; None if nothing did."""
+    """The cause that made the measured times too long; None if nothing did."""
     others, ranks, cores = processor["other_cores"], processor["rank_cores"], processor["cores"]
     if others is not None and others > BUSY * cores:
         return (
@@ -275,7 +275,7 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, source: str) -
 
 
 def _costs(plan: Plan, profile: Profile, cluster: str | None, use: str | None) -> Costs:
-    """What the plan's actions cost, unscaled."""
+    """The costs of the plan's actions, unscaled."""
     from dataclasses import replace
 
     from diffusionpipe.cli.verbs.plan_asking import ranks_named

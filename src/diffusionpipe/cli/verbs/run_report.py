@@ -1,4 +1,4 @@
-"""What a run says of itself: at its start what it is, at its end where the time of a step went.
+"""A run's words on itself: at its start its facts, at its end where the time of a step went.
 
 On a terminal it is a block with a table, elsewhere lines of key=value, one subject each.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LISTED = 8
-"""Of more workers than this only the least and the most memory are shown."""
+"""The most workers whose memory is all shown; of more only the least and the most memory are."""
 PARTS_OF_STEP = ("iteration", "update", "data")
 
 Pairs = Mapping[str, object]
@@ -44,7 +44,7 @@ class RunReport:
     """The report of one run, which rank 0 shows. Mutable: remembers at the end what was said at the start."""
 
     def __init__(self, console: "Console", rank: int = 0, check: "RunCheck | None" = None) -> None:
-        """`check`: who corrects the prediction meanwhile; None for nobody."""
+        """`check`: corrects the prediction meanwhile; None: no check."""
         self._console, self._rank, self._check = console, rank, check
         self._start: Start | None = None
         self._expected: Expectation | None = None
@@ -52,7 +52,7 @@ class RunReport:
         """The recipe that the run trains by; None until it is settled."""
 
     def settle(self, recipe: "Recipe") -> None:
-        """Hear with which recipe a run goes on that may have been told other values at an earlier start."""
+        """Store the recipe with which a run continues; an earlier start may have set other values."""
         self.recipe = recipe
 
     def data(self, lines: "Sequence[Line]") -> None:
@@ -106,7 +106,7 @@ class RunReport:
 
 
 def data_block(lines: "Sequence[Line]") -> "Panel":
-    """What the data are, for a terminal."""
+    """The facts about the data, for a terminal."""
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -122,7 +122,7 @@ def data_block(lines: "Sequence[Line]") -> "Panel":
 
 
 def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
-    """What the run is, line by line."""
+    """The facts about the run, line by line."""
     recipe, plan = start.recipe, start.plan
     shape, parts = shape_of(plan), parts_of(plan, start.model)
     counts = _parameters(start)
@@ -174,7 +174,7 @@ def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
 
 
 def start_block(start: "Start", expected: Expectation) -> "Panel":
-    """What the run is, for a terminal."""
+    """The facts about the run, for a terminal."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table

@@ -25,7 +25,7 @@ _GUIDANCE_HELP = (
 _OF_LAUNCHER = ("ranks",)
 """Options that are not for the ranks."""
 MAX_COUNT = 10_000
-"""Of the pictures drawn in one command; they are kept in memory until all are drawn."""
+"""The most pictures drawn in one command; they are kept in memory until all are drawn."""
 MAX_GUIDANCE = 1e6
 _TRUE_CFG_HELP = (
     "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 turns it off; default: the run's, or 1."
@@ -253,7 +253,7 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
 def _wish(
     prompt: Sequence[str], prompts: Path | None, negative: str | None, label: Sequence[int], count: int
 ) -> "Wish":
-    """What is to be drawn, each prompt or label `count` times.
+    """The pictures to draw, each prompt or label `count` times.
 
     Raises:
         ConfigError: there is nothing to draw, or there are prompts and labels, or the file of prompts is wrong.
@@ -295,7 +295,7 @@ class _Asked:
 def _settings(
     model: "TrainedModel", own: "SamplingSection", asked: _Asked, *, has_negative: bool
 ) -> "SamplingSettings":
-    """How one model draws; `own` is what the run's recipe says.
+    """How one model draws; `own` is the run's recipe section.
 
     Raises:
         ConfigError: the guidance has no effect, or there is no such level of noise.

@@ -1,4 +1,4 @@
-"""`diffusionpipe schedule`: what a schedule looks like and what it costs, with a model cut into equal parts."""
+"""`diffusionpipe schedule`: the picture of a schedule and its costs, with a model cut into equal parts."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def show(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     name: str
-    """Of a family, or the path of a file of orders."""
+    """The name of a family, or the path of a file of orders."""
     ranks: int | None
     microbatches: int | None
     """Both may be None for a file."""
@@ -149,7 +149,7 @@ class _Answer:
     schedule: Schedule
     timeline: Timeline
     peaks: tuple[float, ...]
-    """Activations that each rank holds at most, in those of its part of the model."""
+    """Activations that each rank holds at most; 1 is the activations of its part of the model."""
 
     @property
     def heading(self) -> str:
@@ -196,7 +196,7 @@ def _question(
 
 
 def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
-    """What is wrong with the name of a family, or with no number beside one."""
+    """The faults of the name of a family, or of a name with no number beside it."""
     from difflib import get_close_matches
 
     from diffusionpipe.schedules import REGISTRY
@@ -213,7 +213,7 @@ def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
 
 
 def _time(text: str) -> Seconds | None:
-    """The number, an int where it is written as one; None if it is no time."""
+    """The number, an int where it is written as one; None if it is not a time."""
     try:
         time = int(text) if text.strip().lstrip("+").isdecimal() else float(text)
     except ValueError:

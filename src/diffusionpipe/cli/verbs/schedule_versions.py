@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from diffusionpipe.units import Seconds
 
 SHOWN = 3
-"""Batches that are drawn behind the first ones, which only fill the pipeline."""
+"""Batches that are drawn after the first ones, which only fill the pipeline."""
 MAX_SIMULATED = 500_000
 """Forwards that the search for the steady state begins with, at most: they take about twenty seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlapped:
-    """A window, what it reaches, and its first batches."""
+    """A window, its figures, and its first batches."""
 
     window: Schedule
     versions: Versions
     unrolled: Schedule
     timeline: Timeline
-    """Of the unrolled schedule."""
+    """The timeline of the unrolled schedule."""
     steady: Steady
     flushed: Seconds
-    """The makespan of the same family with a flush behind each batch."""
+    """The makespan of the same family with a flush after each batch."""
     staleness: Staleness
     held: Mapping[int, int]
     """Block -> versions of its weights that live at once."""
@@ -50,7 +50,7 @@ class Overlapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line asks for."""
+    """The request of the command line."""
 
     family: str
     ranks: int
@@ -187,7 +187,7 @@ def print_overlapped(found: Overlapped) -> None:
 
 
 def figures_of(found: Overlapped) -> dict[str, object]:
-    """The same as plain data."""
+    """The figures of the window as plain data."""
     from diffusionpipe.ir import Op
 
     stages = _stages(found.window)

@@ -134,7 +134,7 @@ def train(
 
 
 def _screen_of(number: str) -> "Screen":
-    """The screen of a rank, to which it logs; "" for a process that is no rank."""
+    """The screen of a rank, to which it logs; "" for a process without a rank."""
     from rich.console import Console
 
     from diffusionpipe.cli.verbs.output import log_to
@@ -201,7 +201,7 @@ def _default_ranks(device: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What this process was asked for, if it is a rank."""
+    """The part of this process in the job, if it is a rank."""
 
     recipe: "Recipe"
     resume: str | None
@@ -317,7 +317,7 @@ RESULTS = {
     "export": "/",
     "metrics.jsonl": "",
 }
-"""What a run may leave for people, each with a word on it."""
+"""The files that a run may leave for people, each with a word on it."""
 
 
 def _name_results(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The goal of the training: how noise is added to latents, what the denoiser predicts, and the loss of each sample.
+"""The goal of the training: how noise is added to latents, the denoiser's target, and the loss of each sample.
 
 Both ends of the data path are layers of the graph: `noise` is frozen, so it is computed ahead like everything else that
 is frozen, and `loss` is the last layer.

@@ -80,7 +80,7 @@ FEW_LAYERS = 20
 """Layers of each of two backbones between which a quick question cuts, at least: more is slower, fewer gives worse
 pairs;"""
 FEW_STATES = 160
-"""such layers times devices, so that questions about few devices cut between more;"""
+"""Layers times devices of a quick question, at least, so that questions about few devices cut between more layers."""
 MORE_LAYERS = 32
 """The most layers of a question that prepares a thorough one: too many or too few make that one slower."""
 EFFORT = 700_000

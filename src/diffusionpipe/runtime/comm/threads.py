@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the library's transport where nobody has started processes, and the tests'."""
+"""Ranks as threads of one process: the library's transport where no processes were started, and the tests'."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -176,9 +176,10 @@ def _copy_from(source: int, tensors: Mapping[int, Tensor]) -> None:
 
 
 class ThreadRanks:
-    """Ranks as threads of this process, asked to run one function after the other. Mutable: transports count messages.
+    """Ranks as threads of this process, asked to run one function after the other.
 
-    After an error, or an interrupt, they are of no use any more: what some have sent nobody will receive.
+    Their transports count messages. After an error, or an interrupt, they are of no use any more: messages that some
+    have sent are never received.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -220,7 +221,7 @@ class ThreadRanks:
 
 
 def run_threads(num_ranks: int, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:
-    """Results of `main(rank, transport)`, run once per rank in threads that nobody asks again.
+    """Results of `main(rank, transport)`, run once per rank in threads that are not asked again.
 
     Raises:
         Exception: the first rank's own error; ranks that only waited for it are not reported.

@@ -209,8 +209,7 @@ class Compiler(Transfers):
         return self.slots[action.stage, action.microbatch].deferred.run
 
     def _separation(self, action: Action) -> Callable[[], None]:
-        """A function that separates the memory of the stage's gradients from others, before others are added to them.
-        """
+        """A function that gives the stage's gradients memory of their own, before others are added to them."""
         block = self.equipment.gradients.get(self.schedule.placement.stages[action.stage].weights)
         return nothing if block is None else block.separate
 

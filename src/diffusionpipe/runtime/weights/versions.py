@@ -76,7 +76,7 @@ class BlockVersions:
 
     @torch.no_grad()
     def _make(self, key: tuple[int, int], predict: Callable[[int], None]) -> None:
-        """Predict weights into a copy, which the parameters show while forwards of other micro-batches are open, as `step` does."""
+        """Predict weights into a copy, which parameters show while forwards of other micro-batches are open."""
         if len(self._predicted) == len(self._copies):
             values = self._predicted.pop(next(iter(self._predicted)))
         else:

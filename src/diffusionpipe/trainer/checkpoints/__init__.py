@@ -1,1 +1,1 @@
-"""What a training keeps: written whole or not at all, verified before it is read."""
+"""The files that a training keeps: written whole or not at all, verified before they are read."""

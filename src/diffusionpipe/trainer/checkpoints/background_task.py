@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _AbandonedError(Exception):
-    """Nobody waits for the work any more."""
+    """The error of work for which no caller waits any more."""
 
 
 class BackgroundTask(Generic[T]):

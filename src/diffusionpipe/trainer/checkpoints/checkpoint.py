@@ -85,7 +85,10 @@ class Saving:
         return self._writing.plan(tensors)
 
     def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> Part:
-        """Writes this rank's tensors and reads its files again; the arguments are those of `TensorWriting.write`."""
+        """Writes this rank's tensors and reads its files again.
+
+        The arguments are explained at `TensorWriting.write`.
+        """
         written = self._writing.write(copies, between)
         return Part(written=written, records=describe_files(self._temporary, sorted({one.file for one in written})))
 
@@ -115,7 +118,7 @@ class Saving:
         return CheckpointError(f"the checkpoint of step {self._step} could not be written: {error}\n{remains}")
 
     def report(self, standstill: Seconds, seconds: Seconds) -> None:
-        """Says on the first rank that the checkpoint is there, and what time it took."""
+        """Says on the first rank that the checkpoint is there, and how much time it took."""
         if self._is_first:
             logger.info(
                 "checkpoint=%s size_bytes=%d standstill_s=%.2f save_s=%.2f", self.path, self._size, standstill, seconds
@@ -134,9 +137,9 @@ def save(
     """Writes this rank's tensors with those of all others, keeps the last `keep` checkpoints, returns the new folder.
 
     Every rank of the group calls it, with the same step and state (JSON values); names may repeat between ranks and
-    then stand for equal values. Older checkpoints go only after the new one is in place. Whatever fails before that
-    leaves no trace; a rank that dies leaves a hidden folder, which `clean` removes at the next start, and the
-    collective's own error on its peers.
+    then stand for equal values. Older checkpoints go only after the new one is in place. A failure before that leaves
+    no trace; a rank that dies leaves a hidden folder, which `clean` removes at the next start, and the collective's own
+    error on its peers.
 
     Raises:
         CheckpointError: on all ranks, if any could not write; it names the last good checkpoint.
@@ -222,7 +225,7 @@ def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
 
 
 def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> list[str]:
-    """What is wrong with the checkpoint, found by all ranks of the group, each of which reads its share of the files.
+    """The faults of the checkpoint, found by all ranks of the group, each of which reads its share of the files.
 
     Raises:
         CheckpointError: on all ranks, where a rank may not read the files at all.
@@ -317,7 +320,7 @@ def prune(run_folder: Path, keep: int) -> None:
 
 
 def _problems(path: Path, share: int, num_shares: int) -> list[str]:
-    """What is wrong with the checkpoint, as far as this share of its files shows."""
+    """The faults of the checkpoint, as far as this share of its files shows."""
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:

@@ -18,7 +18,7 @@ _SHOWN = 200
 def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
     """The run's checkpoints in the order in which they were written.
 
-    One whose manifest cannot be read stands last: it is found first and refused by name, not silently passed over.
+    One whose manifest cannot be read comes last: it is found first and refused by name, not silently passed over.
     """
     folder = run_folder / FOLDER
     if not folder.is_dir():
@@ -39,7 +39,7 @@ class Kept:
     """In the order of writing."""
 
     def remedy(self, *, may_be_ruined: bool = False) -> str:
-        """Which checkpoint is kept and how to go on; `may_be_ruined`: an earlier one may be the better choice."""
+        """Which checkpoint is kept and how to continue; `may_be_ruined`: an earlier one may be the better choice."""
         if not self.steps:
             return "No checkpoint was saved. Start again."
         earlier = f", or from an earlier one with --resume {self.steps[-2]}" if len(self.steps) > 1 else ""
@@ -48,7 +48,7 @@ class Kept:
 
 
 def kept_of(run_folder: Path) -> Kept:
-    """What is kept of a run."""
+    """The checkpoint that a run has kept."""
     try:
         paths = saved_checkpoints(run_folder)
     except OSError:  # the disk may be the reason for the failure
@@ -120,7 +120,7 @@ def _latest_or_refuse(run_folder: Path) -> Path:
 
 
 def _listing(run_folder: Path) -> str:
-    """What could have been meant: the run's checkpoints, or else what lies in the folder."""
+    """The names that could have been meant: the run's checkpoints, or else the contents of the folder."""
     names = [path.name for path in saved_checkpoints(run_folder)]
     if names:
         return f"{run_folder} has {', '.join(names)}"

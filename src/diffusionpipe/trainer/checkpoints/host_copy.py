@@ -23,7 +23,7 @@ _ALIGNMENT: Bytes = 64
 
 
 class HostCopy:
-    """Mutable: the memory, and the tensors in it."""
+    """Host memory for copies of tensors, and the tensors in it, which change with each copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,7 +39,7 @@ class HostCopy:
     def start(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Begins to copy the tensors and returns the copies, which `complete` fills.
 
-        Nobody may read the copies of the time before any more.
+        The copies of the time before may not be read any more.
         """
         kinds = {name: (tensor.shape, tensor.dtype, tensor.stride()) for name, tensor in tensors.items()}
         if kinds != self._kinds:
@@ -67,7 +67,7 @@ class HostCopy:
             self._is_copied.set()
 
     def protect(self) -> None:
-        """Returns when the tensors may change; on a GPU, what the device gets to do from now on waits for that."""
+        """Returns when the tensors may change; on a GPU, later work of the device waits for that."""
         if self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
         self._is_copied.wait()
@@ -99,7 +99,7 @@ class HostCopy:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those of a dense tensor stay, because they are written too."""
+    """The strides of a copy: a dense tensor's own, because they are written too."""
     return torch.empty_like(tensor, device="meta").stride()
 
 

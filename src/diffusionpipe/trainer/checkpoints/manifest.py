@@ -25,7 +25,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """What one file must be."""
+    """The required facts about one file."""
 
     name: str
     """The file's name inside the checkpoint's folder."""
@@ -37,7 +37,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint consists of."""
+    """The files and values of a checkpoint."""
 
     step: int
     """Updates done."""
@@ -55,7 +55,7 @@ def describe_files(folder: Path, names: Iterable[str]) -> tuple[FileRecord, ...]
 
 
 def check_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
-    """What is wrong with these files; nothing if each has its size and checksum. Sizes are compared first."""
+    """The faults of these files; empty if each has its size and checksum. Sizes are compared first."""
     problems = [problem for record in records if (problem := _size_problem(folder, record))]
     if problems:
         return problems
@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, is no regular file, or was written by another version.
+        CheckpointError: it is missing, cannot be read, is not a regular file, or was written by another version.
     """
     try:
         content: Any = read_json(folder / MANIFEST)  # checked below
@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:
-    """What is wrong with the names in the folder: nothing if each is the manifest or in it."""
+    """The faults of the names in the folder: empty if each is the manifest or in it."""
     known = {MANIFEST, *(record.name for record in manifest.files)}
     strangers = sorted(name for name in os.listdir(folder) if name not in known)
     return [f"{name!r} is not in {MANIFEST}, so nothing vouches for it; move it out" for name in strangers]
@@ -122,7 +122,7 @@ def _describe(folder: Path, name: str) -> FileRecord:
 
 
 def _size_problem(folder: Path, record: FileRecord) -> str | None:
-    """What is wrong with the file's presence and length."""
+    """The fault of the file's presence and length; None if there is none."""
     path = folder / record.name
     if problem := problem_of_file(path):
         return f"{record.name}: {problem}"

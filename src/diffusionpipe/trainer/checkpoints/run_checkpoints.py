@@ -1,4 +1,4 @@
-"""The checkpoints of a run under way: written while training stands still, or beside it.
+"""The checkpoints of a run under way: written while training waits, or beside it.
 
     main thread    step 5 | plan | step 6 | step 7 ...... | tell all | step 8 | step 9 | done
     other thread                 | copy, check, write, sync, read    | publish, prune (first rank)
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _PHASE = "saving"
 _PATIENCE: Seconds = 3.0
-"""For a thread that nobody waits for any more."""
+"""Patience with a thread for which no caller waits any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
-    """What a rank's thread has found and done."""
+    """The results of a rank's thread."""
 
     not_finite: str | None
     """A weight that forbids the checkpoint."""
@@ -63,13 +63,13 @@ class _Pending:
     standstill: Seconds
     """How long training has waited for it."""
     writing: BackgroundTask[_Checked] | None
-    """None once its result is told to all."""
+    """The writing thread; None once all ranks have its result."""
     publishing: BackgroundTask[None] | None = None
     """On the first rank, after that."""
 
     @property
     def task(self) -> BackgroundTask[_Checked] | BackgroundTask[None] | None:
-        """What runs in the thread."""
+        """The task that runs in the thread."""
         return self.writing or self.publishing
 
 
@@ -97,8 +97,8 @@ class RunCheckpoints:
     def save(self, step: int, state: TrainingState, others: State, *, is_proven: bool, is_last: bool) -> None:
         """Save the state after this step, with other values for its continuation.
 
-        `is_proven`: these weights have given a finite loss already. `is_last`: training does not go on, so nothing is
-        gained by a copy.
+        `is_proven`: these weights have given a finite loss already. `is_last`: training ends here, so nothing is gained
+        by a copy.
 
         Raises:
             CheckpointError: on all ranks; it, or the one before, could not be written.

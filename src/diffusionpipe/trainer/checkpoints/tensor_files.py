@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 _PIECE: Bytes = 64 * 2**20
-"""Of a file that is written in pieces."""
+"""Bytes of a piece of a file that is written in pieces."""
 
 
 class TensorWriting:
@@ -273,13 +273,13 @@ def _read_metadata(folder: Path) -> Metadata:
 
 
 def _is_whole(item: TensorStorageMetadata) -> bool:
-    """Whether shape and type of a tensor in the table are what they should be."""
+    """Whether shape and type of a tensor in the table are valid."""
     dtype = getattr(item.properties, "dtype", None)
     return isinstance(item.size, torch.Size) and isinstance(item.chunks, list) and isinstance(dtype, torch.dtype)
 
 
 def _problem_of(metadata: Metadata) -> str | None:
-    """What makes a table unfit to be read by torch, which trusts it."""
+    """The fault that makes a table unfit to be read by torch, which trusts it."""
     items, places = metadata.state_dict_metadata, metadata.storage_data
     if not isinstance(items, dict) or not isinstance(places, dict):
         return "it is incomplete"

@@ -1,4 +1,4 @@
-"""What the ranks tell each other while they write a checkpoint, in JSON: their tensors, who writes which, and where.
+"""The messages between ranks while they write a checkpoint, in JSON: their tensors, who writes which, and where.
 
 torch.distributed.checkpoint sends its plans and results as pickles. Ours are plans of whole tensors alone, so a name, a
 shape and a type say all about an item, and each rank builds the rest itself as DCP does. The first rank believes the
@@ -51,11 +51,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank has written of a checkpoint."""
+    """The files that one rank has written of a checkpoint."""
 
     written: tuple[Written, ...]
     records: tuple[FileRecord, ...]
-    """Of its files."""
+    """The records of its files."""
 
 
 def _part_form() -> Form[Part]:
@@ -74,7 +74,7 @@ PART = _part_form()
 
 
 def offers_of(plan: SavePlan) -> tuple[Offer, ...]:
-    """What the rank of this plan would write.
+    """The tensors that the rank of this plan would write.
 
     Raises:
         CheckpointError: an item is not a whole, dense tensor.
@@ -132,7 +132,7 @@ def share_of(own: SavePlan, positions: Sequence[int]) -> SavePlan:
 
 
 def written_by(results: Sequence[WriteResult]) -> tuple[Written, ...]:
-    """What a rank has written, from its writer's results."""
+    """The tensors that a rank has written, from its writer's results."""
     return tuple(
         Written(
             name=result.index.fqn,

@@ -1,4 +1,4 @@
-"""What a resumed training needs, as tensors named "model.", "optimizer." or "ema." and the parameter's name."""
+"""The state for resuming a training, as tensors named "model.", "optimizer." or "ema." and the parameter's name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

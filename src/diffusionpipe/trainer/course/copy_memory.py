@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one rank needs of its machine's memory."""
+    """The memory that one rank needs of its machine."""
 
     host: str
     machine: str
@@ -26,13 +26,14 @@ class Demand:
     owned: Bytes
     """The part of it that counts for this rank alone, where several hold the same."""
     later: Bytes
-    """What training itself has yet to allocate in host memory: on a CPU the gradients and the optimizer's state."""
+    """Bytes that training itself has yet to allocate in host memory: on a CPU the gradients and the optimizer's state.
+    """
     free: Bytes | None
-    """Of the machine; None if unknown."""
+    """Free memory of the machine; None if unknown."""
 
 
 def saves_beside_training(session: Session) -> bool:
-    """Whether the run writes its checkpoints while training goes on. Every rank calls it, before the first step.
+    """Whether the run writes its checkpoints while training continues. Every rank calls it, before the first step.
 
     Raises:
         RecipeError: on all ranks; the recipe demands it, but a machine has too little memory.

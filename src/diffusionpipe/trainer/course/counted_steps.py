@@ -20,7 +20,7 @@ COUNTED = 15
 ENOUGH = 8
 """Steps that must count: more than half of the first `COUNTED`."""
 MOST_ROUNDS = 3
-"""So many times `COUNTED` steps are recorded at most until enough of them count."""
+"""The most times that `COUNTED` steps are recorded until enough of them count."""
 LATE = 0.03
 """A step is calm if no rank waited for a core for a longer part of it."""
 DISTURBED = 0.05
@@ -37,7 +37,7 @@ class Note:
     """The longest part of it for which a rank was ready to run and had no core."""
     iteration: Seconds
     use: Use | None = None
-    """What other programs used; None where that cannot be read."""
+    """Use of the cores by other programs; None where it cannot be read."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -83,7 +83,7 @@ def steps_that_count(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
 
 
 def used_text(others: float) -> str:
-    """What other programs used, in words; `others`: the part of the cores."""
+    """The use of the cores by other programs, in words; `others`: their part of the cores."""
     return f"other programs used {100 * others:.0f} % of the cores"
 
 

@@ -1,4 +1,4 @@
-"""What the first steps of a run take, action by action and layer by layer, on all ranks.
+"""The times of the first steps of a run, action by action and layer by layer, on all ranks.
 
     step      1 ... 5     6 ... 20                 21
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
@@ -46,22 +46,22 @@ WARM_UP = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSteps:
-    """What one rank has recorded. Times count from the common start of a step."""
+    """The records of one rank. Times count from the common start of a step."""
 
     starts: tuple[Seconds, ...]
-    """Of each action of its order, the median over the steps,"""
+    """Start of each action of its order, the median over the steps."""
     seconds: tuple[Seconds, ...]
-    """and how long it took."""
+    """Duration of each action of its order, the median over the steps."""
     ends: tuple[Seconds, ...]
-    """Of the iteration, step by step,"""
+    """End of the iteration, step by step."""
     steps: tuple[Seconds, ...]
-    """and of the whole step."""
+    """End of the whole step, step by step."""
     layers: tuple[LayerTime, ...]
     """Medians over all forwards of as many samples."""
     loading: Seconds | None
     """Processor time of its data workers for a step; None where that cannot be read."""
     memory: Bytes
-    """What training may use of its device."""
+    """Bytes of its device that training may use."""
 
 
 class StepRecorder:
@@ -76,12 +76,12 @@ class StepRecorder:
         self._steps: list[Seconds] = []
         self._layers: list[list[LayerTime]] = []
         self._parts: list[float] = []
-        """Of each step, without a core."""
+        """Part of each step without a core."""
         self._places: list[Place] = []
-        """Of all ranks, from the first recorded step on."""
+        """Places of all ranks, from the first recorded step on."""
         self._begin: Counters | None = None
         self._counters: list[StepCounters] = []
-        """Of all steps, as long as they can be read."""
+        """Counters of all steps, as long as they can be read."""
 
     @property
     def num_steps(self) -> int:
@@ -118,12 +118,12 @@ class StepRecorder:
             self._counters.append(StepCounters(self._begin, end))
 
     def _read(self) -> Counters | None:
-        """What this rank's machine shows now, of all cores that ranks of this job may use there."""
+        """The counters that this rank's machine shows now, of all cores that ranks of this job may use there."""
         own = self._places[dist.get_rank() if dist.is_initialized() else 0]
         return read_counters(cores_of(self._places, own.machine))
 
     def notes(self) -> list[Note]:
-        """Of each step what decides whether it counts; every rank calls it, and all get the same."""
+        """The notes that decide whether each step counts; every rank calls it, and all get the same."""
         ranks = gather_numbers(torch.tensor([self._parts, self._ends], dtype=torch.float64))
         parts, ends = torch.stack(ranks).amax(dim=0).tolist()
         counters = gather(tuple(self._counters), form_of(tuple[StepCounters, ...]))
@@ -134,7 +134,7 @@ class StepRecorder:
         ]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
-        """What this rank has recorded in these steps, counted from 0; every rank calls it."""
+        """The records of this rank in these steps, counted from 0; every rank calls it."""
         spans = [self._spans[index] for index in counted]
         return OwnSteps(
             starts=tuple(median(start for start, _ in same) for same in zip(*spans, strict=True)),
@@ -153,9 +153,9 @@ class StepRecorder:
         return (self._counters[-1].end.helpers - self._counters[0].begin.helpers) / self.num_steps
 
     def gathered(self, first: int, counted: Counted) -> tuple[Recorded, tuple[Bytes, ...]]:
-        """What all ranks have recorded, and the memory of each; every rank calls it.
+        """The records of all ranks, and the memory of each; every rank calls it.
 
-        `first`: the number of the first recorded step; `counted`: those that count.
+        `first`: the number of the first recorded step; `counted`: the steps that count.
         """
         ranks = gather(self.own(counted.steps), form_of(OwnSteps))
         orders = [self._session.plan.train.orders[self._session.plan.mesh.place(r)[1]] for r in range(len(ranks))]

@@ -20,7 +20,7 @@ def sample_folder(run_folder: Path, step: int) -> Path:
 
 
 def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder: Path) -> tuple[Shown, ...]:
-    """Writes each picture into the folder and says where it is; `shared` is what their origins have in common.
+    """Writes each picture into the folder and says where it is; `shared` is the common part of their origins.
 
     Raises:
         ConfigError: a file cannot be written.

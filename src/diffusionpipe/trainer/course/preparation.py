@@ -1,4 +1,4 @@
-"""What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
+"""The checks and reads of a run before anything is measured: its folder, its data, and whether all fits together."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,16 +95,16 @@ class Data:
     train: BatchSource
     validation: BatchSource | None
     survey: tuple[Line, ...]
-    """What is said of them; () on other ranks than rank 0."""
+    """The lines about the data; () on other ranks than rank 0."""
     ledger: Ledger | None
-    """Of the training data; None on other ranks than rank 0."""
+    """The ledger of the training data; None on other ranks than rank 0."""
     is_continued: bool
-    """Whether the training data are known to be those of the run that goes on; on rank 0."""
+    """Whether the training data are known to be the same as the continued run's; on rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The run that goes on, as its checkpoint has it."""
+    """The run that continues, as its checkpoint has it."""
 
     step: int
     has_grown: bool
@@ -114,7 +114,7 @@ class Resumed:
 def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None = None) -> Data:
     """Training and validation data, scanned on rank 0, once they, the optimizer and all else suit the model.
 
-    `resumed`: the run that goes on with them, maybe with new ones; None for a run that begins.
+    `resumed`: the run that continues with them, maybe with new ones; None for a run that begins.
 
     Every rank calls it; `work` shows how far it is.
 
@@ -151,7 +151,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
 
 
 def _ledger_before(recipe: Recipe, resumed: Resumed) -> Ledger | None:
-    """The ledger of the run that goes on; None where an older version has written none.
+    """The ledger of the run that continues; None where an older version has written none.
 
     Raises:
         DataError: it cannot be read, or is missing though pictures have been added.
@@ -192,7 +192,7 @@ def _in_order(folder: Folder, ledger: Ledger) -> Folder:
 def _survey(
     recipe: Recipe, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None
 ) -> tuple[Line, ...]:
-    """What is said of the scanned folders, training's first."""
+    """The lines about the scanned folders, training's first."""
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
     dataset = scanned[0].dataset
     use = Use(

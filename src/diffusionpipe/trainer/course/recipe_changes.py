@@ -1,8 +1,8 @@
-"""The recipe of a run that goes on, compared with the one that wrote its checkpoint, before anything long starts.
+"""The recipe of a run that continues, compared with the one that wrote its checkpoint, before anything long starts.
 
 A value of the command line holds for the run: it stays at the next resume, also where the command does not repeat it.
 
-    file        file then   run then    the run goes on with
+    file        file then   run then   the run continues with
     1e-4        1e-4        1e-4        1e-4
     1e-4        1e-4        2e-4        2e-4    the command line has set it at an earlier start
     3e-4        1e-4        2e-4        3e-4    the file has been changed since
@@ -22,29 +22,29 @@ from diffusionpipe.trainer.optim.optimizer import kept_state
 from diffusionpipe.trainer.recipe import Effect, Recipe, default_of, effect_of, load_recipe, values_of, with_values
 
 VALUES, STATED = "recipe", "stated"
-"""Entries of a checkpoint's state: values that trained it, and those of them that the file states otherwise."""
+"""Entries of a checkpoint's state: the values that trained it, and those values that the file states otherwise."""
 
 Values = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A recipe as its run goes on."""
+    """A recipe with which its run continues."""
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
-    """What is said of it."""
+    """The remarks about it."""
     stated: Values = field(default_factory=dict)
     """Values of the recipe's file that do not hold, by their dotted keys."""
 
 
 def state_of(settled: Settled) -> dict[str, object]:
-    """What a checkpoint keeps of the recipe."""
+    """The facts about the recipe that a checkpoint keeps."""
     return {VALUES: values_of(settled.recipe), STATED: dict(settled.stated)}
 
 
 def settle(recipe: Recipe, stated: Values, state: Mapping[str, object], source: Path) -> Settled:
-    """The recipe with which the run of a checkpoint goes on; `source` is the checkpoint, `state` what it keeps.
+    """The recipe with which the run of a checkpoint continues; `source` is the checkpoint, `state` its contents.
 
     `stated`: keys that the command line sets, with the values that the recipe's file has for them.
 

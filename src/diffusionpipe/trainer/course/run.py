@@ -2,8 +2,7 @@
 
     recipe ─> session ─> [checkpoint] ─> steps: train, validate, draw, save ─> last checkpoint ─> export ─> timeline
 
-What is drawn and how a plan is made comes from above (`Hooks`), because the execution half knows neither pictures nor
-planning.
+Drawing and planning come from above (`Hooks`), because the execution half has neither pictures nor planning.
 """
 
 import logging
@@ -76,8 +75,8 @@ NUM_TRACED = 15
 def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
     """Train as the recipe says and return the number of steps done, fewer than asked after a signal.
 
-    Every rank of the job calls it with the same arguments. Results stand in the run's folder, which no other job may
-    use meanwhile; `take_over`: not even one on another machine that gives no sign of life.
+    Every rank of the job calls it with the same arguments. Results are in the run's folder, which no other job may use
+    meanwhile; `take_over`: not even one on another machine that gives no sign of life.
 
     Raises:
         ConfigError: the recipe, the data, the model or the checkpoint cannot be used; nothing long has started.
@@ -178,7 +177,7 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
 
 
 def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) -> Settled:
-    """The recipe with which the run goes on; every rank calls it, and rank 0 says what has changed."""
+    """The recipe with which the run continues; every rank calls it, and rank 0 says what has changed."""
     settled = Settled(recipe=recipe, stated=hooks.stated)
     if checkpoint is not None:
         settled = on_all(lambda: settle(recipe, hooks.stated, read_state(checkpoint), checkpoint))
@@ -190,7 +189,7 @@ def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) ->
 
 
 def _resumed(checkpoint: Path, recipe: Recipe) -> Resumed:
-    """The run that goes on; every rank calls it."""
+    """The run that continues; every rank calls it."""
 
     def read() -> Resumed:
         state = read_state(checkpoint)
@@ -314,7 +313,7 @@ def _loader(state: RunState) -> StepLoader:
 
 
 def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper | WindowStepper:
-    """What runs the steps, with a flush at the end of each or without."""
+    """The object that runs the steps, with a flush at the end of each or without."""
     session = state.session
     if session.worker.window is None:
         return Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
@@ -322,7 +321,7 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
 
 
 def is_flush(recipe: Recipe, step: int) -> bool:
-    """Whether the pipeline of a training without a flush is empty behind so many steps."""
+    """Whether the pipeline of a training without a flush is empty after `step` steps."""
     every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
     return step >= recipe.pipeline.num_unflushed(recipe.training.steps) or any(_is_due(one, step) for one in every)
 

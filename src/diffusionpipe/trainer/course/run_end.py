@@ -1,4 +1,4 @@
-"""The note that a run has ended: all steps are done, and what it leaves is complete. Then there is nothing to do.
+"""The note that a run has ended: all steps are done, and its results are complete. Then there is nothing to do.
 
 runs/x/ended.json    {"checkpoint": "step-00002000", "merged": false}
 """
@@ -18,7 +18,7 @@ _INDEX = "README.md"
 
 
 def note_end(recipe: Recipe, checkpoint: Path) -> None:
-    """Note that the export is that of the checkpoint."""
+    """Note that the export holds the weights of the checkpoint."""
     write_atomically(recipe.run.folder / _NOTE, json.dumps(_content(recipe, checkpoint)) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The identity of a run: its data, models and objective, which must be the same where it goes on."""
+"""The identity of a run: its data, models and objective, which must be the same where it continues."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -18,7 +18,7 @@ OF_DATA = ("data", "picture files", GROWTH)
 def check_resumed(
     state: Mapping[str, object], identity: Mapping[str, object], num_steps: int, source: str = "the checkpoint"
 ) -> int:
-    """The step to go on with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
+    """The step to continue with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
 
     Raises:
         CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
@@ -42,7 +42,7 @@ def check_resumed(
 
 
 def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
-    """What must not change between a run and its continuation, beside values of the recipe."""
+    """The facts that must not change between a run and its continuation, beside values of the recipe."""
     recipe = opened.recipe
     noun = "pictures" if recipe.data.frames is None else "clips"
     described = repr([(sample.name, sample.text, sample.label) for sample in train.samples])
@@ -63,7 +63,7 @@ def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
 
 
 def _clips(data: DataSection) -> dict[str, str]:
-    """What is taken of clips."""
+    """The settings for frames of clips that identify a run."""
     if data.frames is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The samples that a run draws while it trains: what they show, and how they are drawn."""
+"""The samples that a run draws while it trains: their contents, and how they are drawn."""
 
 import torch
 
@@ -54,7 +54,7 @@ def check_sampling(session: Model) -> None:
 
 
 def wish_of(recipe: Recipe, rate: float | None = None) -> Wish:
-    """What the run draws: its prompts, those of a ControlNet with validation's conditioning pictures, or its labels.
+    """The samples that the run draws: its prompts, for a ControlNet with validation's pictures, or its labels.
 
     `rate`: frames of a second of clips.
 

@@ -1,4 +1,4 @@
-"""What a run consists of while it is under way."""
+"""The parts of a run while it is under way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What the command line hands in."""
+    """The functions that the command line hands in."""
 
     make_plan: MakePlan
     check_plan: CheckPlan | None = None
@@ -65,11 +65,11 @@ class Hooks:
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is under way."""
     judge: PredictionJudge | None = None
-    """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
+    """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""
     stated: Mapping[str, JsonValue] = field(default_factory=dict)
     """Keys that the command line sets for this start, with the values that the recipe's file has for them."""
     settled: Callable[[Recipe], None] | None = None
-    """Called on every rank with the recipe as the run goes on with it."""
+    """Called on every rank with the recipe with which the run continues."""
     tell_data: Callable[[Sequence[Line]], None] | None = None
     """Called on rank 0 with what is to be said of the data, before anything is measured; None to say nothing."""
     announce: Callable[[Start], None] | None = None
@@ -99,7 +99,7 @@ class RunState:
     metrics: MetricsWriter | None
     """On rank 0."""
     kept: Mapping[str, object]
-    """What the checkpoints say about the run: its identity and its recipe."""
+    """The facts about the run in its checkpoints: its identity and its recipe."""
     spikes: Spikes
     checkpoints: RunCheckpoints
     progress: TrainingProgress | None = None

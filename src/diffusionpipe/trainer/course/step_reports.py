@@ -1,4 +1,4 @@
-"""What rank 0 reports of each step: a line of metrics.jsonl, the progress bar.
+"""Rank 0's report of each step: a line of metrics.jsonl, the progress bar.
 
 The device's own times of a step are known one step later (`trainer.step.loop`), and so its line is written then.
 Nothing else waits for them: the progress shows a step at once. Before a checkpoint, a validation or a sampling all

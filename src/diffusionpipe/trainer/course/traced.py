@@ -1,4 +1,4 @@
-"""Of the steps that every rank has timed the typical one, gathered from all ranks."""
+"""The typical step of those that every rank has timed, gathered from all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.units import Seconds
 
 Trace: TypeAlias = tuple[tuple[Span, ...], Seconds, tuple[Phase, ...]]
-"""A rank's iteration: what it did when, how long the iteration took, and the rest of the step."""
+"""A rank's iteration: its spans, how long the iteration took, and the rest of the step."""
 
 _SPANS, _SECONDS, _PHASES = form_of(tuple[Span, ...]), form_of(float), form_of(tuple[Phase, ...])
 
@@ -27,7 +27,7 @@ _TRACES: Form[Trace] = Form(
 
 
 def measured_timeline(session: Session, traces: Sequence[Trace]) -> Timeline:
-    """Of the traced steps the one with the iteration of median length on rank 0, as all ranks ran it.
+    """The traced step with the iteration of median length on rank 0, as all ranks ran it.
 
     Every rank calls it with its own traces of the same steps. It is one gathering of small objects for a run.
     """

@@ -37,7 +37,7 @@ _ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
 
 
 def kind_of(name: str) -> str:
-    """What a raw input is: of several models each has its own "base/noise", which is "noise"."""
+    """The kind of a raw input: of several models each has its own "base/noise", which is "noise"."""
     return name.rpartition("/")[2]
 
 
@@ -63,7 +63,7 @@ class BatchSource:
 
     dataset: Dataset
     inputs: tuple[TensorSpec, ...]
-    """What the model reads: its graph's raw inputs."""
+    """The tensors that the model reads: its graph's raw inputs."""
     seed: int
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
     """For each raw input that is one of `TOKENS`."""
@@ -75,7 +75,7 @@ class BatchSource:
     frame_rate: float | None = None
     """Frames of a second that are taken of clips; None: each frame of the file."""
     guidance: float = 1.0
-    """What a distilled model is told; 1: that its prediction is that of the data, without guidance."""
+    """The guidance that a distilled model reads; 1: it predicts the data themselves, without guidance."""
 
     def __post_init__(self) -> None:
         """Checks that every input can be made.
@@ -105,7 +105,7 @@ class BatchSource:
 
 
 class View(NamedTuple):
-    """What of a picture or clip is seen."""
+    """The part of a picture or clip that is seen."""
 
     crop: tuple[float, float]
     """The place of the cut, as in `images.load_levels`."""
@@ -121,7 +121,7 @@ class Rows:
     samples: tuple[int, ...]
     """Index into the dataset of each row."""
     positions: tuple[int, ...]
-    """What keys the draws of each row: its position in the global batch."""
+    """The key of each row's draws: its position in the global batch."""
     step: int
     purpose: str = ""
     """Put before the purpose of every draw."""
@@ -164,7 +164,7 @@ def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> 
 
 
 def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
-    """Of all pictures among a model's raw inputs: the value of each level, (256,) in the input's dtype on `device`."""
+    """The value of each level of all pictures among a model's raw inputs, (256,) in the input's dtype on `device`."""
     return {
         spec.name: table_of(kind_of(spec.name)).to(getattr(torch, spec.dtype)).to(device)
         for spec in inputs
@@ -212,7 +212,7 @@ def _value(source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool) 
 
 
 def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """One raw input that is no picture, in the dtype in which it arises."""
+    """One raw input that is not a picture, in the dtype in which it arises."""
     match kind_of(spec.name):
         case kind if kind in TOKENS:
             return _input_ids(source, rows, spec)
@@ -240,7 +240,9 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _offset(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """The same for all places of a channel (Guttenberg, 2023, https://www.crosslabs.org/blog/diffusion-with-offset-noise).
+    """Noise that is the same for all places of a channel.
+
+    After Guttenberg, 2023, https://www.crosslabs.org/blog/diffusion-with-offset-noise.
 
     So models learn pictures that are darker or brighter as a whole than noise is on average.
     """

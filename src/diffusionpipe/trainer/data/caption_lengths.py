@@ -20,7 +20,7 @@ MOST = 20_000
 """Captions that are looked at; of more, these are drawn."""
 _TRIALS = 200
 _NEAR, _FAR = 0.03, 0.25
-"""Of the limit: how near a sum must be to be counted anew."""
+"""Parts of the limit: a sum that is as near to it as this is counted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Cut:
     longest: int
     """The place of the longest one among the texts."""
     tokens: int
-    """Of the longest one."""
+    """Number of tokens of the longest one."""
 
 
 def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[Reading]:
@@ -66,7 +66,7 @@ def _encoder_of(name: str) -> str:
 
 
 def cut_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[Cut]:
-    """What each text encoder does not read of the texts; nothing of those that read all."""
+    """The texts that a text encoder does not read in full, one entry for each encoder that cuts some."""
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
         random = generator(seed=0, purpose="counted captions", step=0, position=0)
@@ -108,7 +108,7 @@ def _counted(texts: list[str], reading: Reading) -> dict[str, int]:
 
 
 def _sums(texts: Sequence[str], reading: Reading) -> list[int]:
-    """The tokens of the words of each text, and of what stands around it."""
+    """The tokens of the words of each text, and of the template around it."""
     words_of = [text.split() for text in texts]
     words = list(dict.fromkeys(word for words in words_of for word in words))
     plain = getattr(reading.tokenizer, "plain", reading.tokenizer)

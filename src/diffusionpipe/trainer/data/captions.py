@@ -1,14 +1,14 @@
-"""What is known about each picture of a folder: metadata.jsonl and metadata.csv files, .txt files beside the pictures.
+"""The facts about each picture of a folder: metadata.jsonl and metadata.csv files, .txt files beside the pictures.
 
 `names` finds the pictures that are named.
 
     {"file_name": "cats/1.png", "text": "a cat", "label": 3}
 
 `file_name` is relative to the folder of its metadata file; every folder may have one. The first line of a metadata.csv
-names its columns, and an empty cell says nothing. Where the metadata has no text,
-the file with the picture's name and the ending .txt or .caption is the caption; where there is none, metadata.json
-says it, a list of such objects or an object of names and texts. "conditioning_image", relative to the same folder,
-names the picture that steers a ControlNet; it is no sample of its own, unless it is steered too.
+names its columns, and an empty cell says nothing. Where the metadata has no text, the file with the picture's name and
+the ending .txt or .caption is the caption; where there is none, metadata.json says it, a list of such objects or an
+object of names and texts. "conditioning_image", relative to the same folder, names the picture that steers a
+ControlNet; it is not a sample of its own, unless it is steered too.
 """
 
 import csv
@@ -34,7 +34,7 @@ MAX_CAPTION = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What stands about one picture."""
+    """The facts that are written about one picture."""
 
     text: str | None = None
     label: int | None = None
@@ -71,7 +71,7 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
 
 
 def read_list(folder: Path, file: str) -> Metadata | None:
-    """What the metadata.json `file` says of pictures; None where it says something else."""
+    """The descriptions in the metadata.json `file` of pictures; None where it says something else."""
     try:
         found = json.loads(read_text(folder / file))
     except (OSError, ValueError, RecursionError):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _FORMATS = "mov,matroska,avi,gif,mpegts,mpeg,flv,asf,ogg,nut,ivf,h264,hevc,m4v,mpegvideo"
-"""Kinds of files that are read, whatever their ending says; none of them names other files."""
+"""Kinds of files that are read, with any ending; none of them names other files."""
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Decoders that read what is transparent, where FFmpeg's own do not."""
 _MASTER, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
@@ -23,7 +23,7 @@ class Key:
     stamp: int
     """When it is shown, in the units of the file."""
     place: int
-    """What a seek to it is given."""
+    """The value that a seek to it is given."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def opened_clip(path: Path) -> Iterator[tuple[Any, Any]]:
 
     Raises:
         ValueError: it has no pictures.
-        Exception: whatever the reader of the format stumbles over.
+        Exception: any error of the reader of the format.
     """
     import av
 

@@ -1,11 +1,11 @@
 """When each frame of a clip is shown, from the time stamps of its file; no frame is decoded for it.
 
     in the file        I0   P3   B1   B2   I6   B4   B5   P9 ...      packets, in the order in which they are decoded
-    time stamps         0  120   40   80  500  160  460  620 ...      here those of a recording that paused
+    time stamps         0  120   40   80  500  160  460  620 ...      here of a recording that paused
     times               0 .04 .08 .12 .16 .46 .5 .62 ...              sorted, in seconds from the first frame on
 
-Frames before the first key frame, and those that an edit list leaves out, are not shown. Files round times, most to
-milliseconds: where all are less than one beside those of a constant rate, they are taken as that rate's.
+Frames before the first key frame, and frames that an edit list leaves out, are not shown. Files round times, most to
+milliseconds: where all are less than one beside the times of a constant rate, they are taken as that rate's.
 """
 
 import re
@@ -24,7 +24,7 @@ from diffusionpipe.units import Seconds
 _ROUNDED: Seconds = 1e-3
 """By less than this, rounding moves a frame against another one."""
 _NTSC = Fraction(1000, 1001)
-"""Of a whole number: the rates of American television, e.g. 29.97."""
+"""The factor of a whole number: the rates of American television, e.g. 29.97."""
 EXACT: Seconds = 1e-6
 """Far below the time of a frame, and above the errors of floating-point numbers."""
 _CERTAIN = ("h264", "hevc", "vp8", "vp9", "av1")
@@ -77,7 +77,7 @@ def timeline_of(path: Path) -> Timeline:
 
     Raises:
         ValueError: nothing says when they are shown, or none can be decoded.
-        Exception: whatever the reader of the format stumbles over.
+        Exception: any error of the reader of the format.
     """
     found = path.stat()
     return _read(path, (found.st_ino, found.st_mtime_ns, found.st_size))
@@ -119,11 +119,11 @@ def _read(path: Path, state: tuple[int, ...]) -> Timeline:
 
 
 class _Packet(NamedTuple):
-    """What a packet says of its frame."""
+    """The facts that a packet states of its frame."""
 
     stamp: int
     place: int
-    """What a seek to it is given."""
+    """The value that a seek to it is given."""
     duration: int
     is_key: bool
     is_shown: bool
@@ -132,7 +132,7 @@ class _Packet(NamedTuple):
 
 
 def _packet(packet: Any, kind: str, codec: str) -> _Packet:
-    """What counts of a packet, without its data.
+    """The facts of a packet that count, without its data.
 
     Raises:
         ValueError: it does not say when its frame is shown.
@@ -182,7 +182,10 @@ def _refuse_no_delay(packets: Sequence[_Packet]) -> None:
 
 
 def _evened(times: Sequence[Seconds], rates: Sequence[Fraction]) -> tuple[Seconds, ...]:
-    """The times, or those of a constant rate that they are rounded from; `rates`: what the file says of it."""
+    """The times, or the times of a constant rate from which they are rounded.
+
+    `rates`: the rates that the file states.
+    """
     if len(times) < 2:
         return tuple(times)
     found = Fraction((len(times) - 1) / times[-1])

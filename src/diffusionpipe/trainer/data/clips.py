@@ -4,8 +4,8 @@
     taken            t0       t1       t2                            3 frames, 6 a second, from a start on
                      f1       f3       f5                            the last frame whose time is not after each
 
-Times are those of the file (see `clip_times`), so frames of uneven lengths are taken as they are seen. PyAV decodes
-from the key frame before the start on.
+Times come from the file (see `clip_times`), so frames of uneven lengths are taken as they are seen. PyAV decodes from
+the key frame before the start on.
 """
 
 from bisect import bisect_left, bisect_right
@@ -50,7 +50,7 @@ _SKEWED = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What is taken of each clip."""
+    """The frames that are taken of each clip."""
 
     frames: int
     rate: float | None = None
@@ -100,7 +100,7 @@ def problem_of_clip(path: Path, taken: Taken) -> str | None:
 
 
 def clip_header(path: Path, taken: Taken) -> Header:
-    """What is known of a clip before it is trained on: its first frame is decoded, of the others times are read."""
+    """The facts of a clip before it is trained on: its first frame is decoded, of the others times are read."""
     if problem := problem_of_file(path):
         return Header(problem=problem)
     try:
@@ -148,7 +148,7 @@ def load_clip(
 
 
 def _reason_of(error: Exception) -> str:
-    """What a reader has raised, in words; of PyAV's errors without the path, and with what FFmpeg has logged."""
+    """A reader's error, in words; of PyAV's errors without the path, and with FFmpeg's log."""
     if type(error) is ValueError:  # a sentence of ours
         return str(error)
     said = getattr(error, "strerror", None)
@@ -236,7 +236,7 @@ def _placed(frame: Any) -> _Placed:
 
 
 def _upright(frame: Any) -> "Image.Image":
-    """The frame as it is seen, but for the shape of its pixels; what is transparent becomes white, as in pictures."""
+    """The frame as it is seen, but for the shape of its pixels; transparent parts become white, as in pictures."""
     from PIL import Image
 
     if frame.format.has_palette or any(component.is_alpha for component in frame.format.components):

@@ -1,4 +1,4 @@
-"""What the numbers of a picture mean: its colour profile, and what is transparent. All become sRGB on white.
+"""The meaning of a picture's numbers: its colour profile, and its transparent parts. All become sRGB on white.
 
     stored                        pixels here       profile applied     laid over white
     1, L, I;16, LA           ──>  L   and alpha ──>  RGB and alpha  ──>  RGB or L
@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image, ImageCms, ImageFile
 
 _SPACES = {"L": b"GRAY", "RGB": b"RGB ", "CMYK": b"CMYK"}
-"""What a profile calls the colours of each mode of Pillow."""
+"""A profile's name for the colours of each mode of Pillow."""
 _CLASSES = (b"mntr", b"scnr", b"prtr", b"spac")
-"""Of profiles that say what colours look like: of screens, cameras, printers, and spaces such as Lab."""
+"""Classes of profiles that describe colours: of screens, cameras, printers, and spaces such as Lab."""
 _HEADER = 132
 """Bytes of a profile before its first tag."""
 _SAME = 1
@@ -30,7 +30,7 @@ _SRGB_PRIMARIES = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the levels of pictures with a profile become those of sRGB."""
+    """How the levels of pictures with a profile become sRGB's."""
 
     transform: ImageCms.ImageCmsTransform | None = None
     """None: they stay."""
@@ -71,7 +71,7 @@ def problem_of_colours(picture: Image.Image) -> str | None:
 
 
 def srgb_on_white(picture: Image.Image, colours: str, mode: str) -> Image.Image:
-    """The picture in sRGB as `mode`, RGB or L, laid over white. `colours` is what `colours_of` said."""
+    """The picture in sRGB as `mode`, RGB or L, laid over white. `colours` is the result of `colours_of`."""
     profile = picture.info.get("icc_profile")
     found, alpha = _apart(picture, colours)
     if profile:

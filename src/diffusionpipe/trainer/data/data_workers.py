@@ -4,9 +4,9 @@
             names, dtypes and shapes, one file descriptor <──              writes it into memory of its own
 
 The memory is an anonymous file (memfd): the worker writes the batch into it once, and the rank maps it without a copy.
-/dev/shm is not used, so its size does not matter (containers have 64 MB by default), and there are no semaphores that
-a killed process could leave behind. A worker has one pipe to its rank. If the worker dies, the pipe ends, and the rank
-knows at once. If the rank dies, the pipe ends too, and the worker ends.
+/dev/shm is not used, so its size does not matter (containers have 64 MB by default), and there are no semaphores that a
+killed process could leave behind. A worker has one pipe to its rank. If the worker dies, the pipe ends, and the rank
+notices at once. If the rank dies, the pipe ends too, and the worker ends.
 """
 
 import faulthandler

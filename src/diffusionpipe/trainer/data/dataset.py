@@ -1,6 +1,6 @@
 """A folder of pictures or clips with captions or labels, checked as a whole before anything else starts.
 
-The layout is that of Hugging Face's `imagefolder` and `videofolder`: files in the folder or in folders below it,
+The layout is the same as Hugging Face's `imagefolder` and `videofolder`: files in the folder or in folders below it,
 described by metadata.jsonl or metadata.csv files, or by .txt files beside them (see `captions`). Names that start with
 a dot are left out.
 """
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 UNREAD = (".tif", ".tiff", ".avif", ".heic", ".jxl")
-"""Pictures of other kinds: a folder that holds some is told so, as it is of clips among pictures, or the reverse."""
+"""Endings of pictures of other kinds: an error names such files, as it names clips among pictures, or the reverse."""
 NUM_EXAMPLES = 10
-"""An error names at most so many pictures of each problem."""
+"""The most pictures of each problem that an error names."""
 NUM_SHOWN = 3
-"""A warning names at most so many."""
+"""The most pictures that a warning names."""
 PROGRESS_EVERY = 100
 """Pictures between two reports of progress."""
 
@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 
 class Condition(StrEnum):
-    """What the model is conditioned on, so what every picture needs."""
+    """The condition of the model, which every picture needs."""
 
     TEXT = "text"
     LABEL = "label"
@@ -55,7 +55,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A picture and what stands about it."""
+    """A picture and the facts that are written about it."""
 
     name: str
     """Path below the folder, with "/"."""
@@ -71,7 +71,7 @@ class Dataset:
 
     folder: Path
     samples: tuple[Sample, ...]
-    """Sorted by name; those that enter later stand behind the others."""
+    """Sorted by name; samples that enter later come after the others."""
     contents: str = ""
     """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
     rate: float | None = None
@@ -86,10 +86,10 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What else the scan of a folder has shown."""
+    """Other findings of the scan of a folder."""
 
     noun: str
-    """What its samples are, in the plural."""
+    """The kind of its samples, in the plural."""
     sizes: tuple[Size | None, ...]
     """Width and height of each sample as it is seen; None where that is not known."""
     files: dict[str, str]
@@ -106,7 +106,7 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What is read of a folder."""
+    """The kind of files that are read of a folder."""
 
     noun: str
     """In the plural."""
@@ -176,8 +176,8 @@ def examine(
 ) -> tuple[Dataset, Findings]:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
 
-    `taken`: what is taken of each clip, for a folder of clips. `progress` is told the number of files checked and of
-    all.
+    `taken`: the frames that are taken of each clip, for a folder of clips. `progress` is called with the number of
+    files checked and of all.
 
     Raises:
         DataError: there are no pictures, or pictures, captions or metadata cannot be used; every kind of problem is
@@ -262,7 +262,7 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
 
 
 def _digest(contents: bytes, about: Description | None) -> str:
-    """Of a picture and what is said of it; None: it is no sample."""
+    """Digest of a picture and its description; None: it is not a sample."""
     said = b"" if about is None else repr((about.text, about.label, about.condition)).encode("utf-8", "surrogateescape")
     return blake2b(contents + said, digest_size=8).hexdigest()
 
@@ -299,13 +299,13 @@ def _sample(name: str, about: Description) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What opening every picture has shown."""
+    """The facts from opening every picture."""
 
     problems: dict[str, str]
     """Why a picture cannot be opened, by its name."""
     sizes: dict[str, Size]
     rates: dict[str, float]
-    """Of clips."""
+    """Rates of clips, by name."""
     digests: dict[str, bytes]
     contents: str
 

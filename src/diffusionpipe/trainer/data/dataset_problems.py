@@ -6,7 +6,7 @@ from diffusionpipe.trainer.data.dataset import Dataset
 
 
 def problems_of_captions(dataset: Dataset) -> list[str]:
-    """Of a model that reads labels and captions: a data set that was read for its labels may have no captions."""
+    """Problems for a model that reads labels and captions: data that were read for labels may lack captions."""
     without = [sample.name for sample in dataset.samples if sample.text is None]
     if not without:
         return []
@@ -15,7 +15,7 @@ def problems_of_captions(dataset: Dataset) -> list[str]:
 
 
 def problems_of_conditions(dataset: Dataset) -> list[str]:
-    """Of a model that reads pictures that steer."""
+    """Problems for a model that reads pictures that steer."""
     without = [sample.name for sample in dataset.samples if sample.condition is None]
     if not without:
         return []
@@ -27,7 +27,7 @@ def problems_of_conditions(dataset: Dataset) -> list[str]:
 
 
 def problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
-    """Of a model that reads labels; the null label lies above all others."""
+    """Problems for a model that reads labels; the null label lies above all others."""
     if null_label is None:
         return ["the model reads labels, but its null label is not given"]
     bad = [sample for sample in dataset.samples if sample.label is None or sample.label >= null_label]

@@ -1,6 +1,6 @@
-"""What the files of a folder say of its pictures, by the names that the pictures have.
+"""The descriptions in a folder's files of its pictures, by the names of the pictures.
 
-The text of a picture is that of metadata.jsonl or metadata.csv, else that of the file beside it, else metadata.json's.
+The text of a picture comes from metadata.jsonl or metadata.csv, else from the file beside it, else metadata.json's.
 """
 
 import logging
@@ -19,12 +19,12 @@ _LIST_FORM = "a list of file_name and text, or file names with their texts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the files of a folder say of its pictures."""
+    """The descriptions in a folder's files of its pictures."""
 
     descriptions: dict[str, Description]
     """By the names that the pictures have."""
     lists: dict[str, Description]
-    """The same of metadata.json, for what nothing else says."""
+    """The descriptions in metadata.json, for pictures that no other file describes."""
     sidecars: dict[str, str]
     """The file with the caption of a picture."""
     lone_sidecars: tuple[str, ...]
@@ -34,7 +34,7 @@ class Known:
 
 
 def read_known(folder: Path, listing: Listing) -> Known:
-    """What is said; a metadata.json that says something else is told to the log."""
+    """The descriptions; a metadata.json that says something else is named in the log."""
     names, apart = Names((*listing.read, *listing.apart)), set(listing.apart)
     metadata = read_metadata(folder, listing.metadata)
     found, twice = found_descriptions(metadata.descriptions, names)

@@ -20,7 +20,8 @@ Size = tuple[int, int]
 CENTRE = (0.5, 0.5)
 _BLOCK = 4096
 _MAX_RATIO = 100
-"""Of a picture's sides: a file of a few bytes may hold a line of pixels that would fill the memory when enlarged."""
+"""The largest ratio of a picture's sides: a file of a few bytes may hold a line of pixels that would fill the memory
+when enlarged."""
 _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
 
 
@@ -34,7 +35,7 @@ class PictureError(DataError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a picture's header says."""
+    """The facts in a picture's header."""
 
     problem: str | None = None
     """Why the picture cannot be opened."""
@@ -47,7 +48,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """What the header says; it is read with what checksums the format has."""
+    """The facts in the header; it is read with the checksums that the format has."""
     if problem := problem_of_file(path):
         return Header(problem=problem)
     try:
@@ -65,7 +66,7 @@ def read_header(path: Path) -> Header:
 
 
 def fingerprint(path: Path) -> bytes:
-    """Of the file's contents: its length and the bytes at its start, middle and end, not its date.
+    """A fingerprint of the file's contents: its length and the bytes at its start, middle and end, not its date.
 
     So a copy of a data folder has the same. A picture that took the place of another one has another.
     """
@@ -179,5 +180,5 @@ def cut_out(picture: Image.Image, place: Placing, size: Size, *, flip: bool) -> 
 
 
 def reason_of(error: Exception) -> str:
-    """What a reader of files has raised, in words."""
+    """The error of a reader of files, in words."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

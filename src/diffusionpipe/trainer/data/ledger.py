@@ -42,7 +42,7 @@ class Ledger:
 
 
 def first_ledger(files: Mapping[str, str]) -> Ledger:
-    """That of a run that begins."""
+    """The ledger of a run that begins."""
     return Ledger(generations=(Generation(since=0, files=dict(files)),))
 
 
@@ -53,7 +53,7 @@ def write_ledger(folder: Path, ledger: Ledger) -> None:
 
 
 def read_ledger(folder: Path) -> Ledger | None:
-    """That of a run's folder; None where an older version has written none.
+    """The ledger of a run's folder; None where an older version has written none.
 
     Raises:
         DataError: it cannot be read.
@@ -87,17 +87,17 @@ def _parsed(found: object) -> Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """Where a run goes on, and whether new files may enter."""
+    """The step at which a run continues, and whether new files may enter."""
 
     position: int
     """In the order of the data."""
     may_grow: bool
     noun: str
-    """What the files are, in the plural."""
+    """The kind of the files, in the plural."""
 
 
 def continued(ledger: Ledger, files: Mapping[str, str], samples: Sequence[str], at: Continuation) -> Ledger:
-    """The ledger with what is new among the files; `samples` are those of them that are trained on.
+    """The ledger with the new files among these; `samples` are the files that are trained on.
 
     Raises:
         CheckpointError: files that the run has used are gone or different, or new ones may not enter.
@@ -125,7 +125,7 @@ def continued(ledger: Ledger, files: Mapping[str, str], samples: Sequence[str], 
 
 
 def _present(generation: Generation, files: Mapping[str, str]) -> Generation:
-    """Of files that have not entered yet those that are still there, as they are now."""
+    """The files that have not entered yet and are still there, as they are now."""
     return replace(generation, files={name: files[name] for name in generation.files if name in files})
 
 

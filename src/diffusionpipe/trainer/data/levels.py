@@ -12,7 +12,7 @@ from torch import Tensor
 
 NUM_LEVELS = 256
 _LOWEST = {"pixels": -1, "condition": 0}
-"""Raw inputs that are pictures, and the value of their lowest level; that of the highest is 1."""
+"""Raw inputs that are pictures, and the value of their lowest level; the highest level is 1."""
 
 
 def keeps_levels(device: torch.device) -> bool:

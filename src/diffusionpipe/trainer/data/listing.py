@@ -1,4 +1,4 @@
-"""The files of a data folder, below it and behind its links."""
+"""The files of a data folder, below it and at the targets of its links."""
 
 import os
 import posixpath
@@ -131,7 +131,7 @@ def _walk(folder: Path, apart: _Identity | None, overlooked: Counter[str]) -> It
 
 
 def _identity(folder: Path) -> _Identity | None:
-    """What is the same for a folder and every link to it; None if it has just gone."""
+    """A key that a folder and every link to it share; None if it has just gone."""
     try:
         found = folder.stat()
     except OSError:

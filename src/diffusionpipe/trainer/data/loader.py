@@ -1,7 +1,7 @@
 """Batches of raw inputs, decoded ahead by worker processes; each rank loads only the rows that it encodes.
 
-A batch follows from (dataset, seed, step, positions) alone, so neither the number of ranks nor that of workers, nor
-where a run was resumed, changes anything.
+A batch follows from (dataset, seed, step, positions) alone, so neither the number of ranks nor of workers, nor where a
+run was resumed, changes anything.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ class StepLoader:
     """Worker processes; 0 decodes in this one."""
     pin_memory: bool = False
     has_levels: bool = False
-    """Pictures stay uint8 levels; what they mean is looked up on the device."""
+    """Whether pictures stay uint8 levels; the device looks up their values."""
     on_start: Callable[[DataWorkers], None] | None = None
     """Called with the workers when they have been started."""
 

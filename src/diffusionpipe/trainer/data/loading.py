@@ -1,4 +1,4 @@
-"""What a data worker needs for a batch. What that costs a step says `costs/loading.py`."""
+"""The time that a data worker needs for a batch. `costs/loading.py` computes its cost for a step."""
 
 from dataclasses import replace
 from statistics import median
@@ -10,11 +10,11 @@ from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.units import Seconds
 
 ROWS = 16
-"""Of a batch are made to measure it,"""
+"""Rows of a batch that are made to measure it."""
 TIMES = 5
-"""so often,"""
+"""Number of measurements."""
 BUDGET: Seconds = 0.5
-"""if that takes no longer; else one row is made once."""
+"""Most time of the measurements; if they would take longer, one row is made once."""
 
 
 def batch_time(loader: StepLoader) -> Spread:
@@ -27,7 +27,7 @@ def batch_time(loader: StepLoader) -> Spread:
     source = replace(loader.source, skipping=None)  # what is damaged is reported by training alone
 
     def seconds(step: int, count: int) -> Seconds:
-        """Of one row."""
+        """Time of one row."""
         rows = loader.positions[:count]
         start = process_time()
         replace(loader, source=source, positions=rows).load(loader.first_step + step)

@@ -46,7 +46,7 @@ class Names:
 def found_descriptions(
     descriptions: Mapping[str, Description], names: Names
 ) -> tuple[dict[str, Description], list[str]]:
-    """The descriptions by the names that the files have, and what is described under two names."""
+    """The descriptions by the names that the files have, and the files that are described under two names."""
     result: dict[str, Description] = {}
     problems = []
     for name, about in descriptions.items():
@@ -79,7 +79,7 @@ def lone_sidecars(pictures: Iterable[str], sidecars: Iterable[str]) -> tuple[str
 
 
 def _key(name: str) -> str:
-    """What names that mean the same have in common, also where the locale is not one of UTF-8."""
+    """A key that names of one meaning share, also where the locale is not one of UTF-8."""
     return normalize("NFC", as_utf8(name))
 
 

@@ -12,7 +12,8 @@ from diffusionpipe.units import Bytes
 MAX_SIDE = 32_000
 """A picture may have at most this number of pixels times itself: 3 GB of memory as RGB."""
 _MAX_TEXT: Bytes = 64 * 2**20
-"""Of one text or colour profile in a PNG, unpacked. Graphs of ComfyUI have a few MiB, printers' profiles some more."""
+"""Most bytes of one text or colour profile in a PNG, unpacked. Graphs of ComfyUI have a few MiB, printers' profiles
+some more."""
 _GREY_STEPS = {"L;2": 85, "L;4": 17}
 """Pillow spreads grey of few bits over 0 to 255, but not the level that is transparent."""
 
@@ -23,7 +24,7 @@ def opened_picture(path: Path) -> Iterator[Image.Image]:
 
     Raises:
         ValueError: it has too many pixels, or too much text for its pixels.
-        Exception: whatever the reader of its format stumbles over.
+        Exception: any error of the reader of its format.
     """
     # Pillow has limits of its own, for the whole process: 179 megapixels, and 1 MiB of a text.
     Image.MAX_IMAGE_PIXELS = None

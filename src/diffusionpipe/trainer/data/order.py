@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def place_of(position: int, num_samples: int, growth: Growth = ()) -> Place:
-    """Where a position is; `num_samples` are all samples, those of the growth included.
+    """Where a position is; `num_samples` are all samples, the growth included.
 
     >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
     [Place(epoch=0, number=19, size=20), Place(epoch=1, number=19, size=20), Place(epoch=2, number=0, size=25), \
@@ -44,18 +44,18 @@ Place(epoch=3, number=0, size=25)]
 
 
 def next_epoch(position: int, num_samples: int, growth: Growth = ()) -> int:
-    """The position of the first epoch that begins at this one or behind it."""
+    """The position of the first epoch that begins at this one or after it."""
     place = place_of(position, num_samples, growth)
     return position if place.number == 0 else position + place.size - place.number
 
 
 def num_epochs(positions: int, num_samples: int, growth: Growth = ()) -> float:
-    """How many epochs so many positions are."""
+    """The number of epochs in this number of positions."""
     place = place_of(positions, num_samples, growth)
     return place.epoch + place.number / place.size
 
 
 def growth_of(counts: Sequence[tuple[int, int]]) -> Growth:
-    """The growth by positions and numbers in any order; what is known from the beginning is no growth."""
+    """The growth by positions and numbers in any order; samples known from the beginning do not count as growth."""
     positions = sorted({since for since, count in counts if since > 0 and count})
     return tuple((since, sum(count for one, count in counts if one == since)) for since in positions)

@@ -1,8 +1,8 @@
 """Every random number of a run, as a function of what it is for.
 
-A number belongs to a sample, not to a rank: it is keyed by (seed, step, position in the global batch, purpose), and
-the order of the data by (seed, epoch). Whoever draws it, in whatever order and beside whatever else, gets the same
-bits; so the loss is the same for every layout, and a run resumes without any saved random state.
+A number belongs to a sample, not to a rank: it is keyed by (seed, step, position in the global batch, purpose), and the
+order of the data by (seed, epoch). Every rank that draws it, in any order and beside any others, gets the same bits; so
+the loss is the same for every layout, and a run resumes without any saved random state.
 
 The generator, for one key:
 

@@ -1,4 +1,4 @@
-"""What the data of a run are, in plain words: rank 0 says it once, before anything long and before step 1.
+"""The facts about the data of a run, in plain words: rank 0 prints them once, before anything long and before step 1.
 
 pictures    10,000 in data/birds, of 120 x 90 to 4,000 x 3,000 pixels (median 1,024 x 768)
 epochs      12.8 (2,000 steps of 64)
@@ -64,7 +64,7 @@ class Use:
 
 
 def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]:
-    """What is said of the data, in at most 25 lines."""
+    """The facts about the data, in at most 25 lines."""
     lines = [*_counts(train, held_out, use), *_pixels(train, use)]
     lines += _captions(train, "captions", use)
     if held_out is not None:

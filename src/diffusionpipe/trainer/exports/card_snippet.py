@@ -56,7 +56,7 @@ class Example:
     label: int = 0
     """For a model of classes."""
     num_classes: int | None = None
-    """Of such a model."""
+    """Number of classes of a class-conditional model."""
     steps: int = 30
     guidance: Guidance
     resolution: int | None = None
@@ -64,9 +64,9 @@ class Example:
     height: int | None = None
     """None: as `resolution`."""
     frames: int | None = None
-    """Of a clip; None: a picture."""
+    """Frames of a clip; None: a picture."""
     frame_rate: float | None = None
-    """Of a clip, a second; None: `PLAYED`."""
+    """Frames of a clip in a second; None: `PLAYED`."""
 
 
 def snippet(
@@ -80,8 +80,8 @@ def snippet(
 ) -> str:
     """The text below the heading "Sampling".
 
-    `base_model`: what adapters are loaded into; None for a whole model. `scheduler`: the configuration of another
-    scheduler than the loaded folder's; None to keep that.
+    `base_model`: the model into which adapters are loaded; None for a whole model. `scheduler`: the configuration of
+    another scheduler than the loaded folder's; None to keep that.
     """
     folder = FOLDER if base_model is None else RUN
     if prediction is Prediction.FLOW_MATCHING and not pipeline.startswith(_OF_FLOWS):

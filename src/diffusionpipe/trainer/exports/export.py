@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What is exported and what its model card says."""
+    """The parts of an export and the facts of its model card."""
 
     source_model: Path
     """The diffusers folder that the training started from; gives all that was not trained."""
@@ -69,7 +69,7 @@ class Export:
     trained: Mapping[str, str]
     """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
     prediction: Prediction
-    """What the denoiser has learnt to predict."""
+    """The quantity that the denoiser has learnt to predict."""
     untrained: Collection[str] = ()
     """Parameters of trained components that do not learn, e.g. {"transformer.blocks.2.bias"}; see `models.cut.unread`.
 
@@ -141,7 +141,7 @@ def _widen(modules: Mapping[str, nn.Module], source: Path) -> None:
 
 
 def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_average: bool) -> Card:
-    """What the model card tells; `original` and `index` are the model_index.json of source and export."""
+    """The facts of the model card; `original` and `index` are the model_index.json of source and export."""
     kept = [name for name, entry in index.items() if _is_used(entry)]
     recipe, source = settings.recipe, settings.source_model
     guidance = default_guidance(source) if recipe is None else drawn_guidance(recipe, source)
@@ -231,7 +231,7 @@ def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: E
 
 
 def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
-    """Copies the components that were not trained, links resolved; the scheduler is written anew."""
+    """Copies the components that were not trained, links resolved; the scheduler is written again."""
     for name, entry in tuple(index.items()):
         if not _is_used(entry) or name in settings.trained or name == _SCHEDULER:
             continue
@@ -348,7 +348,7 @@ def _trained_tensors(
 
 
 def _kept(module: nn.Module, source: Path, untrained: Collection[str], variant: str | None) -> dict[str, Tensor]:
-    """What is saved with a module but not trained: buffers such as SD3's positions, and `untrained` parameters.
+    """The untrained tensors that are saved with a module: buffers such as SD3's positions, and `untrained` parameters.
 
     As the source has it, else, for buffers, as computed.
     """

@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what the files hold, how to draw a picture from them, and the recipe."""
+"""The README.md of an exported model: the contents of the files, how to draw a picture from them, and the recipe."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ DiffusionPipe:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """What was trained, if it was adapters."""
+    """The trained adapters, if adapters were trained."""
 
     rank: int
     is_merged: bool
@@ -33,7 +33,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a card tells."""
+    """The facts on a card."""
 
     pipeline: str
     base_model: str
@@ -93,7 +93,7 @@ def _snippet(card: Card, name: str) -> str:
 
 
 def _head(card: Card) -> str:
-    """The card's metadata; the hub links it to a base model that it knows."""
+    """The card's metadata; the hub links the card to a base model of its own."""
     from huggingface_hub import ModelCardData
 
     tags = ["lora"] * card.are_alone + ["controlnet"] * ("ControlNet" in card.pipeline)
@@ -116,7 +116,7 @@ def _subject(card: Card) -> str:
 
 
 def _contents(card: Card) -> str:
-    """What the files hold, and how they differ from the base model."""
+    """The contents of the files, and how they differ from the base model."""
     weights = "the exponential moving average of the weights" if card.is_average else "the weights as trained"
     if card.are_alone:
         lines = [f"The files hold {weights}; the base model is needed beside them."]

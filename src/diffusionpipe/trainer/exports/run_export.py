@@ -1,4 +1,4 @@
-"""What a run exports, from its session or from its recipe alone."""
+"""The export of a run, from its session or from its recipe alone."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def export_settings(member: Member) -> Export:
 
 
 def _alone(member: Member) -> Recipe:
-    """The recipe of a model alone: what it took from the model before it is in it."""
+    """The recipe of a model alone, with the values that it took from the model before it."""
     recipe = member.recipe
     if member.low is None:
         return recipe

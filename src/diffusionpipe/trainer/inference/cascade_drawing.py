@@ -44,8 +44,8 @@ def draw_in_session(
 ) -> tuple[list[Picture], ...] | None:
     """Pictures of each of the session's models on the rank that shows them, None on others or without memory for them.
 
-    Every rank of the job calls it. `settings` are those of each model; `on_step` is told the denoising steps done and
-    all of them.
+    Every rank of the job calls it. `settings`: one entry for each model; `on_step` is called with the denoising steps
+    done and all of them.
     """
     drawn: list[list[Picture]] = []
     small: Tensor | None = None
@@ -65,7 +65,7 @@ def draw_in_session(
 
 
 def brought(latents: Tensor | None, shape: Sequence[int], job: Job) -> Tensor:
-    """What the first worker has drawn, on every rank; `shape` is that of all latents."""
+    """The latents that the first worker has drawn, on every rank; `shape` is the shape of all latents."""
     if job.membership.rank > 0:
         latents = torch.empty(tuple(shape), dtype=torch.float32, device=job.device)
     assert latents is not None
@@ -97,7 +97,7 @@ def draw_from_folders(
 
 
 def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index: int) -> OnStep | None:
-    """What a model tells of its steps, among those of all."""
+    """The function for one model's steps, which counts them among the steps of all models."""
     if on_step is None or len(settings) == 1:
         return on_step
     before, total = sum(one.steps for one in settings[:index]), sum(one.steps for one in settings)
@@ -161,9 +161,9 @@ def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
 
 
 def captions_of(names: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """What stands below the pictures that `shown` makes: before the caption, the names of their parts from the left.
+    """The texts below the pictures that `shown` makes: before the caption, the names of their parts from the left.
 
-    `names` are those of the models that drew.
+    `names` are the names of the models that drew.
 
     >>> captions_of(["base", "super"], ["a cat"])
     ['base | super | bicubic: a cat']

@@ -1,6 +1,6 @@
-"""Frames of a second of the clips that a run trains on and draws, in one place for all that is told of it.
+"""Frames of a second of the clips that a run trains on and draws, in one place for all that use it.
 
-`data.frame_rate` says how many are taken. Without it each clip has its own rate, and that of the middle one is drawn:
+`data.frame_rate` says how many are taken. Without it each clip has its own rate, and the middle one is drawn:
 
     RUN/clips.json      {"frame_rate": 23.976}
 """

@@ -26,12 +26,13 @@ _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to draw: prompts for a text model, or labels for a class model."""
+    """The samples to draw: prompts for a text model, or labels for a class model."""
 
     prompts: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
     negatives: tuple[str, ...] = ()
-    """What guidance leads away from, one for each prompt; empty: no text, which is the empty one for most models."""
+    """The texts that guidance leads away from, one for each prompt; empty: no text, which is the empty one for most
+    models."""
     conditions: tuple[Path, ...] = ()
     """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
     frame_rate: float | None = None
@@ -42,7 +43,7 @@ class Wish:
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """What stands below the pictures."""
+        """The texts below the pictures."""
         return self.prompts or tuple(f"class {label}" for label in self.labels)
 
 
@@ -106,11 +107,11 @@ NO_CONDITIONS = (
     f'name one as "conditioning_image" for each picture of data.validation in its {METADATA}, or give --condition to '
     "sample"
 )
-"""What to do."""
+"""The remedy for missing conditioning pictures."""
 
 
 def steering_pictures(data: Path, count: int) -> tuple[Path, ...]:
-    """A conditioning picture for each of so many prompts: those of the folder's pictures by name, maybe repeated.
+    """A conditioning picture for each of `count` prompts: the folder's by name, maybe repeated.
 
     Raises:
         DataError: the folder's metadata cannot be used, or a picture has no conditioning picture.
@@ -144,7 +145,7 @@ def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
 def small_conditions(
     small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
 ) -> dict[str, Tensor]:
-    """What super-resolution reads of small pictures (N, C, r, r): them, enlarged and noised, and the noise's level.
+    """The tensors that super-resolution reads: small pictures (N, C, r, r), enlarged and noised, and the noise's level.
 
     The same pictures again, if guided: both halves see the same noise.
     """
@@ -262,12 +263,12 @@ class _Prompted:
 
     @property
     def has_template(self) -> bool:
-        """Whether more than the tokenizer's marks stands around a caption."""
+        """Whether more than the tokenizer's marks is put around a caption."""
         prompt = self._prompt
         return bool(prompt.instruction or prompt.suffix or prompt.chat is not None or prompt.template != "{}")
 
     def _instructed(self, texts: Sequence[str], *, is_cut: bool) -> Mapping[str, Any]:
-        """Tokens behind the instruction, and before them a gap of padding.
+        """Tokens after the instruction, and before them a gap of padding.
 
         Raises:
             ModelError: the tokenizer makes too many tokens of the instruction.

@@ -18,7 +18,7 @@ from diffusionpipe.runtime.machine.free_memory import free_on
 logger = logging.getLogger(__name__)
 
 SPARE = 1.05
-"""What a device needs for each counted byte: kernels also take memory by themselves."""
+"""The memory that a device needs for each counted byte: kernels also take memory by themselves."""
 _GIB = 2**30
 
 
@@ -32,10 +32,10 @@ def open_vae(folder: Path, device: torch.device, variant: str | None = None) -> 
 
 
 def decoded(vae: Any, latents: Tensor, *times: Tensor | None, **options: Any) -> Tensor:
-    """What the VAE makes of latents, (N, 3, ...) in host memory, in float32.
+    """The pictures that the VAE makes of latents, (N, 3, ...) in host memory, in float32.
 
-    A picture has the same bits whatever is decoded beside it. diffusers' own slicing would mix up latents and times
-    where a VAE reads times. `times` and `options` are further arguments of the VAE's `decode`.
+    A picture has the same bits beside any others. diffusers' own slicing would mix up latents and times where a VAE
+    reads times. `times` and `options` are further arguments of the VAE's `decode`.
     """
     if _needs_tiles(vae, latents):
         decode_in_tiles(vae)
@@ -73,7 +73,9 @@ def _needs_tiles(vae: Any, latents: Tensor) -> bool:
 
 
 def folder_decoding(folder: Path, size: Clip) -> Decoding | None:
-    """What the folder's VAE takes to decode samples of a size, known without its weights; None: the folder has no VAE.
+    """The memory that the folder's VAE needs to decode samples of a size, known without its weights.
+
+    None: the folder has no VAE.
 
     Raises:
         ModelError: its configuration makes no VAE.

@@ -6,7 +6,7 @@
 
 Under a pipeline every worker walks through the same time steps. Those that read the noisy latents keep them and step
 the scheduler; the workers of the last stage send them the prediction. Where adapters alone are trained, the denoiser's
-first layers are frozen and stand in no stage: the workers that read what they write run them.
+first layers are frozen and belong to no stage: the workers that read their outputs run them.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
 
 FeedBack = Callable[[Tensor, Tensor, Tensor], None]
-"""`feed_back(prediction, noisy, timestep)`: what a denoiser that reads its own estimate is given at the next step."""
+"""`feed_back(prediction, noisy, timestep)`: sets the estimate that a denoiser reads at the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class SamplingSettings:
     scheduler_class: str | None = None
     """Another class to use with that configuration."""
     embedded_guidance: float | None = None
-    """What a distilled model is told; None for other models."""
+    """The guidance that a distilled model reads; None for other models."""
     noise_level: int | None = None
-    """Of super-resolution: the time step whose noise is added to the small pictures; None for other models."""
+    """The time step whose noise super-resolution adds to the small pictures; None for other models."""
     unguided: float = 1.0
     """The scale that is without guidance; diffusers' pipelines do not agree on it."""
 
@@ -71,13 +71,13 @@ class Spacing:
     """How diffusers' pipeline of a model spaces the time steps."""
 
     num_tokens: int | None = None
-    """Of a sample; None for a denoiser without tokens."""
+    """Tokens of a sample; None for a denoiser without tokens."""
     has_even_sigmas: bool = False
-    """As in `LayerGraph`."""
+    """Whether a flow's scheduler gets evenly spaced noise levels, as in `LayerGraph`."""
 
 
 class Scheduler(Protocol):
-    """What we use of diffusers' schedulers."""
+    """The part of diffusers' schedulers that we use."""
 
     timesteps: Tensor
 
@@ -133,7 +133,7 @@ def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int
 
     Raises:
         ModelError: the configuration shifts in a way that is not supported.
-        RecipeError: it does not make so many steps.
+        RecipeError: it does not make `num_steps` steps.
     """
     extra: dict[str, object] = {}
     if spacing.has_even_sigmas and "sigmas" in signature(scheduler.set_timesteps).parameters:
@@ -169,8 +169,8 @@ def draw(
     """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
 
     Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The noise of
-    sample i depends on (seed, i) and, of several models, on the name of the `model`. `feed_back` is told every guided
-    prediction, of one row a sample. `on_step(done, total)` shows progress.
+    sample i depends on (seed, i) and, of several models, on the name of the `model`. `feed_back` is called with every
+    guided prediction, of one row a sample. `on_step(done, total)` shows progress.
     """
     scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
     set_times(scheduler, settings.scheduler, settings.steps, spacing)
@@ -213,7 +213,7 @@ def drawn_noise(
 
 
 def step_noise(settings: SamplingSettings, model: str = "") -> torch.Generator:
-    """What a scheduler that draws noise draws from; several models draw other noise."""
+    """The generator for a scheduler that draws noise; several models draw other noise."""
     seed = settings.seed
     if model:
         seed = int(generator(seed=seed, purpose=f"{model}/steps", step=0, position=0).integers(2**63))
@@ -230,7 +230,7 @@ def _has_learned_variance(scheduler: Scheduler) -> bool:
 def _guide(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
     """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it.
 
-    Channels beyond those of the latents, which state variances, are those with the condition.
+    Channels beyond the latents', which state variances, come from the prediction with the condition.
     """
     if not settings.is_guided:
         return prediction
@@ -266,7 +266,7 @@ class PipelinePredictor:
     ) -> None:
         """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
 
-        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are
+        `lead`: the outputs of the denoiser's frozen layers for this rank's stages, from the times and, where they are
         here, the noisy latents. `is_everywhere`: every worker holds latents and gets the prediction, not only those
         that need them.
         """

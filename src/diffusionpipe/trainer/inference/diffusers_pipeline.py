@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """How pipelines call the masks of prompts."""
 _POOLED = ("pooled_prompt_embeds",)
-"""And their pooled embeddings."""
+"""Arguments with pooled embeddings of the prompts."""
 
 
 def _nothing() -> None:
@@ -48,7 +48,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is drawn."""
+    """The pictures to draw."""
 
     folder: Path
     settings: SamplingSettings
@@ -58,7 +58,7 @@ class Order:
     resolution: int
     device: torch.device
     clip: Clip | None = None
-    """The size of a sample that is no square picture of `resolution`."""
+    """The size of a sample that is not a square picture of `resolution`."""
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
     needs_pictures: bool = True
@@ -77,7 +77,7 @@ class _StandIn:
     scheduler: Any
     config: Any
     parameters: Mapping[str, Parameter]
-    """Of the forward that it stands for."""
+    """Parameters of the forward that it replaces."""
     num_steps: int = 0
     """Steps of the scheduler that are done."""
     seen: Tensor | None = None
@@ -213,7 +213,7 @@ class _Decoder:
 
 
 def warn_of_shortage(error: BaseException) -> None:
-    """Say that there is no memory to decode pictures, and that training goes on."""
+    """Say that there is no memory to decode pictures, and that training continues."""
     logger.warning(
         'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
         'leave more memory free"; training continues',
@@ -251,7 +251,7 @@ def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
 
 
 def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any]:
-    """What the pipeline is called with."""
+    """The arguments with which the pipeline is called."""
     settings, device, count = order.settings, order.device, order.num_samples
     noise = normal(seed=settings.seed, purpose="sampling", step=0, positions=range(count), shape=order.latents)
     rows = torch.arange(2 * count, dtype=torch.float32, device=device).view(2, count, 1, 1)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.setup.session import Session
 
 MOVING = ("noisy", "timesteps", ESTIMATE)
-"""What changes from one denoising step to the next."""
+"""The tensors that change from one denoising step to the next."""
 
 Picture = NDArray[np.uint8]
 """(H, W, 3), a clip (F, H, W, 3)."""
@@ -103,7 +103,7 @@ def latents_in_session(
 
     Where diffusers' pipeline draws, decoded pictures on the first rank, or None without memory for them.
 
-    `small`: the small pictures that the model reads. `on_step` is told the denoising steps done and all of them.
+    `small`: the small pictures that the model reads. `on_step` is called with the denoising steps done and all of them.
 
     The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
     that they are gathered together: then all draw the same.
@@ -154,7 +154,7 @@ def drawn_by_stages(
     is_shown: bool = True,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """As `drawn`, through the stages of a pipeline; `is_shown`: the pipeline's first worker decodes."""
+    """The pictures of `drawn`, through the stages of a pipeline; `is_shown`: the pipeline's first worker decodes."""
     return drawn(
         order,
         predict,
@@ -216,7 +216,7 @@ def with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _remembered(
     graph: LayerGraph, remember: Callable[[Tensor], None], prediction: Tensor, noisy: Tensor, timestep: Tensor
 ) -> None:
-    """`FeedBack` of a denoiser that reads its own estimate: that of a guided prediction."""
+    """`FeedBack` of a denoiser that reads its own estimate: the estimate of a guided prediction."""
     objective = graph.components["objective"]
     assert isinstance(objective, Objective)
     times = timestep.to(noisy.device).expand(len(noisy))

@@ -10,7 +10,7 @@ Run = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 def in_parts(run: Run, inputs: Mapping[str, Tensor], size: int | None) -> dict[str, Tensor]:
-    """What `run` makes of so many rows at a time, the last ones filled up; None: of all at once.
+    """The results of `run` on `size` rows at a time, the last ones filled up; None: on all at once.
 
     >>> ones = {"x": torch.ones(5, 2)}
     >>> in_parts(lambda part: {"count": torch.full((len(part["x"]),), len(part["x"]))}, ones, 2)

@@ -1,4 +1,4 @@
-"""Pictures from a diffusers folder, in one process: what `sample` draws, and what examples and tests compare with."""
+"""Pictures from a diffusers folder, in one process: `sample` draws so, and examples and tests compare with it."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -67,11 +67,11 @@ class Source:
     adapters: Path | None = None
     """A folder with the file of adapters that diffusers writes, to be added to the denoiser."""
     name: str = ""
-    """Of the model among several."""
+    """Name of the model among several."""
     small: int | None = None
     """Side of the small pictures that it reads; None: it reads none."""
     clip: Clip | None = None
-    """The size of what is drawn, where that is no square picture of `resolution`."""
+    """The size of a sample that is not a square picture of `resolution`."""
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
 
@@ -135,7 +135,7 @@ def latents_from_folder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A source's model, and what is asked of it."""
+    """A source's model, and the pictures that are asked of it."""
 
     source: Source
     graph: LayerGraph
@@ -145,7 +145,7 @@ class Opened:
     frozen: tuple[Layer, ...]
     """The layers that make the conditions."""
     trained: tuple[Layer, ...]
-    """Those of the denoiser, and of the ControlNet that steers it."""
+    """The layers of the denoiser, and of the ControlNet that steers it."""
     objective: ObjectiveSettings
 
     @property
@@ -154,7 +154,10 @@ class Opened:
         return self.trained[-1].component
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
-        """What the denoiser reads beside latents and times; the encoders have their weights as long as this takes."""
+        """The tensors that the denoiser reads beside latents and times.
+
+        The encoders have their weights as long as this takes.
+        """
         self.materialize(self.frozen, device, arithmetic)
         fed = {name for layer in self.trained for name in layer.reads} - set(MOVING)
         with torch.no_grad(), arithmetic.context(device):
@@ -190,7 +193,7 @@ class Opened:
             load_adapters(self.graph.components[self.denoiser], self.source.adapters, self.denoiser)
 
     def order(self, settings: SamplingSettings, num_samples: int, device: torch.device) -> Order:
-        """What is drawn."""
+        """The pictures to draw with these settings."""
         return Order(
             folder=self.source.folder,
             variant=self.source.variant,
@@ -251,7 +254,7 @@ def open_source(
 
 
 def _objective_of(folder: Path) -> ObjectiveSettings:
-    """What the folder's denoiser predicts, and whether it reads its own estimate."""
+    """The quantity that the folder's denoiser predicts, and whether it reads its own estimate."""
     config = scheduler_config(folder)
     kind = Prediction.V_PREDICTION if config.get("prediction_type") == "v_prediction" else Prediction.EPSILON
     if is_flow_scheduler(config):

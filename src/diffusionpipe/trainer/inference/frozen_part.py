@@ -1,4 +1,4 @@
-"""What frozen layers do while samples are drawn through stages: conditions, once, and what leads a denoiser.
+"""The work of frozen layers while samples are drawn through stages: conditions, once, and a denoiser's first layers.
 
     captions ──> text encoder ──> conditions ─────────────> stages        once
     time     ──> layers without weights, or before all adapters ──> stages    at every time step
@@ -19,12 +19,12 @@ from diffusionpipe.runtime.weights.host_weights import HostWeights
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
 
 Lead = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""From times and, where they are here, noisy latents: what leading layers write for a rank's stages."""
+"""A function of times and, where they are here, noisy latents: the outputs of leading layers for a rank's stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPart:
-    """What frozen layers do for a rank's stages."""
+    """The work of frozen layers for a rank's stages."""
 
     graph: LayerGraph
     tensors: Mapping[str, Tensor]
@@ -32,10 +32,10 @@ class FrozenPart:
     lead: tuple[Layer, ...]
     """Layers of the denoiser that see latents or times, to be run at every time step; more than none with adapters."""
     led: frozenset[str]
-    """What the stages read of those."""
+    """The outputs of leading layers that the stages read."""
 
     def leader(self, autocast: AbstractContextManager[object], rows: int) -> Lead | None:
-        """Runs the leading layers, on so many rows at a time; None where there are none."""
+        """Runs the leading layers, on `rows` rows at a time; None where there are none."""
         reads = {name for layer in self.lead for name in layer.reads}
         given = {name: tensor for name, tensor in self.tensors.items() if name in reads}  # the others may be freed
         layers, components, led = self.lead, self.graph.components, self.led
@@ -60,7 +60,7 @@ def frozen_part(
     """The tensors of these names that the given ones lead to, and the layers that make the others of latents and times.
 
     `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers'
-    weights to the device, if they rest in host memory.
+    weights to the device, if they are kept in host memory.
     """
     moving = set(changing)
     lead, before = [], []

@@ -6,13 +6,14 @@ samples/step-00000500/000-a-blue-tit-on-a-branch.png
 
 Every key is a text chunk of the file (`identify -verbose`, `exiftool` and picture viewers show them):
 
-prompt            a blue tit on a branch             what was asked for; label instead, for a class model
+prompt            a blue tit on a branch             the given prompt; label instead, for a class model
 negative_prompt   blurry
 condition         validation/edges/1.png             the picture that steered a ControlNet
 steps, guidance, seed, scheduler, ...                the fields of `SamplingSettings`, as JSON
 index, count      0, 2                               which picture of those that were drawn together
 rows              4                                  rows that went through the denoiser at a time
-resolution, precision                                height, frames and frame_rate too of what is no square picture
+resolution, precision                                height, frames and frame_rate too of a sample that is not a square
+                                                     picture
 model             models/stable-diffusion-v1-5
 training_step     500
 weights           average
@@ -44,7 +45,7 @@ from diffusionpipe.trainer.recipe import Precision
 
 _MAX_SLUG = 48
 _MOST = 10_000
-"""Of pictures drawn together, of their rows, and of denoising steps."""
+"""The most pictures drawn together, most of their rows, and most denoising steps."""
 _SOFTWARE = "Software"
 _CLIP = 4
 """Dimensions of a clip."""
@@ -69,9 +70,9 @@ class Origin:
     """Rows that went through the denoiser at a time; None: all."""
     resolution: int
     height: int | None = None
-    """As in the recipe's [data]; None: as wide as high,"""
+    """Height in pixels as in the recipe's [data]; None: as high as wide."""
     frames: int | None = None
-    """a picture,"""
+    """Frames of a clip as in the recipe's [data]; None: a picture."""
     frame_rate: float | None = None
     """shown with `PLAYED` frames a second."""
     precision: Precision
@@ -84,7 +85,7 @@ class Origin:
 
     @property
     def caption(self) -> str:
-        """What is written below the picture."""
+        """The text below the picture."""
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
@@ -121,7 +122,7 @@ def read_origin(path: Path) -> Origin:
     """How the picture in a file was drawn.
 
     Raises:
-        ConfigError: it is no picture, or one that does not say how it was drawn.
+        ConfigError: it is not a picture, or one that does not say how it was drawn.
     """
     from diffusionpipe.trainer.data.opening import opened_picture
 

@@ -1,4 +1,4 @@
-"""What workers send each other after a step of sampling: predictions, to those that hold noisy latents."""
+"""The messages between workers after a step of sampling: predictions, to those that hold noisy latents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from diffusionpipe.runtime.engine.worker import Worker
 def transfers(
     writers: Mapping[int, Sequence[tuple[int, int]]], holders: Iterable[int]
 ) -> list[tuple[int, int, int, int]]:
-    """What crosses workers after a step: (worker that predicts, worker that holds latents, first row, behind the last).
+    """(worker that predicts, worker that holds latents, first row, row after the last) of each message after a step.
 
     All workers go through it in this order, so none waits in a circle, even if a transfer blocks its host until the
     other end is there. If all sent first, three workers that predict and hold latents could wait for each other:

@@ -14,7 +14,7 @@ class ExitStatus(IntEnum):
     REFUSED = 2
     """Something that the user can fix; running the same command again gives the same error."""
     STOPPED = 75
-    """Asked to stop before the last step, saved and stopped; the same command with --resume auto goes on (EX_TEMPFAIL
+    """Asked to stop before the last step, saved and stopped; the same command with --resume auto continues (EX_TEMPFAIL
     of sysexits.h)."""
 
 

@@ -67,7 +67,7 @@ class ForwardedSignals:
 
 
 def _pause_with(pids: Sequence[int]) -> None:
-    """Stop the ranks and their data workers, then this process until SIGCONT, then let all go on.
+    """Stop the ranks and their data workers, then this process until SIGCONT, then let all continue.
 
     A terminal stops only the launcher; the ranks would take it for dead after their patience, and end.
     """

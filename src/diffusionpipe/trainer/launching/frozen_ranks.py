@@ -36,7 +36,7 @@ class FrozenRanks:
         """Kill the ranks that are frozen, if the job ends; `pids` are the process ids by rank.
 
         `is_failing`: whether a rank has left a note; only asked if one is frozen. Ranks end well only after all have
-        done their work. Without a note and with all ranks alive, a rank that somebody has paused can go on later.
+        done their work. Without a note and with all ranks alive, a rank that was paused can continue later.
         """
         now = self._clock()
         states = [state_of_process(pid) for pid in pids]

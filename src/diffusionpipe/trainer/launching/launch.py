@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 LOGS = "logs"
-"""The folder for the ranks' output, in that of the run."""
+"""The folder for the ranks' output, in the folder of the run."""
 _HOST = "127.0.0.1"
 
 
@@ -166,7 +166,7 @@ def _agent(
 
 
 def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[str, str]) -> "LogsSpecs":
-    """Where the agent sends the ranks' output and looks for their notes, and what it adds to their environment."""
+    """Where the agent sends the ranks' output and looks for their notes, and its additions to their environment."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     added = {
@@ -203,7 +203,7 @@ def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[st
 
 
 def _nccl_variables(log_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What makes failures of NCCL speak, unless the user has set it; nothing without GPUs.
+    """Variables with which NCCL reports its failures, unless the user has set it; nothing without GPUs.
 
     torch's own report of a transfer that never ends goes to the rank's log, and its flight recorder writes the last
     transfers of each rank to the folder.
@@ -227,7 +227,7 @@ def _nccl_variables(log_folder: Path, environ: Mapping[str, str]) -> dict[str, s
 def _run(
     agent: "LocalElasticAgent", signals: ForwardedSignals, is_failing: Callable[[], bool]
 ) -> tuple["RunResult", Mapping[int, str]]:
-    """What the agent reports, once every process of every rank is gone, and which ranks were killed here as frozen."""
+    """The agent's report, once every process of every rank is gone, and which ranks were killed here as frozen."""
     results: list[RunResult] = []
     errors: list[BaseException] = []
     frozen = FrozenRanks()
@@ -239,7 +239,7 @@ def _run(
             errors.append(error)
 
     def pids() -> list[int]:
-        """Of the ranks, each of which leads a process group."""
+        """Process ids of the ranks, each of which leads a process group."""
         return [worker.id for worker in agent.get_worker_group().workers if isinstance(worker.id, int)]
 
     thread = threading.Thread(target=work, name="elastic agent")

@@ -1,4 +1,4 @@
-"""Who holds the lock of a run folder, whether its job lives, and what a second job is told."""
+"""The holder of the lock of a run folder, whether its job lives, and the message to a second job."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,7 +43,7 @@ class Owner:
 
 
 class Life(StrEnum):
-    """What is known of the owner of a lock."""
+    """The facts about the owner of a lock."""
 
     NONE = "no owner"
     GONE = "its process is gone"
@@ -53,7 +53,7 @@ class Life(StrEnum):
 
 
 def life_of(owner: Owner | None, me: Member, *, is_locked: bool | None) -> Life:
-    """What a process can know of a lock's owner at a glance.
+    """The facts that a process can read of a lock's owner at once.
 
     Args:
         owner: the file's content; None: it is empty.
@@ -73,7 +73,7 @@ def life_of(owner: Owner | None, me: Member, *, is_locked: bool | None) -> Life:
 
 
 def refusal(folder: Path, owner: Owner | None, life: Life, *, age: Seconds, take_over: bool) -> str:
-    """Why a second job may not use the folder, and what to do."""
+    """Why a second job may not use the folder, and the remedy."""
     who = str(owner) if owner is not None else "a job that is just starting"
     text = f"{folder} is in use by {who}"
     if life is not Life.ELSEWHERE:

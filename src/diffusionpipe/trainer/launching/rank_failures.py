@@ -1,4 +1,4 @@
-"""How the ranks of a launched job ended, which of them is the cause, and what the user is told."""
+"""How the ranks of a launched job ended, which of them is the cause, and the message to the user."""
 
 import signal
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class RankFailure:
     """Negative: the signal that killed it."""
     time: float
     note: FailureNote | None
-    """What it left; None if it was killed or is no program of ours."""
+    """Its note; None if it was killed or is not a program of ours."""
     is_first: bool = False
     """Whether it ended before the agent terminated any other."""
     frozen: str | None = None

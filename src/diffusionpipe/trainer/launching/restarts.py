@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 LONGEST: Seconds = 60.0
 """Pause before a restart, at most."""
 FRUITLESS = 2
-"""So many restarts in a row without progress end the job."""
+"""The number of restarts in a row without progress that ends the job."""
 
 Launch = Callable[[str | None], int]
 """`launch(resume)` runs all ranks and returns the exit status of the job, or raises a PeerError after a crash."""

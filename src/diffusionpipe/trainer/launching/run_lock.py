@@ -237,10 +237,10 @@ def _replace(path: Path, me: Member, *, is_contested: bool = False) -> int:
 
 
 def _open(path: Path, more: int = 0) -> int:
-    """A descriptor of the lock file itself: through a link, what the link names would be overwritten.
+    """A descriptor of the lock file itself: through a link, the link's target would be overwritten.
 
     Raises:
-        OSError: it is a link or no regular file, or cannot be opened.
+        OSError: it is a link or not a regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | more, 0o644)

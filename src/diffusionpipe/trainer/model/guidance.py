@@ -13,11 +13,11 @@ from diffusionpipe.trainer.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 TRAINED_GUIDANCE = 1.0
-"""What a distilled model is told while it is trained: that its prediction is that of the data, without guidance."""
+"""The guidance that a distilled model reads while it is trained: it predicts the data themselves, without guidance."""
 
 
 def guidance_of(folder: Path, given: float | None, true_cfg_scale: float, *, has_negative: bool) -> Guidance:
-    """How the model in a folder is drawn from; `given` is the guidance, None for that of diffusers' pipeline.
+    """How the model in a folder is drawn from; `given` is the guidance, None for the value of diffusers' pipeline.
 
     Some of these pipelines guide only where they are given a negative prompt. So do we, and warn where they are not.
 
@@ -55,7 +55,7 @@ def drawn_guidance(recipe: Recipe, folder: Path) -> Guidance:
 
 
 def trained_guidance(recipe: Recipe) -> float:
-    """What a distilled model is told while it is trained."""
+    """The guidance that a distilled model reads while it is trained."""
     return TRAINED_GUIDANCE if recipe.objective.guidance is None else recipe.objective.guidance
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Where a model's weights come from and what they become."""
+    """The source of a model's weights and the form that they get."""
 
     graph: LayerGraph
     model: ModelGraph
@@ -48,7 +48,8 @@ def load_weights(
 ) -> dict[int, ShardedBlock] | None:
     """Give the layers of a rank their weights; its blocks in parts by id, None where the plan leaves them whole.
 
-    What the plan leaves in host memory, which the ranks of a machine share as `node`, its first rank alone reads.
+    Weights that the plan leaves in host memory, which the ranks of a machine share as `node`, are read by its first
+    rank alone.
 
     Raises:
         ModelError: as `materialize`.

@@ -1,4 +1,4 @@
-"""What a recipe's [lora] and [model] say about adapters and the frozen weights beside them."""
+"""The settings of a recipe's [lora] and [model] about adapters and the frozen weights beside them."""
 
 import torch
 
@@ -15,7 +15,7 @@ def lora_of(recipe: Recipe) -> LoraSettings | None:
 
 
 def lora_identity(recipe: Recipe) -> str | None:
-    """What must not change about the adapters between a run and its continuation."""
+    """The facts about the adapters that must not change between a run and its continuation."""
     lora = lora_of(recipe)
     if lora is None:
         return None
@@ -23,5 +23,5 @@ def lora_identity(recipe: Recipe) -> str | None:
 
 
 def frozen_dtype_of(recipe: Recipe) -> torch.dtype | None:
-    """The dtype of frozen linear layers and convolutions; None for that of the trained weights."""
+    """The dtype of frozen linear layers and convolutions; None for the dtype of the trained weights."""
     return torch.bfloat16 if recipe.model.frozen_dtype is FrozenDtype.BFLOAT16 else None

@@ -33,31 +33,31 @@ class Member:
 
     name: str
     recipe: Recipe
-    """Of this model alone."""
+    """The recipe of this model alone."""
     folder: Path
     """Its diffusers folder."""
     prediction: Prediction
     low: LowResolution | None
     """The small pictures that it reads."""
     graph: LayerGraph
-    """Of this model alone, on the meta device."""
+    """The graph of this model alone, on the meta device."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Its components and tensors that another model has alike, and what they are called in the graph of all."""
+    """Its components and tensors that another model has alike, and their names in the graph of all."""
 
     def component(self, name: str) -> str:
-        """What one of its components or raw inputs is called in the graph of all."""
+        """The name of one of its components or raw inputs in the graph of all."""
         return self.elsewhere.get(name, f"{self.name}/{name}" if self.name else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What a recipe trains, before it has weights or a plan; the same on every rank."""
+    """The models that a recipe trains, before it has weights or a plan; the same on every rank."""
 
     recipe: Recipe
     members: tuple[Member, ...]
     """The models, in the order of sampling."""
     graph: LayerGraph
-    """Of all."""
+    """The graph of all models."""
     model: ModelGraph
     device: str
     """The kind of device that will train it."""
@@ -69,25 +69,25 @@ class Model:
 
     @property
     def prediction(self) -> Prediction:
-        """What the only model predicts."""
+        """The quantity that the only model predicts."""
         return only(self.members).prediction
 
 
 def only(members: Sequence[Member]) -> Member:
-    """The one model of a run; what needs it is refused before, where there are several."""
+    """The one model of a run; keys that need it are refused before, where there are several."""
     (member,) = members
     return member
 
 
 def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
-    """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
+    """The quantity that the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
     if recipe.objective.kind is not ObjectiveKind.AUTO:
         return Prediction(recipe.objective.kind.value)
     return stored_prediction(folder)
 
 
 def stored_prediction(folder: Path) -> Prediction:
-    """What the denoiser in a diffusers folder predicts, by its scheduler.
+    """The quantity that the denoiser in a diffusers folder predicts, by its scheduler.
 
     Raises:
         ConfigError: nothing that can be trained.
@@ -131,7 +131,7 @@ def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | Non
     """The small pictures that the model of a recipe reads, by default `before` pixels a side; None if it reads none.
 
     Raises:
-        RecipeError: their size is not known, or it has no effect; the keys are those of the model called `name`.
+        RecipeError: their size is not known, or it has no effect; the keys belong to the model called `name`.
     """
     section = f"models.{name}" if name else "model"
     model, augmentation = recipe.model, family_of(folder).augmentation
@@ -151,7 +151,7 @@ def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | Non
 
 
 def clip_of(recipe: Recipe) -> Clip | None:
-    """The size of the recipe's samples, where they are no square pictures."""
+    """The size of the recipe's samples, where they are not square pictures."""
     return clip_of_size(recipe.data.resolution, recipe.data.height, recipe.data.frames)
 
 
@@ -195,7 +195,7 @@ def build_model(recipe: Recipe, device: str) -> Model:
 
 
 def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
-    """One of the models of a recipe; `recipe` is that of it alone, `before` the resolution of the model before it.
+    """One of the models of a recipe; `recipe` is the one of it alone, `before` the resolution of the model before it.
 
     Raises:
         ConfigError: the folder or the objective is not one that can be trained.

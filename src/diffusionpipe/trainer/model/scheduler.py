@@ -72,7 +72,7 @@ def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
 
 
 def shift_contradiction(folder: Path, graph: LayerGraph, prediction: Prediction, shift: float | None) -> str | None:
-    """A warning with both numbers where the recipe's shift is not that of the folder's scheduler, else None."""
+    """A warning with both numbers where the recipe's shift differs from the folder's scheduler, else None."""
     config = scheduler_config(folder)
     if prediction is not Prediction.FLOW_MATCHING or shift is None or not is_flow_scheduler(config):
         return None

@@ -1,4 +1,4 @@
-"""What a recipe's training holds in memory besides the model."""
+"""The memory that a recipe's training holds besides the model."""
 
 from diffusionpipe.costs import Workload
 from diffusionpipe.models.opening.folder import resolve_folder

@@ -34,7 +34,7 @@ def global_norm_clip(
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What gradients of this norm are to be multiplied with; 1 if they are short enough."""
+    """The factor for gradients of this norm; 1 if they are short enough."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 

@@ -28,7 +28,7 @@ class LearningRateSchedule:
     total_steps: int
     """Updates of the whole training; later ones keep the final value."""
     final_fraction: float
-    """What is left of the peak at `total_steps`; without effect for a constant schedule, which keeps the peak."""
+    """The part of the peak at `total_steps`; without effect for a constant schedule, which keeps the peak."""
 
     def __post_init__(self) -> None:
         """Collects every problem of the values.

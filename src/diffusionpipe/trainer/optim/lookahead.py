@@ -1,4 +1,4 @@
-"""Weights as they may be some steps later, if the optimizer goes on in its present direction.
+"""Weights as they may be some steps later, if the optimizer continues in its present direction.
 
     w[t] = w[v] + (rate[v] + ... + rate[t - 1]) direction
 
@@ -38,7 +38,7 @@ def predict(optimizer: torch.optim.Optimizer | None, rates: Sequence[Mapping[str
 
 
 def _step_of(group: Mapping[str, Any], state: Mapping[str, Tensor | None]) -> Tensor | None:
-    """What the last step was, for a rate of 1 and towards higher losses; None if there was none."""
+    """The last step, for a rate of 1 and towards higher losses; None if there was none."""
     if "momentum" in group:
         return state.get("momentum_buffer")
     mean, square, step = state.get("exp_avg"), state.get("exp_avg_sq"), state.get("step")

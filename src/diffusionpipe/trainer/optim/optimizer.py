@@ -26,7 +26,7 @@ class Group:
 
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """Those of the class that differ from the arguments of the optimizer, and others."""
+    """The class's arguments that differ from the arguments of the optimizer, and others."""
 
 
 def build_optimizer(
@@ -40,10 +40,10 @@ def build_optimizer(
 
     Each of its parameter groups holds the parameters of a group, by whose name it is called in "group".
 
-    `arguments` go to its constructor (lists become tuples, as TOML has no tuples); those of a group go over them. Adam
-    and AdamW use their fused kernel where this device has one, unless the arguments choose `fused`, `foreach`,
-    `capturable` or `differentiable`.
-    A rank without parameters checks the arguments as well, so that a wrong one stops every rank.
+    `arguments` go to its constructor (lists become tuples, as TOML has no tuples); a group's arguments go over them.
+    Adam and AdamW use their fused kernel where this device has one, unless the arguments choose `fused`, `foreach`,
+    `capturable` or `differentiable`. A rank without parameters checks the arguments as well, so that a wrong one stops
+    every rank.
 
     Raises:
         RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
@@ -109,7 +109,7 @@ def problem_of_shapes(
 def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object], device: str) -> str | None:
     """Why the optimizer cannot step on this kind of device, as with `capturable` on a CPU; None if it can.
 
-    A parameter of so many dimensions is tried; the constructor must take the arguments.
+    A parameter of `dimensions` dimensions is tried; the constructor must take the arguments.
     """
     parameter = nn.Parameter(torch.zeros((2,) * dimensions, device=device))
     optimizer = build_optimizer(name, {"parameter": parameter}, 1e-3, arguments)
@@ -161,7 +161,7 @@ def optimizer_tensors(
 ) -> dict[str, Tensor]:
     """The optimizer's state by "parameter.key" ("unet.conv_in.weight.exp_avg"), step counters included.
 
-    What the optimizer has not created yet is not there: torch creates the state of a parameter in its first step.
+    State that the optimizer has not created yet is not there: torch creates the state of a parameter in its first step.
     """
     if optimizer is None:
         return {}
@@ -181,9 +181,9 @@ def empty_optimizer_tensors(
     """New tensors to load the state that a checkpoint has of these parameters into, for `restore_optimizer`.
 
     `stored` describes the checkpoint's optimizer tensors (shape and type count). Neither parameters nor optimizer are
-    touched: which keys the state has, and on which device, is seen from the step of a stand-in with two elements per
-    dimension. Creating the state by a step with zero gradients instead would not be the same for SGD with dampening
-    or Rprop, whose first step differs from the later ones.
+    touched: which keys the state has, and on which device, is seen from the step of a small copy with two elements per
+    dimension. Creating the state by a step with zero gradients instead would not be the same for SGD with dampening or
+    Rprop, whose first step differs from the later ones.
 
     Raises:
         CheckpointError: the checkpoint holds the state of another optimizer.
@@ -224,7 +224,7 @@ def restore_optimizer(
     named_parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Replaces the optimizer's state by `tensors` ("parameter.key"); parameters without any start afresh."""
+    """Replaces the optimizer's state by `tensors` ("parameter.key"); parameters without any start from nothing."""
     if optimizer is None:
         return
     optimizer.state.clear()
@@ -276,7 +276,7 @@ def _check_arguments(
 
 
 def _runs_fused(optimizer_class: Callable[..., torch.optim.Optimizer], parameters: list[nn.Parameter]) -> bool:
-    """Whether the fused kernel takes these parameters, found by stepping stand-ins of their types and devices."""
+    """Whether the fused kernel takes these parameters, found by stepping small tensors of their types and devices."""
     stand_ins = [
         nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
         for dtype, device in sorted({(p.dtype, p.device) for p in parameters}, key=str)

@@ -15,7 +15,7 @@ from diffusionpipe.ir.versions import staleness_of
 
 
 def factor_at(step: int, staleness: float, num_steps: int) -> float:
-    """What the learning rate of update `step`, counted from 0, is multiplied with; 1 from update `num_steps` on.
+    """The factor of the learning rate of update `step`, counted from 0; 1 from update `num_steps` on.
 
     >>> [factor_at(step, 4.0, 4) for step in (0, 2, 4)]
     [0.25, 0.5, 1.0]

@@ -1,10 +1,10 @@
-"""A copy of what an optimizer step changes, so that a step taken too early can be taken back.
+"""A copy of all that an optimizer step changes, so that a step taken too early can be taken back.
 
     blocking         backward | sum of all ranks' norms ... waiting ... | clip, step | next iteration
     post-validated   backward | start that sum, keep a copy, step       | next iteration | validate the step
 
-Clipping and the check for infinities need the norm over all stages, so every rank would wait for the slowest at the
-end of each iteration. A post-validated rank assumes that the norm will be small enough and goes on. If that turns out
+Clipping and the check for infinities need the norm over all stages, so every rank would wait for the slowest at the end
+of each iteration. A post-validated rank assumes that the norm will be small enough and continues. If that turns out
 wrong, it puts the copy back, steps again with clipped gradients, and runs the iteration that used the wrong weights
 once more. After Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 4,
 which undoes the arithmetic of the step instead; a copy is exact, for every optimizer.
@@ -25,7 +25,7 @@ class Backup:
         self._optimizer = optimizer
         self._copies: dict[tuple[int, str], Tensor] = {}
         self._values: dict[tuple[int, str], object] = {}
-        """Of the optimizer's state what is no tensor."""
+        """The entries of the optimizer's state that are not tensors."""
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -67,7 +67,7 @@ class Backup:
         return [self._optimizer.state.get(p, {}) for p in self._parameters]
 
     def _present(self) -> dict[tuple[int, str], Tensor]:
-        """(number of the parameter, what of it) -> tensor."""
+        """(number of the parameter, name of the entry) -> tensor."""
         found: dict[tuple[int, str], Tensor] = {}
         for i, (parameter, state) in enumerate(zip(self._parameters, self._states(), strict=True)):
             found[i, ""] = parameter.detach()

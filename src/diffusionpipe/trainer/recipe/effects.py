@@ -23,7 +23,7 @@ from diffusionpipe.trainer.recipe.section import Section
 
 
 class Effect(StrEnum):
-    """Of a changed key on a run that goes on."""
+    """The effect of a changed key on a run that continues."""
 
     SAID = "said"
     FIXED = "fixed"
@@ -81,14 +81,14 @@ EFFECTS: Mapping[str, Mapping[str, Effect]] = {
     section: {key: effect for effect, keys in effects.items() for key in keys.split()}
     for section, effects in _KEYS.items()
 }
-"""By section and key; `COMPONENT` and `MODEL` are those of every component and of several models."""
+"""By section and key; `COMPONENT` and `MODEL` hold the keys of every component and of several models."""
 
 
 _CLASSES: Mapping[str, type[Section]] = {**SECTIONS, COMPONENT: GroupSection, MODEL: MemberSection}
 
 
 def effect_of(key: str) -> Effect:
-    """Of a dotted key of a recipe, e.g. "model.components.text_encoder.learning_rate"."""
+    """The effect of a dotted key of a recipe, e.g. "model.components.text_encoder.learning_rate"."""
     section, name = _section_of(key)
     return EFFECTS[section][name]
 

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.recipe.section import Arguments, Auto, Choice, Decay,
 
 
 class RateSchedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+    """The course of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -40,7 +40,7 @@ ELSEWHERE = {
 """Keys of [models.NAME], and the section and key that say the same for all models; components have the first six."""
 
 SWITCHED_OFF = ("ema_decay", "clip_norm")
-"""Of these the keys that "none" switches off, for all models at once."""
+"""The keys of these that "none" switches off, for all models at once."""
 
 _OF_ALL = ("fused", "foreach", "capturable", "differentiable")
 """Arguments that say how an update is computed, which torch does for all parameters alike."""
@@ -64,7 +64,7 @@ class GroupSection(Section):
 
 
 def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Section]:
-    """Those of the sections in which a group has values of its own, with these values."""
+    """The sections in which a group has values of its own, with these values."""
     changed: dict[str, Section] = {}
     for key, (name, general) in ELSEWHERE.items():
         value = getattr(own, key, None)
@@ -78,7 +78,7 @@ def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Sect
 
 
 def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a group's own values, beside the sections that hold for all; `key` is the group's."""
+    """The faults of a group's own values, beside the sections that hold for all; `key` is the group's."""
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
     from diffusionpipe.trainer.optim.optimizer import build_optimizer
 

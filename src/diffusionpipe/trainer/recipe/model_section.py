@@ -1,4 +1,4 @@
-"""[model] and [lora] of a recipe: what is trained."""
+"""[model] and [lora] of a recipe: the model and the parts of it that are trained."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,7 +20,7 @@ from diffusionpipe.trainer.recipe.section import (
 
 
 class FrozenDtype(StrEnum):
-    """The dtype in which frozen weights are stored where it is not that of the trained ones."""
+    """The dtype in which frozen weights are stored where it differs from the trained ones."""
 
     BFLOAT16 = "bfloat16"
 
@@ -40,7 +40,7 @@ class ModelSection(Section):
     components: dict[str, GroupSection] = Field(default_factory=dict)
     """Trained components with a learning rate, optimizer arguments or an average of their own, by name."""
     low_resolution: Auto[Count] = None
-    """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
+    """Side of the small pictures that a model of super-resolution reads; "auto": the side of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
     """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
     frozen_dtype: Maybe[Choice[FrozenDtype]] = None

@@ -34,11 +34,11 @@ class MemberSection(GroupSection):
     """The variant of the folder's weights that is read, e.g. "fp16" of model.fp16.safetensors; "none": the plain files,
     or the only variant."""
     components: dict[str, GroupSection] = Field(default_factory=dict)
-    """As in [model]."""
+    """Components of the model with values of their own, as in [model]."""
     resolution: Auto[Count] = None
     """Side of this model's pictures; "auto": data.resolution."""
     low_resolution: Auto[Count] = None
-    """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
+    """Side of the small pictures that a model of super-resolution reads; "auto": the side of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
     """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
     clip_norm: Auto[Positive] = None
@@ -86,7 +86,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
 
 
 def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[str, Any]) -> Iterator[str]:
-    """What several models cannot do yet, "section.key: problem"."""
+    """The keys that several models cannot use yet, "section.key: problem"."""
     pipeline, lora = sections.get("pipeline"), sections.get("lora")
     data, training = sections.get("data"), sections.get("training")
     if pipeline is not None and pipeline.plan == "auto":

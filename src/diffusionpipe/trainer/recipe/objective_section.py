@@ -28,7 +28,7 @@ Range = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 
 
 class ObjectiveKind(StrEnum):
-    """What the denoiser predicts."""
+    """The quantity that the denoiser predicts."""
 
     AUTO = "auto"
     EPSILON = "epsilon"

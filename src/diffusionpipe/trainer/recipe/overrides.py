@@ -21,8 +21,8 @@ class Overridden:
 def override(table: Mapping[str, object], overrides: Sequence[str]) -> Overridden:
     """The table with each `key.path=value` set, the later one winning; `table` itself stays as it is.
 
-    A value is read as TOML; what is not TOML, or too large or deep for it, is a string. So `data.train=pictures` needs
-    no quotes.
+    A value is read as TOML; text that is not TOML, or too large or deep for it, is a string. So `data.train=pictures`
+    needs no quotes.
     """
     result = _copy(table)
     keys, problems = set(), []
@@ -49,7 +49,7 @@ def parse_value(text: str) -> object:
 
 
 def _set(table: Table, path: Sequence[str], value: object) -> str | None:
-    """Set the value; return the dotted prefix of `path` that is no table, if there is one."""
+    """Set the value; return the dotted prefix of `path` that is not a table, if there is one."""
     for depth, name in enumerate(path[:-1], start=1):
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):

@@ -98,8 +98,8 @@ class PipelineSection(Section):
     """Without a flush after each step, the share of the steps after which each one ends with a flush all the same;
     "none": no steps do."""
     cluster: Maybe[Named] = None
-    """Cluster file or name whose links plans by measured layers assume, and whose memory the search; "none": those of
-    this job, measured."""
+    """Cluster file or name whose links plans by measured layers assume, and whose memory the search; "none": this
+    job's, measured."""
     use: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
     """The ranks that train; the others end at once. Empty: all of them."""
     memory: Maybe[Positive] = None
@@ -124,7 +124,7 @@ class PipelineSection(Section):
         return self.replan is not Replan.NEVER and self.is_profiled and self.versions is Versions.FLUSHED
 
     def given(self, keys: Sequence[str]) -> list[str]:
-        """Those of these keys that the recipe sets."""
+        """The keys among these that the recipe sets."""
         return [key for key in keys if getattr(self, key) not in (None, ())]
 
     @property
@@ -133,7 +133,7 @@ class PipelineSection(Section):
         return None if self.plan in (None, AUTO) else Path(str(self.plan))
 
     def num_unflushed(self, num_steps: int) -> int:
-        """The first steps of a training that overlap; behind the last of them and each later one is a flush."""
+        """The first steps of a training that overlap; a flush follows the last of them and each later one."""
         if self.versions is Versions.FLUSHED:
             return 0
         return num_steps if self.flushed_from is None else ceil(as_fraction(self.flushed_from) * num_steps)

@@ -25,7 +25,7 @@ class Prompt:
 
     text: str
     negative: str | None
-    """What the picture should not show, where the line says so."""
+    """The text that the picture should not show, where the line has one."""
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
@@ -60,7 +60,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 
 def _prompt_of(line: str) -> Prompt:
-    """What a line says. Raises ValueError with the reason where it cannot be understood."""
+    """The prompt of a line. Raises ValueError with the reason where it cannot be understood."""
     if not line.startswith("{"):
         return Prompt(line, None)
     try:

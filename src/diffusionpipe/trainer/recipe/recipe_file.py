@@ -175,7 +175,7 @@ def _shortened(text: str) -> str:
 
 
 def _unknown(path: KeyPath) -> str:
-    """What to say about a section or key that does not exist: the nearest one that does."""
+    """The message about a section or key that does not exist: the nearest one that does."""
     *parents, last = map(str, path)
     keys = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
     moved = [key for key in keys if key.endswith(f".{last}")]

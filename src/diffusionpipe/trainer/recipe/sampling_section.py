@@ -38,7 +38,7 @@ class SamplingSection(Section):
     """Denoising steps."""
     guidance: Auto[NotNegative] = None
     """The guidance value that a distilled model (FLUX.1-dev) reads; for other models the scale of classifier-free
-    guidance (1 turns it off). "auto": that of diffusers' pipeline."""
+    guidance (1 turns it off). "auto": the value of diffusers' pipeline."""
     true_cfg_scale: Annotated[float, Field(ge=1)] = 1.0
     """Scale of classifier-free guidance of a distilled model; 1 turns it off."""
     noise_level: Annotated[int, Field(ge=0, lt=1_000_000)] = 250

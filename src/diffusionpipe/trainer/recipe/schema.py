@@ -42,7 +42,7 @@ from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_traini
 
 
 class OnError(StrEnum):
-    """What to do about a picture that cannot be decoded."""
+    """The action for a picture that cannot be decoded."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -101,7 +101,7 @@ class Recipe(Section):
     """A whole recipe."""
 
     model: ModelSection
-    """Of several models only their paths, one after the other: see `alone`."""
+    """The section [model]; of several models only their paths, one after the other: see `alone`."""
     models: dict[str, MemberSection] = Field(default_factory=dict)
     """Several models in the order of sampling, by the names of their backbones; {} where [model] is the only one."""
     lora: LoraSection = LoraSection(rank=None)
@@ -125,7 +125,7 @@ class Recipe(Section):
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """The names of its backbones; "" for that of [model]."""
+        """The names of its backbones; "" for the backbone of [model]."""
         return tuple(self.models) or ("",)
 
     def alone(self, name: str) -> "Recipe":
@@ -140,7 +140,7 @@ class Recipe(Section):
         """Groups of parameters that are trained alike, and the recipe as it holds for each.
 
         A group is all of a model but its components with values of their own, or one of these. It has the name of the
-        model ("" for that of [model]) or of the component in the graph of all ("text_encoder", "base/text_encoder").
+        model ("" for [model]'s) or of the component in the graph of all ("text_encoder", "base/text_encoder").
         """
         found = {}
         for name in self.backbones:
@@ -161,7 +161,7 @@ Check = Callable[..., Iterator[str]]
 
 
 def problems_between(sections: Mapping[str, object], further: Sequence[Check] = ()) -> Iterator[str]:
-    """What does not fit between sections, by our checks and further ones; checks of absent sections are left out."""
+    """The misfits between sections, by our checks and further ones; checks of absent sections are left out."""
     for check in (*_CHECKS, *further):
         names = signature(check).parameters
         if all(name in sections for name in names):

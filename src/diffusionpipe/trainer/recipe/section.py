@@ -1,4 +1,4 @@
-"""What every section of a recipe is made of: strict, frozen, unknown keys refused; and the types of its keys."""
+"""The base of every section of a recipe: strict, frozen, unknown keys refused; and the types of its keys."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ def finite_arguments(arguments: object) -> object:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a value, and what it holds, is finite."""
+    """Whether a value, and all that it holds, is finite."""
     match value:
         case int() | float():
             return abs(value) <= sys.float_info.max  # False for nan too

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.recipe.section import (
 
 
 class OnSpike(StrEnum):
-    """What happens at a step whose loss or gradient norm is far above those of the steps before."""
+    """The action at a step whose loss or gradient norm is far above its values in the steps before."""
 
     NONE = "none"
     SKIP = "skip"
@@ -57,7 +57,8 @@ class TrainingSection(Section):
     clip_norm: Maybe[Positive] = 1.0
     """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
     clip: Choice[Clip] = Clip.GLOBAL
-    """Whose norm is compared with clip_norm: that of all gradients together, "global", or of each stage's, "block"."""
+    """The norm that is compared with clip_norm: the norm of all gradients together, "global", or of each stage's,
+    "block"."""
     post_validation: bool = False
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     on_spike: Choice[OnSpike] = OnSpike.NONE

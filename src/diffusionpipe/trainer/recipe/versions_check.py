@@ -1,4 +1,4 @@
-"""What training without a flush asks of the other sections."""
+"""The demands of training without a flush on the other sections."""
 
 from collections.abc import Iterator, Mapping
 

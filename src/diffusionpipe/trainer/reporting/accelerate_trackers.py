@@ -1,6 +1,6 @@
 """Trackers through accelerate's classes (`accelerate.tracking`), without an Accelerator.
 
-Accelerate knows how each program is started, told numbers and ended. What differs beyond that is here: how a program's
+Accelerate knows how each program is started, told numbers and ended. The other differences are here: how a program's
 own run is named, found again by a resumed run, and handed pictures.
 """
 
@@ -18,7 +18,7 @@ class AccelerateTracker:
     """One of accelerate's trackers."""
 
     def __init__(self, name: TrackerName, opening: Opening) -> None:
-        """Starts it, or raises whatever the program raises."""
+        """Start it, or raise the program's own error."""
         from accelerate import tracking
 
         _be_alone()
@@ -88,7 +88,7 @@ class AccelerateTracker:
 
 
 def _arguments(name: TrackerName, opening: Opening) -> dict[str, object]:
-    """What accelerate's class and, through it, the program's own start function are given."""
+    """The arguments of accelerate's class and, through it, of the program's own start function."""
     folder, identity = str(opening.folder), opening.identity
     goes_on: dict[str, object] = {} if identity is None else {"id": identity, "resume": "allow"}
     match name:

@@ -32,7 +32,7 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None, trackers: Trackers | None = None) -> None:
-        """`resume_step` is the last step that the resumed run has behind it; None begins a new file."""
+        """Open the file. `resume_step` is the last step that the resumed run has done; None begins a new file."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
         _truncate(self._path, resume_step)
@@ -83,7 +83,7 @@ def last_step(folder: Path) -> int:
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
-    """Each complete line and what it says.
+    """Each complete line and its values.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -104,7 +104,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
 
 
 def _refuse_stranger(path: Path) -> None:
-    """Raise a ConfigError for what is no regular file: a FIFO would never end, and behind a broken link is none."""
+    """Raise a ConfigError where the path is not a regular file: a FIFO would never end, a broken link has no file."""
     if problem := problem_of_file(path):
         raise ConfigError(f"{path}: {problem}; remove it")
 

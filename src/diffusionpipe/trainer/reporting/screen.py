@@ -1,4 +1,4 @@
-"""What is under way, for the user to see: a bar on a terminal, a line now and then elsewhere. Rank 0 shows it.
+"""The work that is under way, for the user to see: a bar on a terminal, a line now and then elsewhere. Rank 0 shows it.
 
 loading weights ━━━━━━━━━━━━╸━━━━━━━  parameters 1.2B/2.6B 0:00:07       on a terminal; gone when it is done
 loading weights parameters=1.2B/2.6B elapsed_s=13 left_s=15              in the log, if it takes longer than 3 s
@@ -19,17 +19,17 @@ from diffusionpipe.units import Seconds
 logger = logging.getLogger(__name__)
 
 PATIENCE: Seconds = 3.0
-"""Work that takes longer than this is said in the log,"""
+"""Work that takes longer than this is said in the log."""
 LOG_EVERY: Seconds = 10.0
-"""and then once in this time."""
+"""Work that takes long is said in the log once in this time."""
 REFRESH: Seconds = 0.2
-"""A bar whose thread rests is drawn anew at most so often."""
+"""The shortest time between two drawings of a bar whose thread rests."""
 
 Clock = Callable[[], Seconds]
 
 
 class Listener(Protocol):
-    """Whatever else wants to know what is under way."""
+    """An interface for others that follow the work that is under way."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """The block is work of this title."""
@@ -55,7 +55,7 @@ class Work:
         self._task: TaskID | None = None
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
-        """So much of all work is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        """Show that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
         if self._listener is not None:
             self._listener.advance()
         self._done, self._total, self._words = done, total, words or {}
@@ -90,9 +90,9 @@ class Work:
         return " ".join([self._title, *(f"{name}={value}" for name, value in pairs.items())])
 
     def _left(self) -> Seconds | None:
-        """Until the end at the pace up to the last report, less the time since; None where nobody can say.
+        """Time until the end at the pace up to the last report, less the time since; None where it is not known.
 
-        The time since the last report is no part of the pace: what is under way is not done.
+        The time since the last report does not count for the pace: work under way is not done.
         """
         if not 0 < self._done <= self._total:
             return None
@@ -162,7 +162,7 @@ class Screen:
 
     @contextmanager
     def _drawn(self, work: Work, *, is_kept: bool, is_timed: bool) -> Iterator[None]:
-        """Bars share one live display: that of the outermost work."""
+        """Bars share one live display: the display of the outermost work."""
         outer, bars = self._bars, self._bars
         if bars is None:
             bars = self._bars = _bars(self.console, is_kept=is_kept, is_timed=is_timed)

@@ -11,7 +11,7 @@ class TensorBoard:
     """A tracker that writes TensorBoard's event files; it hides steps that a resumed run repeats."""
 
     def __init__(self, folder: Path, resume_step: int | None) -> None:
-        """`resume_step` is the last step that the resumed run has behind it; None in a new run."""
+        """Open the writer. `resume_step` is the last step that the resumed run has done; None in a new run."""
         from torch.utils.tensorboard import SummaryWriter
 
         _wait_for_a_later_name(folder)
@@ -45,7 +45,7 @@ class TensorBoard:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Wait, under a second, until a new event file's name comes behind those that are there.
+    """Wait, under a second, until a new event file's name comes after the names that are there.
 
     TensorBoard reads a folder's event files in the order of their names, which begin with the second of their making
     (events.out.tfevents.1795311368.host.pid.count); within one second process numbers would decide the order.

@@ -1,4 +1,4 @@
-"""One place that records a run besides its folder: the interface, and what it is handed."""
+"""One place that records a run besides its folder: the interface, and its arguments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a tracker is told when it is opened."""
+    """The facts about the run with which a tracker is opened."""
 
     folder: Path
     """The run's folder."""
@@ -49,6 +49,6 @@ class Opening:
     values: Mapping[str, object]
     """The recipe's keys."""
     resume_step: int | None
-    """The last step that the resumed run has behind it; None in a new run."""
+    """The last step that the resumed run has done; None in a new run."""
     identity: str | None
-    """Of the tracker's own run that is to go on."""
+    """Identity of the tracker's own run that is to continue."""

@@ -29,16 +29,16 @@ class Trackers:
         self._trackers = dict(trackers or {})
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """As `Tracker.describe`."""
+        """Record the recipe in every tracker, as `Tracker.describe` does."""
         self._each(lambda tracker: tracker.describe(recipe, values))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """As `Tracker.scalars`, by the keys of metrics.jsonl."""
+        """Record numbers in every tracker, by the keys of metrics.jsonl."""
         tagged = {tag_of(key): value for key, value in values.items()}
         self._each(lambda tracker: tracker.scalars(step, tagged))
 
     def pictures(self, step: int, shown: Sequence[Shown]) -> None:
-        """As `Tracker.pictures`."""
+        """Record pictures in every tracker, as `Tracker.pictures` does."""
         self._each(lambda tracker: tracker.pictures(step, shown))
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Trackers:
 
 
 def tag_of(key: str) -> str:
-    """What trackers call a number of metrics.jsonl: its group and its name.
+    """The trackers' name of a number of metrics.jsonl: its group and its name.
 
     >>> tag_of("loss"), tag_of("step_s"), tag_of("validation_loss_t0.1")
     ('train/loss', 'speed/step_s', 'validation/loss_t0.1')
@@ -79,7 +79,9 @@ def problems_of_trackers(run: RunSection) -> Iterator[str]:
 
 
 def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
-    """The trackers that a recipe names, told what the run is; a resumed run goes on in their own runs where they can.
+    """The trackers that a recipe names, opened with the run's facts.
+
+    A resumed run continues in their own runs where they can.
 
     Raises:
         RecipeError: one is not installed.

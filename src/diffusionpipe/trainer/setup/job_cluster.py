@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 CLUSTER = "cluster.json"
 HOST_COPY: Bytes = 2**26
-"""What a rank copies from host memory at a time to measure how fast that is."""
+"""Bytes that a rank copies from host memory at a time to measure how fast that is."""
 
 
 def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None:
     """The cluster of exactly this job's ranks; every rank calls this and all get the same.
 
     It is kept in the run's folder and read again, so that a resumed run on as many ranks has the same plan. None: the
-    run began with the links of its profile alone, and so goes on.
+    run began with the links of its profile alone, and continues so.
 
     Raises:
         ConfigError: on every rank, if the recipe names a cluster that cannot be this one.

@@ -1,4 +1,4 @@
-"""What the layers cost where all ranks of a job run them at once: kept from before, or measured now."""
+"""The costs of layers where all ranks of a job run them at once: kept from before, or measured now."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ PROFILE_BUDGET: Seconds = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a joint measurement depends on, besides the versions of packages."""
+    """The facts on which a joint measurement depends, besides the versions of packages."""
 
     model: ModelGraph
     precision: str
@@ -47,14 +47,14 @@ class Measurement:
     ranks: tuple[str, ...]
     """Node, counted from 0, and device of each rank: all run at once, and send to each other."""
     update: str
-    """What an update does: optimizer, its arguments, whether it clips and averages; JSON."""
+    """The kind of update: optimizer, its arguments, whether it clips and averages; JSON."""
 
 
 class ProfileShelf(Protocol):
     """Profiles of other runs, handed in from above; only rank 0 looks there."""
 
     def find(self, measurement: Measurement) -> Profile | None:
-        """What the measurement has given before, None if there is nothing.
+        """The earlier result of the measurement, None if there is nothing.
 
         Raises:
             ConfigError: it cannot be read.
@@ -79,7 +79,7 @@ def agree_on_profile(
     """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
 
     Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
-    the same plan and goes on bit for bit. `links` is the measured cluster of this job, if there is one.
+    the same plan and continues bit for bit. `links` is the measured cluster of this job, if there is one.
 
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
@@ -133,7 +133,7 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
-    """What this job would measure; every rank calls this."""
+    """The measurement that this job would make; every rank calls this."""
     hosts, devices = places(job)
     nodes = list(dict.fromkeys(hosts))
     chosen = recipe.pipeline.sizes
@@ -191,7 +191,7 @@ def _is_of(profile: Profile, model: ModelGraph, recipe: Recipe, job: Job) -> boo
 
 
 def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
-    """What a step does with these parameters after their gradients are there, as a function to time."""
+    """A function to time: the work of a step on these parameters after their gradients are there."""
     names = dict(parameters)
     settings = recipe.optimizer
     optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)

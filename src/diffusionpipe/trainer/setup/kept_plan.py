@@ -1,6 +1,6 @@
-"""The plan in a run's folder, by which the run goes on when it is resumed.
+"""The plan in a run's folder, by which the run continues when it is resumed.
 
-Planning anew could give another plan: a newer version counts or searches differently. So the run keeps its plan while
+Planning again could give another plan: a newer version counts or searches differently. So the run keeps its plan while
 what the plan was made for stays the same.
 """
 
@@ -28,7 +28,7 @@ _CHANGES_NO_PLAN = {"replan"}
 
 
 def kept_plan(model: ModelGraph, recipe: Recipe, job: Job) -> Plan | None:
-    """The plan in the folder of a run that is resumed; None to plan anew, with the reason in the log.
+    """The plan in the folder of a run that is resumed; None to plan again, with the reason in the log.
 
     It is kept where it is of this model and as many ranks, and the recipe states the same sizes. A plan file or a file
     of orders that the recipe names is read again, and a window without a flush follows from the recipe alone.
@@ -51,7 +51,7 @@ def kept_plan(model: ModelGraph, recipe: Recipe, job: Job) -> Plan | None:
 
 
 def _changes(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Iterator[str]:
-    """What has changed since the plan was made."""
+    """The changes since the plan was made."""
     before, num_ranks = read_plan(path).mesh.num_ranks, job.membership.world_size
     if before != num_ranks:
         yield f"the run had {before} ranks, and has {num_ranks}"
@@ -63,7 +63,7 @@ def _changes(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Iterato
 
 
 def _sizes(recipe: Recipe) -> dict[str, object]:
-    """What a plan depends on beside model, ranks and measurements, by name."""
+    """The facts on which a plan depends beside model, ranks and measurements, by name."""
     keys = PipelineSection.model_fields.keys() - _CHANGES_NO_PLAN
     pipeline = {f"pipeline.{key}": getattr(recipe.pipeline, key) for key in sorted(keys)}
     micro = {f"models.{name}.microbatches": own.microbatches for name, own in recipe.models.items()}

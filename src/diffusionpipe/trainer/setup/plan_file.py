@@ -23,7 +23,7 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
     """The plan of a file, if this run can train by it.
 
     Raises:
-        FileFormatError: it cannot be read, or is no plan.
+        FileFormatError: it cannot be read, or is not a plan.
         ConfigError: it is illegal, or of another model, batch or number of ranks; all problems are listed.
     """
     plan = read_plan(path)
@@ -37,10 +37,10 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
 
 
 def check_plan_file(path: Path, *, batch: int, num_ranks: int) -> None:
-    """Check what can be checked before the model is read.
+    """Check all that can be checked before the model is read.
 
     Raises:
-        FileFormatError: it cannot be read, or is no plan.
+        FileFormatError: it cannot be read, or is not a plan.
         ConfigError: it is illegal, or of another batch or number of ranks.
     """
     plan = read_plan(path)
@@ -56,7 +56,7 @@ def _require_none(problems: Sequence[str], path: Path) -> None:
 
 
 def _illegal(plan: Plan) -> Iterator[str]:
-    """What breaks the rules of schedules and plans, whatever the model."""
+    """Breaches of the rules of schedules and plans, for any model."""
     if plan.train.lead:
         yield "it trains without a flush, which no plan file can ask for yet; give sizes and versions in the recipe"
         return
@@ -86,7 +86,7 @@ def _other_run(plan: Plan, batch: int, num_ranks: int) -> Iterator[str]:
 
 
 def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
-    """Layers that the plan has and the model has not, or the other way round, or frozen in one of them only."""
+    """Layers that the plan has and the model lacks, or the other way round, or frozen in one of them only."""
     trained, frozen = [name for block in plan.blocks[:-1] for name in block], list(plan.blocks[-1])
     known = {layer.name for layer in model.layers}
     if unknown := [name for name in (*trained, *frozen) if name not in known]:
@@ -137,7 +137,7 @@ def _listed(patterns: Sequence[str]) -> str:
 
 
 def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
-    """Tensors that a block reads and nobody brings, blocks without a place, sums that are left out."""
+    """Tensors that a block reads and no block brings, blocks without a place, sums that are left out."""
     homes = {(stage.weights, stage.worker) for stage in plan.train.placement.stages}
     for name, schedule in plan.phases.items():
         placement = schedule.placement

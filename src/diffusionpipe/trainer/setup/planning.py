@@ -38,11 +38,11 @@ class Planning:
     shelf: ProfileShelf | None = None
     """Where profiles of other runs are, and where this one's goes; None to measure always."""
     check_plan: CheckPlan | None = None
-    """Looks at a plan file before the weights are loaded; None for nobody. The same on all ranks."""
+    """Looks at a plan file before the weights are loaded; None: no look. The same on all ranks."""
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is measured."""
     is_resumed: bool = False
-    """Whether the run goes on from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
+    """Whether the run continues from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
 
 
 def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: Planning) -> Plan:

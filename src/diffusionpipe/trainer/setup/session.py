@@ -1,4 +1,4 @@
-"""What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
+"""The state of a rank before the first step: the plan, its part of the model, the optimizer, the average."""
 
 import logging
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Session:
     members: tuple[Member, ...]
     """The models, in the order of sampling."""
     graph: LayerGraph
-    """Of all."""
+    """The graph of all models."""
     model: ModelGraph
     plan: Plan
     transport: Transport
@@ -71,12 +71,12 @@ class Session:
 
     @property
     def prediction(self) -> Prediction:
-        """What the only model predicts."""
+        """The quantity that the only model predicts."""
         return only(self.members).prediction
 
     @property
     def state(self) -> TrainingState:
-        """What a checkpoint holds of this rank."""
+        """The state of this rank that a checkpoint holds."""
         return TrainingState(
             model=self.worker.parameters,
             trainable=self.worker.parameters,

@@ -1,4 +1,4 @@
-"""What a run is, before its first step: for the command line to show."""
+"""The facts about a run, before its first step: for the command line to show."""
 
 import socket
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ class Start:
     samples: int
     """In the training data."""
     conditions: int
-    """Of them with a conditioning picture."""
+    """Samples with a conditioning picture."""
     held_out: int | None
     """Samples in the validation data; None without any."""
     step: int
     """Steps done before."""
     checkpoint: Path | None
-    """What the run goes on from; None where it begins."""
+    """The checkpoint from which the run continues; None where it begins."""
     loading: DataWorkers | None = None
     """Its data workers; None where they take nothing from the ranks."""
 
@@ -49,7 +49,7 @@ def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> DataWorkers | None:
-    """What `Start.loading` is of a run with this loader; every rank calls it, and all get the same.
+    """The value of `Start.loading` for a run with this loader; every rank calls it, and all get the same.
 
     None on GPUs, whose hosts have cores to spare.
     """

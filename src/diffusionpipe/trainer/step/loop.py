@@ -5,7 +5,7 @@
 
 The one sum over all ranks carries everything that they must agree on at the end of a step, so a step costs one
 collective besides the schedule's own. The host waits for the device in it and nowhere else; with
-`training.post_validation` nobody waits for it.
+`training.post_validation` it waits nowhere.
 
 The device's own times of a step are known only once it has run, so the sum of the next step carries them
 (`Stepper.take_times`).
@@ -75,7 +75,7 @@ class _Iteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """What this rank needed for a step."""
+    """The times that this rank needed for a step."""
 
     step: int
     busy: float
@@ -92,7 +92,7 @@ class _Unsettled:
     sum: HostSum
     """Squared norm and loss of each backbone; busy share of the step before, votes to save and of `Saves`, to stop."""
     before: _Times | None
-    """Of the step before, where the sum carries them."""
+    """Times of the step before, where the sum carries them."""
     is_updated: bool = False
     """Whether the optimizer has stepped already."""
     seconds: Seconds = 0.0
@@ -130,7 +130,7 @@ class Stepper:
         self._phases: list[str] = []
 
     def phases(self) -> tuple[Phase, ...]:
-        """What this rank did when since the last iteration's end. On GPUs it waits for the device."""
+        """The phases of this rank since the last iteration's end. On GPUs it waits for the device."""
         times = self._session.worker.train.recording.times_after()
         rank = self._session.job.membership.rank
         return tuple(
@@ -205,7 +205,7 @@ class Stepper:
         return _Iteration(outputs=outputs, recording=worker.train.recording)
 
     def _own_times(self) -> _Times | None:
-        """Of the last step; None where they are known. Nobody waits if the step is settled."""
+        """Times of the last step; None where they are known. It does not wait if the step is settled."""
         if self._untimed is None:
             return None
         (step, iteration), self._untimed = self._untimed, None

@@ -1,9 +1,8 @@
-"""Steps whose loss or gradient norm is far above those of the steps before, by a rule that outliers cannot move.
+"""Steps whose loss or gradient norm is far above the steps before, by a rule that outliers cannot move.
 
 A value is a spike if it is more than `DEVIATIONS` deviations above the median of the last `WINDOW` values, and more
-than `FACTOR` times this median. The deviation is the median absolute deviation, scaled to that of a normal
-distribution. Spikes do not count among the past values. Loss and norm are sums over all ranks, so every rank judges
-alike.
+than `FACTOR` times this median. The deviation is the median absolute deviation, scaled to a normal distribution's.
+Spikes do not count among the past values. Loss and norm are sums over all ranks, so every rank judges alike.
 """
 
 from collections import deque

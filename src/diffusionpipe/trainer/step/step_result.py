@@ -1,4 +1,4 @@
-"""What a training step leaves to be reported."""
+"""The results of a training step that are to be reported."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step has shown, the same on all ranks."""
+    """The results of one step, the same on all ranks."""
 
     step: int
     """Steps done, this one included."""
     loss: float
-    """Of all backbones together,"""
+    """Loss of all backbones together."""
     gradient_norm: float
-    """and of all their gradients."""
+    """Norm of the gradients of all backbones together."""
     learning_rate: float
-    """Of the first backbone."""
+    """Learning rate of the first backbone."""
     backbones: tuple[BackboneResult, ...]
     seconds: Seconds
     """The host's, without the wait for data."""
@@ -35,10 +35,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What the device needed for a step."""
+    """The times that the device needed for a step."""
 
     step: int
-    """As in its `StepResult`."""
+    """Number of the step, as in its `StepResult`."""
     iteration: Seconds
     """Running the schedule; the rest of the step is the sum over all ranks, clipping, optimizer and average."""
     bubble: float

@@ -2,7 +2,7 @@
 
     SIGTERM, SIGINT (Ctrl-C)   save and stop after this step; a second SIGINT ends the process at once
     SIGHUP                     the same, unless it is ignored (nohup)
-    SIGUSR1                    save after this step and go on
+    SIGUSR1                    save after this step and continue
     RUN/save                   the same, by creating a file in the run folder (rank 0 looks once per second)
     RUN/save_quit              save and stop
 
@@ -38,7 +38,7 @@ _LOOK: Seconds = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What all ranks do at the end of this step."""
+    """The action of all ranks at the end of this step."""
 
     saves: bool
     stops: bool
@@ -116,10 +116,10 @@ class Stopping:
         return votes
 
     def decision(self, total: Votes) -> Decision:
-        """What the summed votes of all ranks decide.
+        """The decision of the summed votes of all ranks.
 
         Raises:
-            PeerError: another rank has died, so nobody saves.
+            PeerError: another rank has died, so no rank saves.
         """
         failure = self._peer_failure()
         if failure is not None:
@@ -135,7 +135,7 @@ class Stopping:
         """The decision of all ranks, with a sum of its own.
 
         Raises:
-            PeerError: another rank has died, so nobody saves.
+            PeerError: another rank has died, so no rank saves.
         """
         return self.decision(sum_over_ranks(self.votes()))
 

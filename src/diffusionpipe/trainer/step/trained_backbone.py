@@ -15,18 +15,18 @@ from diffusionpipe.trainer.setup.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneResult:
-    """What one step has shown of a backbone."""
+    """The results of one step for a backbone."""
 
     name: str
     loss: float
     norm: float
-    """Of its gradients, before clipping."""
+    """Norm of its gradients, before clipping."""
     learning_rate: float
     of_components: Mapping[str, float] = field(default_factory=dict)
     """The learning rates of its components that have their own."""
 
     def numbers(self) -> dict[str, float]:
-        """What metrics say of it beside the others, or only its components' own learning rates if there are none."""
+        """Its numbers in the metrics beside the others; its components' own learning rates if there are no others."""
         found = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": self.learning_rate}
         own = {f"{key}/{self.name}": value for key, value in found.items()} if self.name else {}
         return {**own, **{f"learning_rate/{name}": rate for name, rate in self.of_components.items()}}
@@ -34,14 +34,15 @@ class BackboneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedBackbone:
-    """A backbone on one rank: what it trains there, and how."""
+    """A backbone on one rank: the parameters that it trains there, and how."""
 
     backbone: Backbone
     parameters: list[nn.Parameter]
     owned: list[nn.Parameter]
     """Those that count on this rank when every parameter is counted once."""
     rates: Mapping[str, LearningRateSchedule]
-    """Of its groups of parameters: that of its own name, and of components with values of their own."""
+    """Learning rates of its groups of parameters: of its own name's group, and of components with values of their own.
+    """
     clip_norm: float | None
 
     def sums(self, outputs: Sequence[Output], device: torch.device) -> Tensor:
@@ -52,7 +53,7 @@ class TrainedBackbone:
         return torch.stack([squares, loss])
 
     def result(self, step: int, sums: Tensor, batch: int) -> BackboneResult:
-        """What the sums over all ranks say."""
+        """The result of the sums over all ranks."""
         rates = self.rates_at(step)
         return BackboneResult(
             name=self.backbone.name,
@@ -67,11 +68,11 @@ class TrainedBackbone:
         return {group: learning_rate_at(step, rates) for group, rates in self.rates.items()}
 
     def factor(self, sums: Tensor) -> Tensor | None:
-        """What its gradients are to be multiplied with; None where they are never clipped."""
+        """The factor of its gradients; None where they are never clipped."""
         return None if self.clip_norm is None else clip_factor(sums[0].sqrt(), self.clip_norm)
 
     def clip(self, factor: Tensor) -> None:
-        """Multiply its gradients with the factor; those of other backbones stay as they are."""
+        """Multiply its gradients with the factor; other backbones' gradients stay as they are."""
         scale([p.grad for p in self.parameters if p.grad is not None], factor)
 
 

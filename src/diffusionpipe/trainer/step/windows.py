@@ -5,9 +5,9 @@
     one later     the device's times of the window: it has passed it by then, so that the host does not wait for it
 
 The sum is not waited for at once, because ranks reach the end of a window at different times: that would be a flush. So
-results come some windows late. What needs weights that belong together (validation, pictures, checkpoints) happens
-where the pipeline is flushed: no batch behind it begins before it. The flushes are known beforehand. A vote to stop or
-to save sets another one, behind all batches that may have begun.
+results come some windows late. Work that needs weights that belong together (validation, pictures, checkpoints) happens
+where the pipeline is flushed: no batch after the flush begins before it. The flushes are known beforehand. A vote to
+stop or to save sets another one, after all batches that may have begun.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ NO_DECISION = Decision(saves=False, stops=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """What this rank's device needed for a window."""
+    """The times that this rank's device needed for a window."""
 
     step: int
     busy: float
@@ -56,7 +56,7 @@ class _Window:
 
     step: int
     before: _Times | None
-    """Of the window before, where the sum carries its busy share."""
+    """Times of the window before, where the sum carries its busy share."""
     bad: Callable[[BackboneResult], tuple[int, ...]]
     """The positions of this rank's losses that are not finite."""
     sum: HostSum
@@ -79,7 +79,7 @@ class WindowStepper:
     ) -> None:
         """`batches`: raw inputs of the samples that this rank encodes, step by step.
 
-        `is_flush` says whether the pipeline is flushed behind so many steps; it is where the training ends.
+        `is_flush` says whether the pipeline is flushed after a number of steps; it is where the training ends.
         """
         assert session.worker.window is not None
         self._session, self._stopping, self._names_of, self._is_flush = session, stopping, names_of, is_flush
@@ -90,7 +90,7 @@ class WindowStepper:
         self._staleness = fading_staleness(session.recipe.learning_rate.by_staleness, session.plan.train)
         self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
         self._delay = batches_held(session.plan.train) - 1
-        """Windows between the start of a sum and its wait: more than a rank may be behind another one."""
+        """Windows between the start of a sum and its wait: more than a rank may be later than another one."""
         self._base: int | None = None
         self._stop = 0
         self._pending: deque[_Window] = deque()
@@ -110,7 +110,7 @@ class WindowStepper:
         """Run the window of step `step`, counted from 0, and return what is settled now, in order.
 
         Raises:
-            NonFiniteLossError: on all ranks, behind the flush that follows the step; names the step and the samples.
+            NonFiniteLossError: on all ranks, after the flush that follows the step; names the step and the samples.
             PeerError: another rank died.
         """
         if self._base is None:
@@ -139,7 +139,7 @@ class WindowStepper:
         return [*settled[:-1], replace(settled[-1], decision=decision)]
 
     def settle(self) -> list[StepResult]:
-        """Nothing is left to settle behind a flush, and it is not asked for elsewhere."""
+        """Nothing is left to settle after a flush, and it is not asked for elsewhere."""
         return []
 
     def take_times(self) -> list[StepTimes]:
@@ -156,7 +156,7 @@ class WindowStepper:
                 self._note_times(times, float(total.wait()[0]))
 
     def _own_times(self) -> _Times | None:
-        """Of the last window; None where they are read. Nobody waits if another window has run since."""
+        """Times of the last window; None where they are read. It does not wait if another window has run since."""
         if self._untimed is None:
             return None
         (step, recording), self._untimed = self._untimed, None
