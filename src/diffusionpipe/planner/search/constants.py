@@ -78,7 +78,7 @@ CAP_STEP = 1.06
 """The factor by which `PAIR_SLACK` grows, itself growing: larger finds more slowly, smaller asks more often."""
 FEW_LAYERS = 20
 """Layers of each of two backbones between which a quick question cuts, at least: more is slower, fewer gives worse
-pairs;"""
+pairs."""
 FEW_STATES = 160
 """Layers times devices of a quick question, at least, so that questions about few devices cut between more layers."""
 MORE_LAYERS = 32
