@@ -99,10 +99,11 @@ RULES = (
     ),
     Rule(
         name="that of",
-        pattern=r"(?<!as )(?<!than )(?<!with )(?<!to )(?<!from )(?<!match )(?<!matching )(?<!equals )(?<!like )(?<!instead of )(?<!will be )"
+        pattern=r"(?<!as )(?<!than )(?<!with )(?<!to )(?<!from )(?<!match )(?<!matching )(?<!equals )"
+        r"(?<!equal )(?<!like )(?<!instead of )(?<!will be )"
         r"\b[Tt](?:hat|hose) of\b",
         reason="the reader has to look back for the noun",
-        better='repeat the noun: "the time of ...", or "the model\'s time"; comparisons ("the same as that of") are allowed',
+        better='repeat the noun: "the time of ...", "the model\'s time"; or compare: "the same as that of ..."',
     ),
     Rule(
         name="behind",
@@ -113,7 +114,8 @@ RULES = (
     ),
     Rule(
         name="is no",
-        pattern=r"(?<![Tt]here )(?<![Dd]efault )\b(?:is|are) no (?!use\b|longer\b|more\b|less\b|greater\b|larger\b|smaller\b)",
+        pattern=r"(?<![Tt]here )(?<![Dd]efault )\b(?:is|are) no (?!use\b|longer\b"
+        r"|more\b|less\b|greater\b|larger\b|smaller\b)",
         reason="the negation comes too late",
         better='"is not a ..."',
     ),
@@ -155,8 +157,8 @@ RULES = (
     ),
     Rule(
         name="continues",
-        pattern=r"(?:Of|And|Or|But|of|and|or|but|that|so (?:often|many|much)|if (?:that|this|it|not)|at (?:most|least)|unless|with|then)\b"
-        r"|The same (?:for|of|with|without|as plain)\b",
+        pattern=r"(?:Of|And|Or|But|of|and|or|but|that|so (?:often|many|much)|if (?:that|this|it|not)|at (?:most|least)"
+        r"|unless|with|then)\b|The same (?:for|of|with|without|as plain)\b",
         reason="a first line that only continues another docstring says nothing by itself",
         better="begin with the noun: the value, its unit, then whose it is",
         place=Place.OPENING,
@@ -164,7 +166,7 @@ RULES = (
     Rule(
         name="continued",
         pattern=r"[,;]",
-        reason="a docstring that ends with a comma or a semicolon continues in the next one, which an editor does not show",
+        reason="a docstring that ends with a comma or a semicolon continues in another, which no editor shows",
         better="end with a full stop, and say in the next docstring what that one is",
         place=Place.CLOSING,
     ),

@@ -26,7 +26,7 @@ def shown(capsys, *words, code=0):
 def test_the_steady_state_stands_beside_the_flushed_makespan(capsys):
     text = shown(capsys, "1f1b", *SIZES, "4", "--versions", "stashed")
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "period 12 from the end of a batch to that of the next one" in lines
+    assert "period 12 from the end of a batch to the end of the next one" in lines
     assert "with a flush 21 1.75 times as long" in lines
     assert "0 1 1 1 0 1 1 1 0 2" in lines  # rank, staleness of its forwards and backwards, versions
     assert "3 0 0 0 0 0 0 0 0 1" in lines

@@ -5,20 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plain_english import hits, without_code
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
 DOCUMENTS = sorted({path for kind in KINDS for path in ROOT.glob(kind)})
-RULES = (
-    (r"(?:^|[.;:,(] |\band )[Ww]hat(?:ever)?\b(?![^.]*\?)", 'name the thing: "The layers that ...", not "What ..."'),
-    (r"\b(?:is|are|was|were) what\b", 'name the thing: "is the part that ...", not "is what ..."'),
-    (r"\b[Ww]hoever\b|\b[Bb]y who\b", 'name the actor: "the rank that ...", not "whoever ..."'),
-    (r"\b[Ss]o (?:many|much)\b", 'give the number, or write "this number of"'),
-    (r"\b(?:stands?|standing)\b(?! for\b)", 'write "is", "is placed" or "comes"'),
-    (r"\b(?:is|are|be|was|were) trained by\b", 'write "DiffusionPipe trains ..." or "trains with"'),
-    (r"\b(?:likewise|wherefore|thereof|whereof|anew)\b", "write it out in plain words"),
-    (r"\bbesides? (?:that|this) stands?\b|\bto and fro\b|\bas if left out\b", "write it out in plain words"),
-)
 EXAMPLES = (
     "What is recomputed is not kept.",
     "The search chooses, what it finds is kept.",
@@ -53,12 +44,7 @@ def findings(text: str) -> list[str]:
     """Each phrase that a rule refuses: line, words around it, and advice."""
     found = []
     for number, paragraph in prose(text):
-        words = re.sub(r"`[^`]*`|\[([^\]]*)\]\([^)]*\)", lambda code: code[1] or "CODE", paragraph)
-        for pattern, advice in RULES:
-            found += [
-                f"line {number}: ...{words[max(0, hit.start() - 30) : hit.end() + 30]}...: {advice}"
-                for hit in re.finditer(pattern, words)
-            ]
+        found += [f"line {number}: {hit}" for hit in hits(without_code(paragraph))]
     return found
 
 

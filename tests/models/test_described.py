@@ -304,7 +304,7 @@ def test_a_clip_that_does_not_fit_is_refused(clip, named, tmp_path):
 def test_a_model_of_pictures_takes_no_clips(tmp_path):
     PIPELINES["ZImagePipeline"]().save_pretrained(tmp_path)
     objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING)
-    with pytest.raises(ModelError, match="square pictures alone; models of clips are those of WanPipeline, LTX"):
+    with pytest.raises(ModelError, match="square pictures alone; models of clips are WanPipeline, LTX"):
         build_graph(tmp_path, objective=objective, resolution=16, clip=CLIPS["WanPipeline"])
 
 

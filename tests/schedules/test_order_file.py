@@ -100,7 +100,7 @@ def test_messages_are_not_read(tmp_path):
     path.write_text(path.read_text().replace("0F0 0F1", "0F0 0SEND_F0>0 0F1"))
     assert problems_of(path)[1] == "there are the actions SEND_F; list only F, B, I and W, the rest is added"
     write_schedule(replace(REGISTRY["1f1b"](2, 2), orders=((), ())), path)
-    assert problems_of(path)[1] == "there are no actions; list those of every rank"
+    assert problems_of(path)[1] == "there are no actions; list the actions of every rank"
 
 
 def test_other_sizes_are_refused_with_both_numbers(file):

@@ -89,7 +89,7 @@ def changed(schedule, **fields):
         ({"probes_from": 9}, "probes from micro-batch 9 on, of 2"),
         ({"microbatches": (1, 1, 1)}, "but 0 other pipelines"),
         ({"model": "another"}, "but 0 other pipelines"),
-        ({"stages": (3, 2)}, "its stages are not those"),
+        ({"stages": (3, 2)}, "its stages differ from the stages"),
         ({"probes_from": None}, "both train block"),
     ],
 )

@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(place, says, se
 
 def test_a_model_that_reads_what_no_model_before_it_draws_is_named_with_its_key(place):
     recipe = recipe_of(place, "turned", {"path": str(place / "super")}, {"path": str(place / "base")})
-    with pytest.raises(RecipeError, match=r"models.base.low_resolution: .*or put \[models.base\] behind the section"):
+    with pytest.raises(RecipeError, match=r"models.base.low_resolution: .*or put \[models.base\] after the section"):
         build_model(recipe, "cpu")
 
 

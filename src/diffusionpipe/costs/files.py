@@ -112,13 +112,11 @@ def check_kept(profile: Profile, *, source: str) -> None:
         FileFormatError: it was made before profiles said so.
     """
     if not profile.counts_kept:
-        raise FileFormatError(f"{_without_what_is_kept(source)}; make it anew: {_made_anew(source)}")
+        raise FileFormatError(f"{_without_what_is_kept(source)}; make it again: {_made_anew(source)}")
 
 
 def kept_warning(profile: Profile, *, source: str) -> str:
     """A warning that names the schedules which a search leaves out, because the profile may not split backwards.
-
-    It names the remedy too; "" where nothing is left out.
 
     It names the remedy too; "" where nothing is left out.
     """
@@ -126,7 +124,7 @@ def kept_warning(profile: Profile, *, source: str) -> str:
         return ""
     return (
         f"{_without_what_is_kept(source)}. So no schedule that splits the backward is tried, though one may be faster. "
-        f"To try them, make the profile anew: {_made_anew(source)}"
+        f"To try them, make the profile again: {_made_anew(source)}"
     )
 
 

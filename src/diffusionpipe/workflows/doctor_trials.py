@@ -84,7 +84,7 @@ def trials(job: "Job", folder: Path, facts: Sequence[Facts], found: list[Finding
         return
     with _limit(job.device.type, "links", late):
         found.append(links_finding(_rates(job, transport), hosts))
-    found.append(trial("pipeline", lambda: _pipeline(job), "look at the device: its results are not those of a CPU"))
+    found.append(trial("pipeline", lambda: _pipeline(job), "look at the device: its results differ from a CPU's"))
     transport.close()
     if found[-1].status is not Status.OK:
         found.append(not_tried("folder", "the pipeline fails"))
@@ -287,7 +287,7 @@ def _pipeline(job: "Job") -> str:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
     own.close()
     counted = f"{stages} stage{'s' * (stages > 1)} and {copies} cop{'ies' if copies > 1 else 'y'}"
-    return f"the gradients of {counted} are those of one process"
+    return f"the gradients of {counted} equal those of one process"
 
 
 def _shared(folder: Path) -> str:

@@ -86,8 +86,8 @@ def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int)
     yield ""
     yield from wrap(
         "GiB; encoders are gone before a rank has its weights   weights: of the rank's stage, in bfloat16   tensors: "
-        "texts and latents of all pictures, and what the hungriest layer needs   decoder: in float32, when the weights "
-        "are gone   of: memory of the device",
+        "texts and latents of all pictures, and the workspace of the hungriest layer   decoder: in float32, when the "
+        "weights are gone   of: memory of the device",
         width,
         break_on_hyphens=False,
     )

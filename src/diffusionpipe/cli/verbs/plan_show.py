@@ -103,7 +103,7 @@ def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
 
     needs = [use.total for use in proposal.memory]
     return (
-        f"{lack_of(plan, needs, [device.memory for device in setting.cluster.devices])}; plan anew for this cluster: "
+        f"{lack_of(plan, needs, [device.memory for device in setting.cluster.devices])}; plan again for this cluster: "
         f"diffusionpipe plan --cluster {setting.cluster.name} --profile FILE --batch {plan.batch}"
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GUIDANCE_HELP = (
     "How closely a picture follows its prompt: the scale of classifier-free guidance (1 turns it off), or the guidance "
-    "embedding of a distilled model (FLUX.1-dev); default: the run's, or that of diffusers' pipeline."
+    "embedding of a distilled model (FLUX.1-dev); default: the run's, or the value of diffusers' pipeline."
 )
 _OF_LAUNCHER = ("ranks",)
 """Options that are not for the ranks."""
@@ -43,8 +43,8 @@ NegativeOption = Annotated[
 ConditionOption = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Of a ControlNet: the picture that steers, once for each prompt or once for all; default: those of the "
-        "run's validation data.",
+        help="Of a ControlNet: the picture that steers, once for each prompt or once for all; default: the "
+        "pictures of the run's validation data.",
         show_default=False,
     ),
 ]
@@ -93,7 +93,10 @@ HeightOption = Annotated[
 FramesOption = Annotated[
     int | None,
     typer.Option(
-        min=1, max=10_000, help="Frames of clips, 1 for pictures; default: those of the run, or 1.", show_default=False
+        min=1,
+        max=10_000,
+        help="Frames of clips, 1 for pictures; default: as many as the run's, or 1.",
+        show_default=False,
     ),
 ]
 FrameRateOption = Annotated[

@@ -295,8 +295,8 @@ def _print_report(question: _Question, answer: _Answer) -> None:
         table.add_row(str(rank), _number(busy), _number(timeline.makespan - busy), _number(peak))
     console.print(table)
     console.print(
-        "\nbusy, idle: times within the makespan. peak activations: the most that the rank holds at once; 1 is those "
-        "of one rank's part of the model (1/P) for one micro-batch."
+        "\nbusy, idle: times within the makespan. peak activations: the most that the rank holds at once; 1 is the "
+        "activations of one rank's part of the model (1/P) for one micro-batch."
     )
 
 

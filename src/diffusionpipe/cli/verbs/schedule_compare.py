@@ -37,7 +37,8 @@ def compare(
             metavar="L",
             min=0,
             max=MAX_TIME,
-            help="Activations that fit on a rank; 1 is those of one rank's part of the model for one micro-batch.",
+            help="Activations that fit on a rank; 1 is the activations of one rank's part of the model for one "
+            "micro-batch.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -113,8 +114,8 @@ def _print_table(
     console.print(
         "\nwindow bubble: the idle part between a rank's first start and its last end. It counts where the optimizer's "
         "step does not wait for all ranks (training.post_validation). peak activations: the most that a rank holds; "
-        "1 is those of one rank's part of the model (1/P) for one micro-batch. weights: parts of the model (1/P) on "
-        "a rank."
+        "1 is the activations of one rank's part of the model (1/P) for one micro-batch. weights: parts of "
+        "the model (1/P) on a rank."
     )
 
 

@@ -167,7 +167,7 @@ def print_overlapped(found: Overlapped) -> None:
     for justify in ("left", "right", "left"):
         figures.add_column(justify=justify, no_wrap=justify != "left" or not figures.columns)
     period = found.steady.period
-    figures.add_row("period", _number(period), "from the end of a batch to that of the next one")
+    figures.add_row("period", _number(period), "from the end of a batch to the end of the next one")
     figures.add_row("idle", f"{float(found.steady.bubble):.2%}", "the idle part of it")
     figures.add_row("with a flush", _number(found.flushed), f"{float(found.flushed / period):.3g} times as long")
     console.print(figures)

@@ -112,7 +112,7 @@ def _problems(unet: Any, low: LowResolution | None) -> list[str]:
     channels = config.out_channels
     expected = channels if low is None else 2 * channels
     if channels not in (1, 3):
-        problems.append(f"unet: out_channels {channels} are not those of pictures of 1 or 3 channels")
+        problems.append(f"unet: out_channels {channels} do not fit pictures of 1 or 3 channels")
     if config.in_channels != expected:
         problems.append(
             f"unet: in_channels is {config.in_channels}; with out_channels {channels} it must be {expected}"

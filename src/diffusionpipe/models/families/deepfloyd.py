@@ -122,7 +122,7 @@ def _problems(unet: Any, text_encoder: Any, channels: int, low: LowResolution | 
     config = unet.config
     problems = []
     if channels not in (1, 3) or config.in_channels % channels:
-        problems.append(f"unet: in_channels {config.in_channels} are not those of pictures of 1 or 3 channels")
+        problems.append(f"unet: in_channels {config.in_channels} do not fit pictures of 1 or 3 channels")
     if config.out_channels != 2 * channels:
         problems.append(
             f"unet: out_channels is {config.out_channels}; diffusers' pipeline splits {2 * channels} into the noise "

@@ -153,7 +153,7 @@ def family_graph(
     if clip is not None and not family.has_clips:
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
         raise ModelError(
-            f"this model reads square pictures alone; models of clips are those of {able}; leave out height and frames"
+            f"this model reads square pictures alone; models of clips are {able}; leave out height and frames"
         )
     more: dict[str, object] = {} if low is None else {"low": low}
     if clip is not None:

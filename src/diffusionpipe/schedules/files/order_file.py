@@ -127,7 +127,7 @@ def _check_orders(schedule: Schedule) -> None:
     """
     ops = dict.fromkeys(action.op for _, action in schedule.actions())
     if not ops:
-        raise ScheduleError(["there are no actions; list those of every rank"])
+        raise ScheduleError(["there are no actions; list the actions of every rank"])
     if beyond := ", ".join(op for op in ops if op not in SPLIT | TRAIN):
         raise ScheduleError([f"there are the actions {beyond}; list only F, B, I and W, the rest is added"])
     check(schedule)

@@ -71,7 +71,7 @@ def _probe(schedule: Schedule, number: int, probe: Pipeline) -> Iterator[str]:
     if len(probed) != 1:
         yield f"pipeline {number} is a probe, but {len(probed)} other pipelines have its micro-batches; it needs one"
     elif [stages[s : s + 1] for s in probed[0].stages] != [stages[s : s + 1] for s in probe.stages]:
-        yield f"pipeline {number} is a probe, but its stages are not those of the pipeline that it probes"
+        yield f"pipeline {number} is a probe, but its stages differ from the stages of the pipeline that it probes"
 
 
 def _batch(schedule: Schedule) -> Iterator[str]:

@@ -66,7 +66,7 @@ def problem_of_colours(picture: Image.Image) -> str | None:
         return f"its gAMA chunk says {info['gamma']:g}, and only colour profiles are applied"
     primaries = info.get("chromaticity", _SRGB_PRIMARIES)
     if max(abs(found - own) for found, own in zip(primaries, _SRGB_PRIMARIES, strict=True)) > 0.005:
-        return "its cHRM chunk says other primaries than those of sRGB, and only colour profiles are applied"
+        return "its cHRM chunk says other primaries than sRGB's, and only colour profiles are applied"
     return None
 
 

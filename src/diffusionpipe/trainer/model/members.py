@@ -142,7 +142,7 @@ def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | Non
         return None
     resolution = model.low_resolution or before
     if resolution is None:
-        moved = "" if not name else f", or put [{section}] behind the section of the model that draws them"
+        moved = "" if not name else f", or put [{section}] after the section of the model that draws them"
         raise RecipeError(
             f"{section}.low_resolution: {folder} reads small pictures; set their side, e.g. "
             f"{recipe.data.resolution // 4}{moved}"
