@@ -44,7 +44,7 @@ layouts whole and with adapters.
 One adapter cuts a transformer into calls of its own blocks. "Cut" says whether it can: a test compares the output and
 every gradient over two stages with those of the whole model, for a tiny model of the class. A class trains if a
 pipeline with it is in the table above. A class that is not yet in the test's table is "not tried". Parameters, in
-billions, and layers are those of the class's default configuration.
+billions, and layers belong to the class's default configuration.
 
 "Planned" is the size of a sample, in pixels and frames, that `diffusionpipe plan --model-class CLASS` plans unless
 `--resolution` says otherwise: the class at its default size, without encoders and VAE, with latents and states of texts

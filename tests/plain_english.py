@@ -121,7 +121,7 @@ RULES = (
     ),
     Rule(
         name="has not a",
-        pattern=r"\b(?:has|have) not\b(?! (?:yet |also )?(?:been|run|got|begun|taken|become|given|had|\w+ed)\b)",
+        pattern=r"\b(?:has|have) not\b(?! (?:yet |also )?(?:been|run|got|begun|taken|become|given|had|read|\w+ed)\b)",
         reason="the negation of a possession needs do",
         better='"does not have ..." or "has no ..."',
     ),
