@@ -40,7 +40,7 @@ def train(
         callbacks: called in this process with the numbers of each line of metrics.jsonl; under torchrun on rank 0. The
             first one that raises an error stops the training after a checkpoint, and the error is raised.
         device: "auto", "cpu" or "cuda".
-        resume: "latest", "auto", a step or the path of a checkpoint; None begins anew.
+        resume: "latest", "auto", a step or the path of a checkpoint; None begins at step 0.
 
     Raises:
         ConfigError: the recipe cannot be trained.
