@@ -22,7 +22,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, unit_of
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
-from diffusionpipe.schedules import generator_of
+from diffusionpipe.schedules import REGISTRY, generator_of
 from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.stated_setting import stated_setting
@@ -98,6 +98,8 @@ def plan(
     check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))
     setting = stated_setting(known, machines, batch, checkpoint=(), has_ema=False, optimizer=optimizer)
     if isinstance(schedule, str) and is_order_file(schedule):
+        schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
+    if isinstance(schedule, str) and schedule not in REGISTRY and generator_of(schedule) and stages and microbatches:
         schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
     if isinstance(schedule, Schedule) or replicas is not None:
         layout = _layout(setting, schedule, stages, microbatches, replicas, data_parallel, sharded=bool(sharded))

@@ -1,19 +1,13 @@
 """`dp.schedule`: a published family, a file of orders, or a function's own orders."""
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
 from diffusionpipe.schedules import generator_of
-from diffusionpipe.schedules.files.order_file import is_order_file, orders_from_rows, read_orders
-from diffusionpipe.timing.legal import check
-
-Orders: TypeAlias = Callable[[int, int], Schedule | Iterable[str | Iterable[str]]]
-"""(ranks, microbatches) -> a row of actions for each rank, such as ["0F0", "0B0"] or "0F0 0B0"; or a `Schedule`."""
+from diffusionpipe.schedules.files.order_file import is_order_file, read_orders
+from diffusionpipe.schedules.files.own_orders import Orders, name_of, own_orders
 
 
 def schedule(
@@ -44,48 +38,9 @@ def schedule(
         )
     generate = generator_of(source) if isinstance(source, str) else None
     if ranks is None or microbatches is None:
-        name = source if isinstance(source, str) else _name_of(source)
+        name = source if isinstance(source, str) else name_of(source)
         raise ConfigError(f"the schedule {name!r} suits any sizes; give ranks= and microbatches=")
     if generate is not None:
         return generate(ranks, microbatches)
     assert not isinstance(source, str)
-    return _own_orders(source, ranks, microbatches)
-
-
-def _own_orders(function: Orders, ranks: int, microbatches: int) -> Schedule:
-    name = _name_of(function)
-    returned = function(ranks, microbatches)
-    if isinstance(returned, Schedule):
-        check(returned)
-        found = replace(returned, name=name)
-    else:
-        found = orders_from_rows(_rows(returned, name), name=name)
-    problems = [
-        f"{name}({ranks}, {microbatches}) returned orders for {has} {what}; return a row for each rank, in which each "
-        "micro-batch occurs"
-        for has, wanted, what in (
-            (found.num_workers, ranks, "ranks"),
-            (found.num_microbatches(), microbatches, "micro-batches"),
-        )
-        if has != wanted
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return found
-
-
-def _rows(returned: Iterable[str | Iterable[str]], name: str) -> list[list[str]]:
-    """A list of the actions' texts for each rank."""
-    wrong = ConfigError(f'{name} must return a row of actions for each rank, such as [["0F0", "0B0"], ["1F0", "1B0"]]')
-    if isinstance(returned, str) or not isinstance(returned, Iterable):
-        raise wrong
-    rows = []
-    for row in returned:
-        if not isinstance(row, Iterable):
-            raise wrong
-        rows.append(row.split() if isinstance(row, str) else [str(action) for action in row])
-    return rows
-
-
-def _name_of(function: Orders) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+    return own_orders(source, name_of(source), ranks, microbatches)

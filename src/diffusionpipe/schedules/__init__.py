@@ -8,11 +8,13 @@ tests then applies to it by itself.
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
+from diffusionpipe.plugins import Kind, load
 from diffusionpipe.schedules.families.bitpipe import bitpipe
 from diffusionpipe.schedules.families.chimera import chimera, chimera_doubling
 from diffusionpipe.schedules.families.dapple import dapple_a, dapple_b
@@ -35,6 +37,7 @@ from diffusionpipe.schedules.families.zb_h2 import zb_h2
 from diffusionpipe.schedules.families.zb_v import zb_v
 from diffusionpipe.schedules.families.zero_bubble import zb_1p, zb_2p
 from diffusionpipe.schedules.families.zeropp import zeropp
+from diffusionpipe.schedules.files.own_orders import own_orders
 
 
 class Generator(Protocol):
@@ -81,12 +84,17 @@ REGISTRY: Mapping[str, Generator] = MappingProxyType(
 
 
 def generator_of(name: str) -> Generator:
-    """The family of that name.
+    """The family of that name, ours or one that a package offers.
 
     Raises:
-        ConfigError: there is none; names the closest one.
+        ConfigError: there is none; names the closest one. Or it cannot be imported.
     """
     if name not in REGISTRY:
+        found = load(Kind.SCHEDULE, name)
+        if callable(found):
+            return partial(own_orders, found, name)
+        if found is not None:
+            raise ConfigError(f"the schedule {name!r} that a package offers is not a function (ranks, microbatches)")
         close = get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(REGISTRY))}"
         raise ConfigError(f"there is no schedule {name!r}; {hint}")

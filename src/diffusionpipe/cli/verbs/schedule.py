@@ -58,12 +58,15 @@ def schedule() -> None:
 @app.command("list")
 def list_names() -> None:
     """List the names of the schedules, each with one line of description."""
+    from diffusionpipe.plugins import Kind, offered
     from diffusionpipe.schedules import REGISTRY
 
     width = max(map(len, REGISTRY))
     for name, generator in REGISTRY.items():
         first_line = (generator.__doc__ or "").partition("\n")[0]
         typer.echo(f"{name:{width}}  {first_line}")
+    for name in offered(Kind.SCHEDULE):
+        typer.echo(f"{name:{width}}  From a package.")
     typer.echo("\np workers (the ranks of one pipeline), m micro-batches, stage s; F forward, I and W gradients of the")
     typer.echo("inputs and of the weights, which a backward computes together.")
 
@@ -199,12 +202,13 @@ def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
     """The faults of the name of a family, or of a name with no number beside it."""
     from difflib import get_close_matches
 
+    from diffusionpipe.plugins import Kind, offered
     from diffusionpipe.schedules import REGISTRY
     from diffusionpipe.schedules.files.order_file import is_order_file
 
     if is_order_file(name):
         return []
-    if name in REGISTRY:
+    if name in REGISTRY or name in offered(Kind.SCHEDULE):
         missing = [option for option in ("ranks", "microbatches") if option not in sizes]
         return [f"--{option} is missing; {name} suits any number, so give one" for option in missing]
     close = get_close_matches(name.lower(), REGISTRY, n=1)
@@ -223,13 +227,13 @@ def _time(text: str) -> Seconds | None:
 
 def _schedule(question: _Question) -> Schedule:
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.schedules import REGISTRY
-    from diffusionpipe.schedules.files.order_file import read_orders
+    from diffusionpipe.schedules import generator_of
+    from diffusionpipe.schedules.files.order_file import is_order_file, read_orders
 
-    if question.name in REGISTRY:
+    if not is_order_file(question.name):
         assert question.ranks is not None
         assert question.microbatches is not None
-        return REGISTRY[question.name](question.ranks, question.microbatches)
+        return generator_of(question.name)(question.ranks, question.microbatches)
     schedule = read_orders(Path(question.name), question.ranks, question.microbatches)
     num_forwards = sum(len(p.stages) * len(p.microbatches) for p in schedule.placement.pipelines)
     if num_forwards > MAX_FORWARDS:

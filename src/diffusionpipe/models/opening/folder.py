@@ -44,6 +44,7 @@ from diffusionpipe.models.opening.meta import check_nulls, module_on_meta
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
 from diffusionpipe.models.parameters.weights import fill, misfits_of
+from diffusionpipe.plugins import Kind, load
 
 REGISTRY: Mapping[str, Family] = {
     "StableDiffusionPipeline": stable_diffusion.FAMILY,
@@ -341,6 +342,11 @@ def family_of(folder: Path) -> Family:
     index = model_index(folder)
     name = str(index.get("_class_name"))
     if name not in REGISTRY:
+        found = load(Kind.FAMILY, name)
+        if isinstance(found, Family):
+            return found
+        if found is not None:
+            raise ModelError(f"the family {name!r} that a package offers is a {type(found).__name__}, not a Family")
         raise ModelError(
             f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}{_unknown_to_diffusers(name)}"
         )

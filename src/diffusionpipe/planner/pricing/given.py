@@ -80,6 +80,12 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
+    if given.schedule not in REGISTRY:
+        yield (
+            f"the schedule {given.schedule!r} comes from a package, and the search compares the published ones: give "
+            "stages and micro-batches too, without a search, or leave out schedule"
+        )
+        return
     if given.sharded and not can_shard(given.schedule):
         yield (
             f"the schedule {given.schedule!r} has no order for sharded copies, each of which holds the whole model; "

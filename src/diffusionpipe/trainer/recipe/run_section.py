@@ -5,8 +5,9 @@ from enum import StrEnum
 from math import inf
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
+from diffusionpipe.plugins import Kind, offered
 from diffusionpipe.trainer.recipe.section import Choice, Maybe, Place, Positive, Section, Several, texts_for_text
 
 
@@ -39,14 +40,22 @@ def _empty_for_none(value: object) -> object:
     return () if value == "none" else texts_for_text(value)
 
 
+def _or_offered(value: object, known: ValidatorFunctionWrapHandler) -> object:
+    """A name of ours, or one that a package offers."""
+    return value if isinstance(value, str) and value in offered(Kind.TRACKER) else known(value)
+
+
+_Tracker = Annotated[Choice[TrackerName], WrapValidator(_or_offered), PlainSerializer(str)]
+
+
 class RunSection(Section):
     """[run]: where results go."""
 
     folder: Place
     """Folder of metrics, checkpoints, samples and the export. If the file leaves it out: runs/<name of the file>."""
-    trackers: Annotated[Several[Choice[TrackerName]], BeforeValidator(_empty_for_none)] = (TrackerName.AUTO,)
+    trackers: Annotated[Several[_Tracker], BeforeValidator(_empty_for_none)] = (TrackerName.AUTO,)
     """Trackers that also record metrics and pictures, e.g. ["tensorboard", "wandb"]; "auto": TensorBoard if it is
-    installed; "none": none."""
+    installed; "none": none. Also names that packages offer (docs/library.md)."""
     project: Annotated[str, Field(min_length=1)] = "diffusionpipe"
     """The project (experiment) under which trackers file the run."""
     name: Maybe[Annotated[str, Field(min_length=1)]] = None

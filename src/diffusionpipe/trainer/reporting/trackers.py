@@ -12,12 +12,14 @@ from pathlib import Path
 
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.plugins import Kind, load
 from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
 from diffusionpipe.trainer.reporting.tracker import Opening, Shown, Tracker
 
 logger = logging.getLogger(__name__)
 
 _IDENTITIES = "trackers.json"
+_OURS = frozenset(TrackerName)
 _SPEED = ("step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
 _VALIDATION = "validation_"
 
@@ -74,7 +76,7 @@ def tag_of(key: str) -> str:
 def problems_of_trackers(run: RunSection) -> Iterator[str]:
     """Trackers that are named but not installed."""
     for name in run.trackers:
-        if name is not TrackerName.AUTO and not _is_installed(name):
+        if name in _OURS and name is not TrackerName.AUTO and not _is_installed(name):
             yield f"run.trackers: {name} is not installed; run pip install {name}, or remove it from run.trackers"
 
 
@@ -145,6 +147,12 @@ def _is_installed(name: TrackerName) -> bool:
 
 def _open(name: TrackerName, opening: Opening) -> tuple[Tracker, str | None]:
     """The tracker, and how its own run is found again."""
+    if name not in _OURS:
+        make = load(Kind.TRACKER, name)
+        if not callable(make):
+            raise TypeError(f"the package offers a {type(make).__name__}, not a function that returns a tracker")
+        made: Tracker = make(opening)
+        return made, None
     if name is TrackerName.TENSORBOARD:
         from diffusionpipe.trainer.reporting.tensorboard import TensorBoard
 
