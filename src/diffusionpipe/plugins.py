@@ -1,4 +1,4 @@
-"""What other packages offer by entry points: schedules, families of models, trackers.
+"""Schedules, families of models and trackers that other packages offer by entry points.
 
 Names that are ours always win. Nothing of a package is imported before its name is asked for.
 """
