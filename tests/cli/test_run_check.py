@@ -160,6 +160,25 @@ def test_a_run_says_that_no_other_layout_is_faster(found, tmp_path, caplog):
     )
 
 
+def test_a_run_says_why_no_search_for_another_layout_can_start_and_goes_on(found, tmp_path, caplog, monkeypatch):
+    def refused(request, errors):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("diffusionpipe.workflows.replanning.Replanning", refused)
+    sections = {"plan": "auto", "microbatches": None, "encode_chunk": None}
+    start = SimpleNamespace(
+        recipe=recipe_of(Path("models/sd"), Path("data/birds"), tmp_path, pipeline=sections),
+        plan=SimpleNamespace(mesh=SimpleNamespace(num_ranks=2)),
+        hosts=("a", "a"),
+    )
+    check = RunCheck(ConsoleReport(Console()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    check._start_search(start, found)
+    check.look()
+    assert [record.getMessage() for record in caplog.records] == [
+        "replan=failed reason=Resource temporarily unavailable"
+    ]
+
+
 def request_in(folder, step):
     true, _ = link_too_fast()
     write_profile(true.profile, folder / "profile.json")

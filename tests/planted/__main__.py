@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from planted.faults import FOLDER, ROOT, SOURCE, Fault, all_faults, misfits
-from planted.trial import Outcome, broken_tests, compiled_copy, try_fault
+from planted.trial import Outcome, broken_tests, compiled_copy, strangers, try_fault
 
 LIMIT_S = 300.0
 UNUSABLE = 2
@@ -53,6 +53,10 @@ def run(
         say("\n".join(found))
         return UNUSABLE
     with compiled_copy(source) as whole, ThreadPoolExecutor(processes) as pool:
+        if found := strangers(whole):
+            say("\n".join(f"the copy is not what is imported: {origin}" for origin in found))
+            return UNUSABLE
+        say(f"{len(faults)} faults; first their tests run without any")
         broken, cpu_s = broken_tests(faults, whole, limit_s=limit_s * max(1, len(faults)), root=root)
         if broken:
             say("\n".join(f"without a fault: {name}" for name in broken))

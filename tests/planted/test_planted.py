@@ -1,10 +1,13 @@
 """The list of faults fits the source of today, and a fault that nobody notices is reported."""
 
+import os
+
 import pytest
+from planted import trial
 from planted.__main__ import is_surprise, run
 from planted.draw import changes, draw, unique_lines
 from planted.faults import ROOT, SOURCE, Fault, all_faults, faults_of, misfits
-from planted.trial import Outcome
+from planted.trial import Outcome, strangers
 
 FAULTS = all_faults()
 PACKAGE = {
@@ -66,7 +69,7 @@ def test_the_first_test_that_fails_is_shown_and_an_unnoticed_fault_is_an_error_u
     seen, unseen = fault("sum(values)", "sum(values) + 1"), fault("total(values) / 2", "total(values) / 3")
     status, said = tried(package, seen, unseen, fault(unseen.old, "0", unnoticed="Nobody takes a mean."))
     assert status == 1
-    assert said.splitlines()[1].strip() == f"{TEST}::test_a_total_is_the_sum_also_in_another_process"
+    assert said.splitlines()[2].strip() == f"{TEST}::test_a_total_is_the_sum_also_in_another_process"
     assert said.count("NOT noticed") == 2
     assert "known: Nobody takes a mean." in said
     assert "1 of 3 faults in 1 modules are noticed, 1 by tests that make test runs" in said
@@ -80,9 +83,25 @@ def test_only_a_fault_without_a_known_reason_is_a_surprise():
     assert not is_surprise(fault("a", "b"), Outcome(failed=("test",), problem="", cpu_s=1.0))
 
 
+def test_a_copy_is_imported_in_place_of_the_installed_package_also_by_processes_that_a_test_starts(tmp_path):
+    (tmp_path / "diffusionpipe").mkdir()
+    (tmp_path / "diffusionpipe/__init__.py").touch()
+    assert strangers(tmp_path) == []
+
+
+def test_a_package_that_comes_from_elsewhere_is_named(tmp_path, monkeypatch):
+    (tmp_path / "diffusionpipe").mkdir()
+    (tmp_path / "diffusionpipe/__init__.py").touch()
+    monkeypatch.setattr(trial, "environment_of", lambda copy: os.environ | {"PYTHONPATH": str(SOURCE)})
+    assert strangers(tmp_path) == [str(SOURCE / "diffusionpipe/__init__.py")] * 3
+
+
 def test_tests_that_fail_without_a_fault_are_named_and_nothing_is_tried(package):
     (package / TEST).write_text("def test_it_fails():\n    assert False\n", encoding="utf-8")
-    assert tried(package, fault("sum(values)", "0")) == (2, f"without a fault: {TEST}::test_it_fails")
+    assert tried(package, fault("sum(values)", "0")) == (
+        2,
+        f"1 faults; first their tests run without any\nwithout a fault: {TEST}::test_it_fails",
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,14 @@ from pathlib import Path
 from planted.faults import ROOT, SOURCE, Fault
 from planted.witness import COPY, REPORT
 
+ORIGINS = """
+import multiprocessing, subprocess, sys
+ask = f"__import__('importlib.util').util.find_spec('{sys.argv[1]}').origin"
+child = subprocess.run([sys.executable, "-c", f"print({ask})"], capture_output=True, text=True)
+with multiprocessing.get_context("forkserver").Pool(1) as pool:
+    print(eval(ask), child.stdout.strip(), pool.apply(eval, (ask,)), sep="\\n")
+"""
+"""Prints from where a process, a program that it starts and a rank of its fork server import a package."""
 NO_TESTS = 5
 """The exit status of pytest that ran none."""
 
@@ -67,6 +75,23 @@ def planted(fault: Fault, whole: Path) -> Iterator[Path]:
         yield copy
 
 
+def environment_of(copy: Path) -> dict[str, str]:
+    """The environment of tests that import the package of a copy: its folder comes before an editable install."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(copy), str(Path(__file__).parents[1])]),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def strangers(copy: Path) -> list[str]:
+    """The files from which a test, or a process that it starts, imports the package that should come from the copy."""
+    (package,) = (path.parent.name for path in copy.glob("*/__init__.py"))
+    command = [sys.executable, "-c", ORIGINS, package]
+    said = subprocess.run(command, env=environment_of(copy), capture_output=True, text=True, check=True).stdout
+    return [origin for origin in said.splitlines() if not Path(origin).is_relative_to(copy)]
+
+
 def run_tests(
     tests: Iterable[str], copy: Path, *, quick: bool, stop: bool, limit_s: float, root: Path = ROOT
 ) -> Outcome:
@@ -83,13 +108,7 @@ def run_tests(
         "not slow" if quick else "",
         *paths,
     ]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(copy), str(Path(__file__).parents[1])]),
-        "PYTHONDONTWRITEBYTECODE": "",
-        "OMP_NUM_THREADS": "1",
-        COPY: str(copy),
-        REPORT: str(report),
-    }
+    environment = environment_of(copy) | {COPY: str(copy), REPORT: str(report)}
     status, cpu_s, output = _ended(command, environment, root, limit_s)
     failed = tuple(report.read_text(encoding="utf-8").splitlines()) if report.exists() else ()
     problem = ""
