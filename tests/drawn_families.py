@@ -26,7 +26,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.inference import drawing, ranks_drawing
 from diffusionpipe.trainer.inference.cascade_drawing import draw_from_folders
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
@@ -52,7 +52,7 @@ class Asked:
     """What is to be drawn."""
 
     sources: tuple[Source, ...]
-    wish: Wish
+    wish: SampleRequest
     settings: tuple[SamplingSettings, ...]
     guidance: float
 
@@ -102,7 +102,9 @@ def asked_of(
     negatives = _negatives_of(getattr(diffusers, kind)) if settings.is_guided and has_text and has_negative else ()
     return Asked(
         sources=(Source(folder=folder, resolution=size, adapters=adapters, clip=CLIPS.get(kind)),),
-        wish=Wish(prompts=PROMPTS, negatives=tuple(negatives), frame_rate=RATE) if has_text else Wish(labels=LABELS),
+        wish=SampleRequest(prompts=PROMPTS, negatives=tuple(negatives), frame_rate=RATE)
+        if has_text
+        else SampleRequest(labels=LABELS),
         settings=(settings,),
         guidance=guidance,
     )
@@ -295,7 +297,7 @@ def of_cascade(folder: Path) -> Asked:
     first, second = (settings_of(one.folder, GUIDED) for one in sources)
     return Asked(
         sources=sources,
-        wish=Wish(prompts=PROMPTS, negatives=NEGATIVES) if has_text else Wish(labels=LABELS),
+        wish=SampleRequest(prompts=PROMPTS, negatives=NEGATIVES) if has_text else SampleRequest(labels=LABELS),
         settings=(first, replace(second, noise_level=40)),
         guidance=GUIDED,
     )

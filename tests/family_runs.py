@@ -169,7 +169,7 @@ class Place:
 
 
 class EqualCosts:
-    """A `ProfileShelf` in place of measuring: a step of any layer takes a millisecond a sample."""
+    """A `ProfileCache` in place of measuring: a step of any layer takes a millisecond a sample."""
 
     def find(self, measurement: Measurement) -> Profile:
         """The profile."""

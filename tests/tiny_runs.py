@@ -31,13 +31,13 @@ from diffusionpipe.trainer.course.run_samples import sampling_settings
 from diffusionpipe.trainer.course.run_state import Hooks
 from diffusionpipe.trainer.data.survey import Line
 from diffusionpipe.trainer.inference.cascade_drawing import draw_in_session
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.drawing import Picture
 from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.trainer.setup import job_cluster, job_profile
-from diffusionpipe.trainer.setup.job_profile import ProfileShelf
+from diffusionpipe.trainer.setup.job_profile import ProfileCache
 from diffusionpipe.trainer.setup.planning import Planning
 from diffusionpipe.trainer.setup.session import open_session
 from diffusionpipe.trainer.setup.start import Start
@@ -129,7 +129,7 @@ def train(
     resume: str | None = None,
     at: Mapping[int, Callable[[Job, Recipe], None]] | None = None,
     calm: int = 1,
-    profiles: ProfileShelf | None = None,
+    profiles: ProfileCache | None = None,
     check: RunCheck | None = None,
     announce: Callable[[Start], None] | None = None,
     tell_data: Callable[[Sequence[Line]], None] | None = None,
@@ -154,7 +154,7 @@ def train(
     )
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),
-        mock.patch.object(loop, "CALM", calm),
+        mock.patch.object(loop, "UNCLIPPED_STEPS_BEFORE_OPTIMISM", calm),
         mock.patch.object(run_module, "Stepper", _interrupted(Stepper, job, recipe, at)),
         mock.patch.object(run_module, "WindowStepper", _interrupted(WindowStepper, job, recipe, at)),
         mock.patch.object(members, "describe", described),
@@ -234,7 +234,7 @@ def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     from diffusionpipe.cli.text.planned import make_plan
 
     session = open_session(recipe, job, Planning(make_plan=make_plan))
-    wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
+    wish = SampleRequest(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
     drawn = draw_in_session(session, wish, [sampling_settings(member) for member in session.members])
     return None if drawn is None else drawn[-1]
 

@@ -22,7 +22,7 @@ from diffusionpipe.planner.correction.correct import correct
 from diffusionpipe.runtime.comm.exchange import form_of, gather
 from diffusionpipe.runtime.job.local_ranks import LocalRanks
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.runtime.machine.cores import num_cores, waited_for_core
+from diffusionpipe.runtime.machine.cores import cpu_wait_time, num_cores
 from diffusionpipe.runtime.machine.machine_use import (
     Place,
     StepCounters,
@@ -136,7 +136,7 @@ def record(job: Job, run: VirtualRun, count: int, starts_loop: bool) -> _Round:
                 break
             counters = read_counters(cores)
             assert counters is not None, "this machine does not count processor time in /proc"
-            readings.append((counters, waited_for_core()))
+            readings.append((counters, cpu_wait_time()))
     pairs = list(pairwise(readings))
     return _Round(
         place=place,

@@ -34,7 +34,7 @@ from diffusionpipe.planner.correction.suggestion import suggest
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.runtime.job.local_ranks import LocalRanks
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.runtime.machine.heap import keep_heap
+from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.rehearsal import Rehearsed, measured_link, rehearse_runs
@@ -100,7 +100,7 @@ def planned_run(link: Link) -> tuple[Setting, Plan, VirtualRun]:
 
 def keep(job: Job) -> None:
     """Let a rank keep its freed memory, so that large tensors of virtual stages take little time beside their waits."""
-    keep_heap()
+    disable_malloc_trim()
 
 
 def _settings(name: str, link: Link) -> tuple[Setting, Setting]:

@@ -21,7 +21,7 @@ from diffusionpipe.runtime.comm.places import channels_of, holders_of, trained_l
 from diffusionpipe.runtime.comm.transport import ProcessTransport
 from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.runtime.machine.cores import waited_for_core
+from diffusionpipe.runtime.machine.cores import cpu_wait_time
 from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, steps_that_count
 from diffusionpipe.trainer.course.first_steps import OwnSteps, StepRecorder
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
@@ -162,9 +162,9 @@ class _Training:
     def traced(self) -> StepTrace:
         """One step with its times, from a start that all ranks share."""
         dist.barrier()
-        start, waited = perf_counter(), waited_for_core()
+        start, waited = perf_counter(), cpu_wait_time()
         self.step()
-        seconds, waited = perf_counter() - start, waited_for_core() - waited
+        seconds, waited = perf_counter() - start, cpu_wait_time() - waited
         spans, iteration = self._session.worker.train.recording.spans()
         return StepTrace(spans=spans, iteration=iteration, step=seconds, delay=waited)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from diffusionpipe.errors import DiffusionPipeError
 from diffusionpipe.models.families.deepfloyd import reduced
 from diffusionpipe.models.opening.folder import scheduler_config
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
@@ -83,12 +83,12 @@ class Cascade:
     def draw(self, prompts: tuple[str, ...], seed: int, guidance: float) -> Tensor:
         """Return small pictures, (N, 1, 8, 8) in [-1, 1]."""
         settings = self._settings(self.base, seed, guidance, 0)
-        return latents_from_folder(self.base, Wish(prompts=prompts), settings, device=CPU, arithmetic=CHUNK)
+        return latents_from_folder(self.base, SampleRequest(prompts=prompts), settings, device=CPU, arithmetic=CHUNK)
 
     def enlarge(self, small: Tensor, prompts: tuple[str, ...], seed: int, guidance: float, noise_level: int) -> Tensor:
         """Return the small pictures as large ones, (N, 1, 32, 32) in [-1, 1]."""
         settings = self._settings(self.large, seed, guidance, noise_level)
-        wish = Wish(prompts=prompts)
+        wish = SampleRequest(prompts=prompts)
         return latents_from_folder(self.large, wish, settings, small, device=CPU, arithmetic=CHUNK)
 
 

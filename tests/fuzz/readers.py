@@ -31,10 +31,10 @@ def scan_data(data: Path) -> None:
 
 
 def scan_clips(data: Path) -> None:
-    from diffusionpipe.trainer.data.clips import Taken, load_clip
+    from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
     from diffusionpipe.trainer.data.dataset import scan
 
-    taken = Taken(frames=5, rate=6)
+    taken = FrameSelection(frames=5, rate=6)
     found = scan(data, "text", taken=taken)
     for index in range(len(found.samples)):
         load_clip(found.path(index), size=(16, 16), taken=taken, start=0.5)

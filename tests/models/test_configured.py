@@ -107,13 +107,13 @@ def test_qwen_image_is_opened_at_real_size_in_less_than_a_gibibyte():
 ADDRESSES = """
 import resource
 from diffusionpipe.models.opening.configured import configured_graph
-from diffusionpipe.runtime.machine.heap import keep_heap
+from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 
 def pages():
     return int(open("/proc/self/statm").read().split()[0])
 
 configured_graph("dit-xl-2-256")
-keep_heap()
+disable_malloc_trim()
 before = pages()
 configured_graph("flux.1-dev")
 print((pages() - before) * resource.getpagesize() // 2**20)

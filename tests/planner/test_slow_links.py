@@ -8,7 +8,7 @@ from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.explain import compare, slow_links_text
 from diffusionpipe.planner.from_profile import plan_from_profile, predicted_timeline
-from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
+from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout, arrangements
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.simulator import simulate
@@ -40,9 +40,9 @@ def test_pipelines_can_stand_so_that_no_message_crosses_a_slow_link():
     found = list(arrangements(cluster))
     assert {one.adjacent for one in found if one.units == 2} == {1, 2}
     links = {
-        adjacent: Ground(arrangement=Arrangement(data_parallel=2, units=2, adjacent=adjacent), cluster=cluster).link(
-            0, 1, 1, 1
-        )
+        adjacent: RankLayout(
+            arrangement=Arrangement(data_parallel=2, units=2, adjacent=adjacent), cluster=cluster
+        ).link(0, 1, 1, 1)
         for adjacent in (1, 2)
     }
     assert links[1].bandwidth == cluster.intra.bandwidth / 20

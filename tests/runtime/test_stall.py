@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore
 
 from diffusionpipe.runtime.job.progress import PLANNING, STEP, Moment, Progress, Whereabouts, is_in_collective
-from diffusionpipe.runtime.job.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
+from diffusionpipe.runtime.job.stall import dump_stacks, may_judge, moment_to_text, parse_moment, reason_of, root_cause
 from diffusionpipe.runtime.job.watch_post import Post
 from diffusionpipe.runtime.job.watchdog import Watchdog
 from diffusionpipe.runtime.recording.trace import marks_of, position_of
@@ -37,13 +37,13 @@ def moments(*given):
     ],
 )
 def test_the_root_of_the_waits_is_named(given, culprit):
-    found = culprit_of(moments(*given), 0)
+    found = root_cause(moments(*given), 0)
     assert (found.rank if found is not None else None) == culprit
 
 
 def test_of_ranks_that_all_wait_the_one_furthest_behind_is_named():
     late = Moment(rank=1, phase=STEP, step=2, waits=(), still=14, limit=10)
-    assert culprit_of(moments(((), 14), ((), 14)) | {1: late}, 0) == late
+    assert root_cause(moments(((), 14), ((), 14)) | {1: late}, 0) == late
 
 
 def test_a_waiting_rank_leaves_the_verdict_to_the_one_it_waits_for_for_a_while():
@@ -180,7 +180,7 @@ def test_a_thread_beside_the_steps_may_be_slow_but_not_hang(tmp_path):
         hanging = look(2.0)
         assert (hanging.is_over_limit, hanging.waits, hanging.limit) == (True, None, 100.0)
         assert hanging.place() == "writing the checkpoint of step 5 (step 7)"
-        assert culprit_of({2: hanging}, 2) == hanging
+        assert root_cause({2: hanging}, 2) == hanging
         orders.put(False)
         done.get(timeout=10)
         assert look(99.0).phase == STEP

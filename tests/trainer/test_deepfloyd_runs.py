@@ -19,7 +19,7 @@ from diffusionpipe.models.compose.cascade import cascade_graph
 from diffusionpipe.models.compose.common_encoders import Opened, common_encoders
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise, step_noise
 from diffusionpipe.trainer.inference.drawing import decode_exactly
 from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
@@ -111,7 +111,7 @@ def test_sample_draws_what_diffusers_two_pipelines_draw(alone, place, variance, 
             steps=STEPS, guidance=guidance, seed=3, scheduler=scheduler_config(folder), noise_level=40
         )
         source = Source(folder=folder, resolution=side, name=name, small=low)
-        ours = latents_from_folder(source, Wish(prompts=PROMPTS), settings, ours, device=CPU)
+        ours = latents_from_folder(source, SampleRequest(prompts=PROMPTS), settings, ours, device=CPU)
         pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
         first = drawn_noise("sampling", settings, 2, (3, side, side), name)
         options = {"num_inference_steps": STEPS, "guidance_scale": guidance, "output_type": "pt"}

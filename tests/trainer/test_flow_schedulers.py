@@ -27,7 +27,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import save
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.exports.export import Export, export
 from diffusionpipe.trainer.inference import cascade_drawing, drawing, folder_drawing
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, Spacing, build_scheduler, set_times
 from diffusionpipe.trainer.inference.drawing import spacing_of
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
@@ -203,7 +203,11 @@ def drawn_here(monkeypatch, folder: Path, size: int, guidance: float | None, tru
         scheduler=scheduler_config(folder),
     )
     found = draw_from_folder(
-        folder, Wish(prompts=PROMPTS, negatives=negatives), settings, resolution=size, device=torch.device("cpu")
+        folder,
+        SampleRequest(prompts=PROMPTS, negatives=negatives),
+        settings,
+        resolution=size,
+        device=torch.device("cpu"),
     )
     return np.asarray(found)
 

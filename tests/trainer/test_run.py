@@ -35,7 +35,7 @@ from diffusionpipe.trainer.course.documents import write_documents
 from diffusionpipe.trainer.course.run_identity import objective_identity
 from diffusionpipe.trainer.data import loader
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.model.members import objective_of
@@ -555,7 +555,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_step_and_samples(c
 def test_the_pipeline_draws_what_one_process_draws(crew, recipe, place, tmp_path, model, guidance):
     drawing = recipe(tmp_path, kind=model, sampling={"guidance": guidance})
     found = crew.run(draw_untrained, drawing)
-    wish = Wish(prompts=PROMPTS) if model == "sd" else Wish(labels=LABELS)
+    wish = SampleRequest(prompts=PROMPTS) if model == "sd" else SampleRequest(labels=LABELS)
     [shown] = [pictures for pictures in found if pictures is not None]
     assert_same_pictures(shown, drawn_from(place / model, wish, guidance))
 
@@ -564,14 +564,14 @@ def test_the_first_rank_shows_pictures_although_its_stage_reads_no_latents(crew,
     """As where a search cuts behind the layers of the time alone."""
     shown, other = crew.run(draw_untrained, recipe(tmp_path, pipeline={"splits": ["unet.conv_in"]}))
     assert other is None
-    assert_same_pictures(shown, drawn_from(place / "sd", Wish(prompts=PROMPTS), 2.0))
+    assert_same_pictures(shown, drawn_from(place / "sd", SampleRequest(prompts=PROMPTS), 2.0))
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "flow_matching"])
 def test_the_export_draws_the_pictures_of_the_run(crew, recipe, tmp_path, kind):
     short = {"training": {"steps": 2}, "learning_rate": {"warmup_steps": 0}, "validation": {"every": 2}}
     assert crew.run(train, recipe(tmp_path, objective={"kind": kind}, sampling={"every": 2}, **short)) == [2, 2]
-    ours = drawn_from(tmp_path / "export", Wish(prompts=PROMPTS))
+    ours = drawn_from(tmp_path / "export", SampleRequest(prompts=PROMPTS))
     assert_same_pictures(pictures_of(tmp_path, 2), ours)
     if kind != "flow_matching":
         assert_same_pictures(diffusers_pictures(tmp_path / "export"), ours)

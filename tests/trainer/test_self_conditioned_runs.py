@@ -24,7 +24,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
 from diffusionpipe.models.opening.folder import reads_estimate, scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.model.members import build_model
@@ -174,7 +174,7 @@ def test_the_export_is_widened_opens_in_diffusers_and_draws_the_pictures_of_the_
     added = denoiser.get_submodule(convolution).weight[:, 4:]
     assert added.abs().max() > 0
     assert reads_estimate(folder / "export")
-    wish = Wish(prompts=("a b",)) if kind == "sd" else Wish(labels=(1,))
+    wish = SampleRequest(prompts=("a b",)) if kind == "sd" else SampleRequest(labels=(1,))
     settings = SamplingSettings(steps=3, guidance=2.0, seed=0, scheduler=scheduler_config(folder / "export"))
     drawn = draw_from_folder(folder / "export", wish, settings, resolution=RESOLUTION, device=torch.device("cpu"))
     assert np.abs(np.stack(drawn).astype(int) - pictures_of(folder)).max() <= 1
@@ -203,7 +203,7 @@ def test_the_estimate_counts_when_pictures_are_drawn(over_two, tmp_path):
     tensors = load_file(file)
     tensors[f"{convolution}.weight"][:, 4:] = 0
     save_file(tensors, file)
-    wish = Wish(prompts=("a b",)) if kind == "sd" else Wish(labels=(1,))
+    wish = SampleRequest(prompts=("a b",)) if kind == "sd" else SampleRequest(labels=(1,))
     settings = SamplingSettings(steps=3, guidance=2.0, seed=0, scheduler=scheduler_config(folder / "export"))
     drawn = [draw_from_folder(f, wish, settings, resolution=RESOLUTION, device=torch.device("cpu"))
              for f in (folder / "export", tmp_path / "blind")]  # fmt: skip

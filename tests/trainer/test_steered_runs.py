@@ -7,7 +7,7 @@ from steered import CONDITIONS, asked_of_steered, save_controlled, save_steered
 from tiny_runs import RESOLUTION
 
 from diffusionpipe.errors import ConfigError, DataError, RecipeError
-from diffusionpipe.trainer.inference.conditions import Wish, steering_pictures
+from diffusionpipe.trainer.inference.conditions import SampleRequest, steering_pictures
 from diffusionpipe.trainer.inference.folder_drawing import open_source
 from diffusionpipe.workflows.sample_conditions import steered
 
@@ -35,13 +35,13 @@ def test_pictures_of_validation_steer_prompts_in_the_order_of_their_names(data):
 def test_sample_steers_each_prompt(model, data, tmp_path, given, count, expected):
     (tmp_path / "recipe.toml").write_text(f'[data]\nvalidation = "{data}"')
     paths = [data / name for name in CONDITIONS]
-    wish = Wish(prompts=tuple(prompt for prompt in ("a", "b") for _ in range(count)))
+    wish = SampleRequest(prompts=tuple(prompt for prompt in ("a", "b") for _ in range(count)))
     found = steered(wish, tmp_path, model, [paths[i] for i in given], count)
     assert found.conditions == tuple(paths[i] for i in expected)
 
 
 def test_what_steers_nothing_or_is_missing_is_refused(model, data, tmp_path):
-    wish = Wish(prompts=("a", "b"))
+    wish = SampleRequest(prompts=("a", "b"))
     with pytest.raises(ConfigError, match="there are 0 for 2: give --condition once for each prompt, or once for all"):
         steered(wish, tmp_path, model, (), 1)
     asked = asked_of_steered(model, data, GUIDED)
@@ -58,7 +58,7 @@ def test_a_condition_for_a_model_that_is_not_steered_is_refused(tmp_path, data):
 
     plain = save_stable_diffusion(tmp_path / "plain")
     with pytest.raises(ConfigError, match="holds no ControlNet; leave it out"):
-        steered(Wish(prompts=("a",)), tmp_path, plain, (data / CONDITIONS[0],), 1)
+        steered(SampleRequest(prompts=("a",)), tmp_path, plain, (data / CONDITIONS[0],), 1)
     asked = asked_of_steered(plain, data, GUIDED)
     with pytest.raises(RecipeError, match="steer a ControlNet, and the model is none"):
         open_source(asked.sources[0], asked.wish, asked.settings[0])

@@ -18,7 +18,7 @@ from tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stab
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.objectives.objective import ObjectiveSettings
 from diffusionpipe.models.opening.folder import build_graph, scheduler_config, weight_sources
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
 
@@ -141,7 +141,7 @@ def test_each_use_reads_what_is_stored(place, of_plain, tmp_path, kind, use):
 
 def pictures_of(folder):
     settings = SamplingSettings(steps=2, guidance=2.0, seed=0, scheduler=scheduler_config(folder))
-    wish = Wish(prompts=("a b",))
+    wish = SampleRequest(prompts=("a b",))
     return np.stack(draw_from_folder(folder, wish, settings, resolution=RESOLUTION, device=torch.device("cpu")))
 
 

@@ -16,7 +16,7 @@ from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample
 from diffusionpipe.trainer.data.images import placing
 from diffusionpipe.trainer.data.survey import Folder, Use, survey
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
 
@@ -147,7 +147,7 @@ def test_validation_has_lines_of_its_own(place, tmp_path):
 
 
 def test_a_prompt_that_sample_draws_the_beginning_of_alone_is_named_once(place, caplog):
-    wish = Wish(prompts=("a b", "a prompt of more letters") * 2, negatives=("a",) * 4)
+    wish = SampleRequest(prompts=("a b", "a prompt of more letters") * 2, negatives=("a",) * 4)
     settings = SamplingSettings(steps=1, guidance=2.0, seed=0, scheduler=scheduler_config(place / "sd"))
     source = Source(folder=place / "sd", resolution=8)
     open_source(source, wish, settings, tells=False)

@@ -42,7 +42,7 @@ from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, sweep
 from diffusionpipe.profiler.waking import time_waking
 from diffusionpipe.runtime.compute.stage import Precision
 from diffusionpipe.runtime.machine.error_file import is_shortage
-from diffusionpipe.runtime.machine.heap import keep_heap
+from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def profile_model(
         agree=agree,
     )
     if place.type == "cpu":
-        keep_heap()
+        disable_malloc_trim()
     with buffers_on(graph, place):
         columns = _steady_columns(setting, sizes, time_budget, progress or silent)
     return Profile(

@@ -13,7 +13,7 @@ transfers get other waits, in a new numbering that follows the order.
 >>> from diffusionpipe.timing.graph import graph_of
 >>> graph = graph_of(forward_only(2, 2))
 >>> work = graph.works[graph.work[3]]
->>> hops = [Hop(events=(event,), work=work, hosts=(0, 1), queues=(0, 1)) for event in (3, 4)]
+>>> hops = [QueuedTransfer(events=(event,), work=work, hosts=(0, 1), queues=(0, 1)) for event in (3, 4)]
 >>> queued = Queues.of(graph, computes=(1, 2, 5, 6), hops=hops)
 >>> graph = queued.graph([1, 2, 5, 6], [(0, 0), (1, 1)])    # each transfer behind its producer: 0F0 [0] 0F1 [1] ...
 >>> len(graph), graph.first[-2:], graph.second[-2:]     # 1F0 and 1F1 behind their hosts and their transfers
@@ -29,7 +29,7 @@ from diffusionpipe.timing.graph import START, Graph
 from diffusionpipe.timing.work import Transfer, Work
 
 
-class Hop(NamedTuple):
+class QueuedTransfer(NamedTuple):
     """A transfer between workers."""
 
     events: tuple[int, ...]
@@ -51,7 +51,7 @@ class Queues:
     """A graph of a schedule without explicit messages, made ready for orders of its messages."""
 
     unqueued: Graph
-    hops: tuple[Hop, ...]
+    hops: tuple[QueuedTransfer, ...]
     rows: tuple[tuple[_Row, ...], ...]
     """By event of the unqueued graph its rows: one, and more where it waits for more than two others."""
     others: tuple[tuple[int, tuple[int, ...]], ...]
@@ -63,7 +63,7 @@ class Queues:
     works: tuple[Work, ...]
 
     @classmethod
-    def of(cls, graph: Graph, *, computes: Sequence[int], hops: Sequence[Hop]) -> "Queues":
+    def of(cls, graph: Graph, *, computes: Sequence[int], hops: Sequence[QueuedTransfer]) -> "Queues":
         """`computes` are the events in the order, besides the transfers."""
         has_place = {*computes, *(event for hop in hops for event in hop.events)}
         index_of, work = {one: index for index, one in enumerate(graph.works)}, list(graph.work)

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CachedProfiles:
-    """A `ProfileShelf` of files; one that cannot be written is only missed later."""
+    """A `ProfileCache` of files; one that cannot be written is only missed later."""
 
     folder: Path
 

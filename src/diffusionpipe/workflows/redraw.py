@@ -50,13 +50,13 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device", work: "Work
 def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device", work: "Work") -> "Picture":
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.drawing import Arithmetic
     from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.sample_memory import check_memory, named_shortage
 
-    wish = Wish(
+    wish = SampleRequest(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
         labels=() if origin.label is None else (origin.label,) * origin.count,
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt is not None else (),

@@ -66,7 +66,7 @@ class CheckReport(Protocol):
 
 
 class RunCheck:
-    """Rank 0's `PredictionJudge`. Mutable: it remembers the correction, and the search that it has started."""
+    """Rank 0's `PredictionMonitor`. Mutable: it remembers the correction, and the search that it has started."""
 
     def __init__(self, report: CheckReport, command: Command) -> None:
         self._report, self._command = report, command
@@ -79,7 +79,7 @@ class RunCheck:
         self._start = start
 
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
-        """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionJudge`."""
+        """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionMonitor`."""
         from diffusionpipe.costs.files import write_cluster, write_profile
         from diffusionpipe.planner.correction.correct import correct
         from diffusionpipe.workflows.run_facts import numbers_of_stages
@@ -109,7 +109,7 @@ class RunCheck:
         }
 
     def give_up(self, steps: tuple[int, int], others: float) -> None:
-        """Say why nothing is judged; see `PredictionJudge`."""
+        """Say why nothing is judged; see `PredictionMonitor`."""
         from diffusionpipe.trainer.course.counted_steps import used_text
 
         self._report.not_judged(steps, used_text(others))
@@ -144,7 +144,7 @@ class RunCheck:
             logger.warning("replan=failed reason=%s", error.strerror)
 
     def look(self) -> None:
-        """Say what the search has found, once it has; see `PredictionJudge`."""
+        """Say what the search has found, once it has; see `PredictionMonitor`."""
         if self._search is None or not self._search.is_over():
             return
         search, self._search = self._search, None
@@ -163,7 +163,7 @@ class RunCheck:
         logger.warning("%s", suggestion_text(found.sizes, found.step, present, command))
 
     def close(self) -> None:
-        """End a search that is still under way; see `PredictionJudge`."""
+        """End a search that is still under way; see `PredictionMonitor`."""
         if self._search is not None:
             self._search.stop()
             self._search = None

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.conditions import SampleRequest
 
 
-def steered(wish: "Wish", run: Path, folder: Path, given: Sequence[Path], count: int) -> "Wish":
+def steered(wish: "SampleRequest", run: Path, folder: Path, given: Sequence[Path], count: int) -> "SampleRequest":
     """The wish with a conditioning picture for each of its prompts, of which each is there `count` times.
 
     `folder`: the model's.

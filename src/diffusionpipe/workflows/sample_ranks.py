@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from diffusionpipe.costs import ModelGraph
     from diffusionpipe.ir import Plan
     from diffusionpipe.trainer.inference.cascade_drawing import OnStep
-    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.inference.drawing import Picture
     from diffusionpipe.trainer.inference.folder_drawing import Source
@@ -26,7 +26,7 @@ class Drawing:
     """The pictures to draw, and how."""
 
     model: "TrainedModel"
-    wish: "Wish"
+    wish: "SampleRequest"
     settings: "Sequence[SamplingSettings]"
     """Settings of the model and of the models before it, in the order of sampling."""
     size: "SampleSize"

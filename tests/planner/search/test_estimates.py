@@ -16,7 +16,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import block_costs, costs_of
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.constants import BREADTH_FIRST, CHAIN, DEPTH_FIRST, LEAN
+from diffusionpipe.planner.search.constants import BREADTH_FIRST, CHAIN, DEPTH_FIRST, LOW_MEMORY_SCHEDULE
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.schedules import REGISTRY
@@ -180,7 +180,7 @@ def test_the_search_names_families_that_are_fit_for_what_it_uses_them_for():
     assert is_chain(CHAIN)
     assert is_depth_first(DEPTH_FIRST)
     assert is_breadth_first(BREADTH_FIRST)
-    assert holds_one(LEAN)
+    assert holds_one(LOW_MEMORY_SCHEDULE)
 
 
 def test_search_and_fills_count_the_start_of_a_fill_where_layers_were_measured(monkeypatch):

@@ -12,7 +12,7 @@ from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.filler import filler_of
-from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
+from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout, arrangements
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
@@ -327,8 +327,8 @@ def test_arrangements_use_all_ranks_and_differ():
 
 def test_adjacent_groups_exchange_gradients_in_the_node_and_activations_across():
     cluster = synthetic.cluster(64)
-    inside = Ground(arrangement=Arrangement(data_parallel=8, units=8), cluster=cluster)
-    across = Ground(arrangement=Arrangement(data_parallel=8, units=8, adjacent=8), cluster=cluster)
+    inside = RankLayout(arrangement=Arrangement(data_parallel=8, units=8), cluster=cluster)
+    across = RankLayout(arrangement=Arrangement(data_parallel=8, units=8, adjacent=8), cluster=cluster)
     assert inside.link(2, 1, 3, 1) == cluster.intra
     assert across.link(2, 1, 3, 1) == cluster.inter
     assert inside.reduction([2])[0].bandwidth == cluster.inter_reduce.bandwidth / 8

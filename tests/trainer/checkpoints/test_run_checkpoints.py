@@ -24,7 +24,7 @@ from diffusionpipe.trainer.checkpoints.manifest import read_manifest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.course import copy_memory
-from diffusionpipe.trainer.course.copy_memory import Demand, shortage_of
+from diffusionpipe.trainer.course.copy_memory import MemoryNeed, shortage_of
 from diffusionpipe.trainer.reporting.screen import Screen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -294,7 +294,7 @@ GIB = 2**30
 
 
 def demand(host="a", held=GIB, owned=GIB, later=0, free=4 * GIB):
-    return Demand(host=host, machine=host, held=held, owned=owned, later=later, free=free)
+    return MemoryNeed(host=host, machine=host, held=held, owned=owned, later=later, free=free)
 
 
 def test_the_copies_of_all_ranks_of_a_machine_must_fit_beside_what_training_takes_itself():

@@ -10,11 +10,11 @@ from PIL import Image
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.clip_file import problem_of_end
-from diffusionpipe.trainer.data.clips import Taken, load_clip, problem_of_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, load_clip, problem_of_clip
 from diffusionpipe.trainer.data.dataset import scan
 from diffusionpipe.trainer.data.images import PictureError
 
-TAKEN = Taken(frames=5)
+TAKEN = FrameSelection(frames=5)
 PLAIN = Kind(ending="mp4", codec="libx264", times=uneven(12), every=4, options={"bf": "2", "sc_threshold": "0"})
 OTHERS = {
     "fast.mp4": dataclasses.replace(PLAIN, container={"movflags": "faststart"}),

@@ -11,7 +11,7 @@ import pytest
 from numbered_clips import SIZE, Kind, board, constant, numbers_of, paused, uneven, write
 
 from diffusionpipe.trainer.data import clip_file, clip_times, clips
-from diffusionpipe.trainer.data.clips import Taken, load_clip, problem_of_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, load_clip, problem_of_clip
 from diffusionpipe.trainer.data.images import PictureError
 
 FRAMES = 5
@@ -182,7 +182,9 @@ def faults(path, kind):
         num_starts, starts = starts_of(kind.times, kind.every, rate)
         assert len(starts) >= 3
         for start in starts:
-            levels = load_clip(path, size=SIZE, taken=Taken(frames=FRAMES, rate=rate), start=(start + 0.5) / num_starts)
+            levels = load_clip(
+                path, size=SIZE, taken=FrameSelection(frames=FRAMES, rate=rate), start=(start + 0.5) / num_starts
+            )
             taken, right = numbers_of(levels.permute(1, 2, 3, 0).numpy()), taken_at(kind.times, start, rate)
             if taken != right:
                 found.append((rate, start, taken, right))
@@ -212,7 +214,7 @@ def test_a_board_is_read_as_its_number():
 @pytest.mark.parametrize("name", CASES)
 def test_the_frames_of_a_clip_are_those_that_its_times_say(written, name):
     path = written(name)
-    assert problem_of_clip(path, Taken(frames=26)) is None
+    assert problem_of_clip(path, FrameSelection(frames=26)) is None
     assert not faults(path, KINDS[name])
 
 
@@ -233,7 +235,7 @@ def by_average(patch):
         rate = taken.rate or clip.rate
         return [clip.shown_at((start + number * clip.rate / rate) / clip.rate) for number in range(taken.frames)]
 
-    patch.setattr(clips.Taken, "numbers", numbers)
+    patch.setattr(clips.FrameSelection, "numbers", numbers)
 
 
 def with_one_seek(patch):

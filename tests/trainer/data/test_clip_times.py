@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numbered_clips import SIZE, Kind, constant, numbers_of, paused, uneven, write
 
 from diffusionpipe.trainer.data.clip_times import _evened, timeline_of
-from diffusionpipe.trainer.data.clips import Taken, load_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 
 RATES = [Fraction(12), Fraction(24000, 1001), Fraction(25), Fraction(30000, 1001), Fraction(60), Fraction(15, 2)]
 
@@ -70,7 +70,7 @@ def test_frames_of_vp8_that_are_only_read_by_others_are_not_counted(tmp_path):
     right = [number for number in range(12) if number != 4]
     assert len(timeline_of(tmp_path / "b.webm").times) == len(right)
     for start in (0, 3, 6):
-        levels = load_clip(tmp_path / "b.webm", size=SIZE, taken=Taken(frames=5), start=(start + 0.5) / 7)
+        levels = load_clip(tmp_path / "b.webm", size=SIZE, taken=FrameSelection(frames=5), start=(start + 0.5) / 7)
         assert numbers_of(levels.permute(1, 2, 3, 0).numpy()) == right[start : start + 5]
 
 
@@ -83,7 +83,7 @@ def test_what_an_edit_list_leaves_out_is_not_taken(tmp_path):
         assert sum(packet.is_discard for packet in container.demux(video=0)) == 4
     assert len(timeline_of(path).times) == 22
     for start in (0, 1, 2, 17):
-        levels = load_clip(path, size=SIZE, taken=Taken(frames=5), start=(start + 0.5) / 18)
+        levels = load_clip(path, size=SIZE, taken=FrameSelection(frames=5), start=(start + 0.5) / 18)
         assert numbers_of(levels.permute(1, 2, 3, 0).numpy()) == list(range(start + 4, start + 9))
 
 
@@ -99,5 +99,5 @@ def test_frames_before_the_first_key_frame_are_not_counted(tmp_path):
                 container.mux(packet)
     assert len(timeline_of(tmp_path / "b.mkv").times) == 20
     for start in (0, 5, 6, 15):
-        levels = load_clip(tmp_path / "b.mkv", size=SIZE, taken=Taken(frames=5), start=(start + 0.5) / 16)
+        levels = load_clip(tmp_path / "b.mkv", size=SIZE, taken=FrameSelection(frames=5), start=(start + 0.5) / 16)
         assert numbers_of(levels.permute(1, 2, 3, 0).numpy()) == list(range(start + 6, start + 11))

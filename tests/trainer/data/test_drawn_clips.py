@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 from diffusionpipe.trainer.data.clip_times import timeline_of
-from diffusionpipe.trainer.data.clips import Taken, load_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 from diffusionpipe.viz.drawing_file import MOVING, write_clip
 
 LEVELS = (30, 90, 150, 210, 60, 120, 240, 20)
@@ -34,6 +34,6 @@ def test_a_clip_lasts_as_long_as_its_frames_a_second_say(tmp_path, rate):
 def test_a_written_clip_is_trained_on_in_its_own_colours(tmp_path):
     """H.264 says here that its colours are those of BT.709; a reader that does not look is wrong by 14 levels."""
     write_clip(clip(), tmp_path / "clip.mp4", rate=8)
-    levels = load_clip(tmp_path / "clip.mp4", size=(48, 32), taken=Taken(frames=8))
+    levels = load_clip(tmp_path / "clip.mp4", size=(48, 32), taken=FrameSelection(frames=8))
     found = levels.permute(1, 2, 3, 0).numpy().astype(int)
     assert np.abs(found - clip()).mean(axis=(1, 2)).max() < 3

@@ -6,7 +6,7 @@ import pngs
 import pytest
 from PIL import Image
 
-from diffusionpipe.trainer.data.clips import Taken, load_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 from diffusionpipe.trainer.data.images import load_levels
 
 SIDE = 4
@@ -100,5 +100,5 @@ def test_what_is_transparent_in_a_clip_becomes_white(tmp_path, name, codec, form
         for _ in range(3):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(large, format="rgba").reformat(format=form)))
         container.mux(stream.encode(None))
-    levels = load_clip(tmp_path / name, size=(32, 32), taken=Taken(frames=2)).numpy()
+    levels = load_clip(tmp_path / name, size=(32, 32), taken=FrameSelection(frames=2)).numpy()
     assert (levels == halves(255, LIGHT).repeat(8, axis=0).repeat(8, axis=1)).all()

@@ -231,11 +231,11 @@ def _warn_if_busy(errors: Console, began: Counters | None) -> None:
 
 def used_by_others(begin: Counters | None, end: Counters | None) -> float | None:
     """Cores that other programs kept busy between two readings of this command, whose ranks are its own."""
-    from diffusionpipe.runtime.machine.machine_use import StepCounters, cores_of_others, own_cores
+    from diffusionpipe.runtime.machine.machine_use import StepCounters, other_cpu_load, own_cores
 
     if begin is None or end is None or end.clock <= begin.clock:
         return None
-    return cores_of_others(len(own_cores()), [StepCounters(begin, end)])
+    return other_cpu_load(len(own_cores()), [StepCounters(begin, end)])
 
 
 def _say(console: Console, text: str) -> None:

@@ -12,7 +12,7 @@ from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.sample_ranks import Drawing, start_ranks
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.recipe import Precision, SamplingSection
     from diffusionpipe.workflows.run_recipe import SampleSize
@@ -255,14 +255,14 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
 
 def _wish(
     prompt: Sequence[str], prompts: Path | None, negative: str | None, label: Sequence[int], count: int
-) -> "Wish":
+) -> "SampleRequest":
     """The pictures to draw, each prompt or label `count` times.
 
     Raises:
         ConfigError: there is nothing to draw, or there are prompts and labels, or the file of prompts is wrong.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.inference.conditions import Wish
+    from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.recipe import Prompt, negatives_of, read_prompts
 
     asked = (*(Prompt(text, None) for text in prompt), *(read_prompts(prompts) if prompts is not None else ()))
@@ -276,7 +276,7 @@ def _wish(
     if wanted > MAX_COUNT:
         raise ConfigError(f"{wanted:,} pictures are asked for; draw at most {MAX_COUNT:,} in one command")
     repeated = tuple(one for one in asked for _ in range(count))
-    return Wish(
+    return SampleRequest(
         prompts=tuple(one.text for one in repeated),
         labels=tuple(number for number in label for _ in range(count)),
         negatives=negatives_of(repeated, negative),

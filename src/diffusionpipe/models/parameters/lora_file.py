@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.lora import LoraSettings, is_second_matrix, needs_peft
-from diffusionpipe.models.parameters.narrow_weights import appearing_wide
+from diffusionpipe.models.parameters.narrow_weights import as_float32
 
 ADAPTERS = "pytorch_lora_weights.safetensors"
 _SECOND = ".lora_B.weight"
@@ -60,7 +60,7 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         stored, described = _stored_adapters(path, component)
         if not stored:
             raise ModelError(f"{path} holds no adapters of {component}; it belongs to another kind of model")
-        with appearing_wide(module):
+        with as_float32(module):
             library_module.load_lora_adapter(stored, prefix=component, metadata=described)
     except ImportError as error:
         raise needs_peft(error) from error

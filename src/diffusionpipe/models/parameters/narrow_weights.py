@@ -26,7 +26,7 @@ def is_narrow(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize < torch.float32.itemsize
 
 
-def widening(layer: Layer) -> Layer:
+def upcast_in_forward(layer: Layer) -> Layer:
     """The same layer, whose narrow weights are float32 while it runs.
 
     Under autocast they stay narrow: it reads them so. Not for training: values written to the weights are lost.
@@ -55,7 +55,7 @@ class _Widening:
 
 
 @contextmanager
-def appearing_wide(module: nn.Module) -> Iterator[None]:
+def as_float32(module: nn.Module) -> Iterator[None]:
     """Narrow parameters of the module have float32 numbers of no value within the block, which take no memory.
 
     peft rounds the adapters that it loads to the type of the weights that they belong to.

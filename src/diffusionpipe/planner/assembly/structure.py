@@ -19,12 +19,12 @@ from diffusionpipe.passes import (
 )
 from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
+from diffusionpipe.planner.pricing.meetings import Meeting, exchanges_of
 from diffusionpipe.schedules import generator_of
 from diffusionpipe.schedules.several.probes import with_probes
 from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, times_of
 from diffusionpipe.timing.held import changes_of
-from diffusionpipe.timing.queues import Hop, Queues
+from diffusionpipe.timing.queues import QueuedTransfer, Queues
 from diffusionpipe.timing.work import Transfer
 
 NUM_ORDERS = 1
@@ -270,11 +270,11 @@ def structure_of(
             for s, stage in enumerate(trained.stages)
         ),
         holders=tuple(tuple(sorted(holders[block])) for block in sorted(holders)),
-        meetings=meetings_of(trained),
+        meetings=exchanges_of(trained),
     )
 
 
-def _hops(schedule: Schedule, order: MessageOrder) -> list[Hop]:
+def _hops(schedule: Schedule, order: MessageOrder) -> list[QueuedTransfer]:
     """The transfers with the queues that the machine of `simulate` gives them."""
     machine, numbers = machine_of(Streams.DIRECTION), dict[tuple[int, Hashable], int]()
     stages, known = schedule.placement.stages, dict[tuple[int, int, bool], tuple[int, int]]()
@@ -289,5 +289,5 @@ def _hops(schedule: Schedule, order: MessageOrder) -> list[Hop]:
             here, there = (numbers.setdefault((w, machine(explicit, w, action)), len(numbers)) for w, action in both)
             known[key] = here, there
         work = Transfer(*hosts, message.tensors, len(message.samples))
-        hops.append(Hop(events=events, work=work, hosts=hosts, queues=known[key]))
+        hops.append(QueuedTransfer(events=events, work=work, hosts=hosts, queues=known[key]))
     return hops

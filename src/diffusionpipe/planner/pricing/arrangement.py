@@ -47,7 +47,7 @@ def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class RankLayout:
     """An arrangement on a cluster. Groups run in step, so everywhere the slowest of them counts."""
 
     arrangement: Arrangement

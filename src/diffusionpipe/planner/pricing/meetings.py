@@ -12,7 +12,7 @@ Meeting = tuple[Edge, tuple[int, int], int, float]
 micro-batches they do: for all but where a probe's estimate is read."""
 
 
-def meetings_of(placement: Placement) -> tuple[Meeting, ...]:
+def exchanges_of(placement: Placement) -> tuple[Meeting, ...]:
     """All that passes between the workers of trained stages."""
     stages, found = placement.stages, list[Meeting]()
     for pipeline in placement.pipelines:

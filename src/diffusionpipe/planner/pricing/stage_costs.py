@@ -22,7 +22,7 @@ from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
 from diffusionpipe.planner.pricing.copied import CopiedProfile, times_with_copies
 from diffusionpipe.planner.pricing.layer_table import Load, trained_reads
-from diffusionpipe.planner.pricing.meetings import meetings_of, occupancy
+from diffusionpipe.planner.pricing.meetings import exchanges_of, occupancy
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.timing.prices import price_of
 from diffusionpipe.timing.work import Compute
@@ -57,7 +57,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         ahead, back = (sum(graph.tensor(n).num_bytes for n in names) for names in (edge.tensors, edge.gradients))
         return (ahead, len(edge.tensors)), (back, len(edge.gradients))
 
-    meetings = meetings_of(placement)
+    meetings = exchanges_of(placement)
     occupied = occupancy(len(placement.stages), meetings, lambda pair: links.get(pair, setting.cluster.intra), loads)
     stages = []
     for index, stage in enumerate(placement.stages):

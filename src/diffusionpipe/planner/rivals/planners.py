@@ -35,7 +35,7 @@ NUM_CHOICES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
+class PlannerEstimate:
     """A layout and the time that a formula gives it."""
 
     judge: Judge
@@ -52,13 +52,13 @@ class Planner:
     title: str
     formula: str
     source: str
-    guesses: Callable[[Judge], Iterator[Guess]]
+    guesses: Callable[[Judge], Iterator[PlannerEstimate]]
     """Every layout that it looks at."""
     schedules: tuple[str, ...] = ()
     """The orders between which its formula does not tell; () where there is one."""
 
 
-def choices_of(planner: Planner, setting: Setting) -> list[Guess]:
+def choices_of(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
     """The layouts that another system's planner would choose, best first; none where it has none for this batch.
 
     Where no layout fits, the one that lacks least memory. Encoders are in host memory only where they are heavy and
@@ -72,13 +72,13 @@ def choices_of(planner: Planner, setting: Setting) -> list[Guess]:
     return found
 
 
-def _choices(planner: Planner, setting: Setting) -> list[Guess]:
+def _choices(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
     guesses = sorted(planner.guesses(Judge(setting=setting)), key=lambda one: one.seconds)
     fitting = list(islice((one for one in guesses if _overflow(one) <= 0), NUM_CHOICES))
     return fitting or sorted(guesses, key=_overflow)[:1]
 
 
-def _overflow(guess: Guess) -> Bytes:
+def _overflow(guess: PlannerEstimate) -> Bytes:
     judge, candidate = guess.judge, guess.candidate
     if candidate.sharded:
         samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
@@ -87,7 +87,7 @@ def _overflow(guess: Guess) -> Bytes:
     return judge.footprint.overflow(candidate, judge.footprint.held(candidate))
 
 
-def _pipedream(judge: Judge) -> Iterator[Guess]:
+def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
     """A plan for each number of minibatches in a batch that keeps its pipeline full: NOAM or more of them."""
     setting, table = judge.setting, judge.tables.table
     cluster, batch = setting.cluster, setting.workload.batch
@@ -116,7 +116,7 @@ def _pipedream(judge: Judge) -> Iterator[Guess]:
             starts=tuple(first for first, _ in stages),
             replicas=counts,
         )
-        guess = Guess(
+        guess = PlannerEstimate(
             judge=Judge(setting=whole) if whole != setting else judge, candidate=candidate, seconds=count * seconds
         )
         yield guess
@@ -126,10 +126,10 @@ def _pipedream(judge: Judge) -> Iterator[Guess]:
 
 def _by_objective(
     objective_of: Callable[[int], PartitionObjective], schedule: str
-) -> Callable[[Judge], Iterator[Guess]]:
+) -> Callable[[Judge], Iterator[PlannerEstimate]]:
     """The best partition by an objective for each arrangement and number of micro-batches."""
 
-    def guesses(judge: Judge) -> Iterator[Guess]:
+    def guesses(judge: Judge) -> Iterator[PlannerEstimate]:
         for arrangement, count in places(judge, least=1):
             rows = judge.setting.workload.batch // (arrangement.data_parallel * count)
             most = arrangement.units if 2 < arrangement.units <= MAX_UNEQUAL_UNITS else 2
@@ -146,12 +146,12 @@ def _by_objective(
                     replicas=one.replicas,
                 )
                 if candidate.divides(judge.setting.workload.batch):
-                    yield Guess(judge=judge, candidate=candidate, seconds=one.value)
+                    yield PlannerEstimate(judge=judge, candidate=candidate, seconds=one.value)
 
     return guesses
 
 
-def _gpipe(judge: Judge) -> Iterator[Guess]:
+def _gpipe(judge: Judge) -> Iterator[PlannerEstimate]:
     for arrangement, count in places(judge):
         sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, count), count)
         starts = balanced_cuts(sums.steps(), arrangement.units)
@@ -160,7 +160,7 @@ def _gpipe(judge: Judge) -> Iterator[Guess]:
         )
         stages, _ = times_of(judge, candidate)
         clock = (count + len(starts) - 1) * max(forward + backward for forward, backward, _ in stages)
-        yield Guess(judge=judge, candidate=candidate, seconds=clock + max(reduce for _, _, reduce in stages))
+        yield PlannerEstimate(judge=judge, candidate=candidate, seconds=clock + max(reduce for _, _, reduce in stages))
 
 
 def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
@@ -183,7 +183,7 @@ def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[
     return stages, links
 
 
-def _ddp(judge: Judge) -> Iterator[Guess]:
+def _ddp(judge: Judge) -> Iterator[PlannerEstimate]:
     gradients = judge.tables.table.trained[-1] * judge.setting.workload.gradient_bytes
     buckets = max(1, min(judge.tables.num_layers, -(-gradients // DDP_BUCKET)))
     for rows, count in accumulations(judge):
@@ -191,13 +191,13 @@ def _ddp(judge: Judge) -> Iterator[Guess]:
         yield _copies(judge, count, buckets, (count - 1) * passes + last)
 
 
-def _zero3(judge: Judge) -> Iterator[Guess]:
+def _zero3(judge: Judge) -> Iterator[PlannerEstimate]:
     for rows, count in accumulations(judge):
         guess = _copies(judge, count, judge.tables.num_layers, count * zero3_times(judge, rows / count)[1])
         yield replace(guess, candidate=replace(guess.candidate, sharded=judge.setting.cluster.num_ranks > 1))
 
 
-def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> Guess:
+def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> PlannerEstimate:
     candidate = Candidate(
         arrangement=Arrangement(units=1, data_parallel=judge.setting.cluster.num_ranks),
         schedule="1f1b",
@@ -206,7 +206,7 @@ def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> Guess:
         replicas=(1,),
         buckets=buckets,
     )
-    return Guess(judge=judge, candidate=candidate, seconds=seconds)
+    return PlannerEstimate(judge=judge, candidate=candidate, seconds=seconds)
 
 
 PLANNERS = {

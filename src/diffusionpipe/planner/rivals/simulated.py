@@ -10,7 +10,7 @@ from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.pricing.collectives import all_gather
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import trained_parameters
-from diffusionpipe.planner.rivals.planners import PLANNERS, Guess, Planner, choices_of
+from diffusionpipe.planner.rivals.planners import PLANNERS, Planner, PlannerEstimate, choices_of
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.search.proposal import Proposal, exposed_frozen_time, pricing_of, propose
@@ -74,7 +74,7 @@ def _rival(planner: Planner, setting: Setting) -> Rival | None:
     return found
 
 
-def _simulated(planner: Planner, guess: Guess, batch: int) -> Rival:
+def _simulated(planner: Planner, guess: PlannerEstimate, batch: int) -> Rival:
     own = guess.judge.setting
     variants = [replace(guess.candidate, schedule=name) for name in planner.schedules or (guess.candidate.schedule,)]
     proposals = [(_proposal(own, candidate), candidate) for candidate in variants]

@@ -14,7 +14,15 @@ from math import gcd
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.constants import BETTER, CHAIN, GAINED, GROWTH, HEAVY, LEAN, MAX_UNEQUAL_UNITS
+from diffusionpipe.planner.search.constants import (
+    BETTER,
+    CHAIN,
+    GAINED,
+    GROWTH,
+    HEAVY,
+    LOW_MEMORY_SCHEDULE,
+    MAX_UNEQUAL_UNITS,
+)
 from diffusionpipe.planner.search.dynamic_program import Partition
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.pool import Judged, Pool
@@ -43,7 +51,7 @@ def add_chains(
     `is_lean`: as a schedule that has one micro-batch under way at a time, which holds least.
     """
     given = pool.judge.setting.given
-    schedule = given.schedule or (LEAN if is_lean else CHAIN)
+    schedule = given.schedule or (LOW_MEMORY_SCHEDULE if is_lean else CHAIN)
     best: Judged | None = None
     way = _Way(hosts=hosts, is_lean=holds_one(schedule))
     for partition in _partitions(pool, arrangement, microbatches, way):

@@ -5,7 +5,7 @@ from diffusionpipe.units import Seconds
 # Families of schedules; `schedules.traits` says what makes them fit for this.
 CHAIN = "1f1b"
 """Cuts are judged with this family first: one that holds more activations would refuse cuts that fit."""
-LEAN = "sequential"
+LOW_MEMORY_SCHEDULE = "sequential"
 """Where nothing else fits: it holds one micro-batch at a time. One that holds more would fit less often."""
 DEPTH_FIRST = "1f1b"
 """The schedule of sharded copies with activations of one micro-batch, where each block is gathered for each of them."""
@@ -92,7 +92,7 @@ takes seconds a pair where it is tight, fewer leaves pairs at coarser places to 
 NEAR = 1.01
 """Pairs of partitions this many times worse than the best are estimated too: more is slower, less trusts their values
 more."""
-TRUST = 1.02
+ESTIMATE_TOLERANCE = 1.02
 """An estimate this factor above the best full simulation ends the finals: more cost plans; fewer miss a plan that fills
 better than estimated."""
 CLOSE = 1.0005
@@ -115,5 +115,5 @@ buckets rarely make up for."""
 LEAST_RAMP = 0.25
 """The least part of the waits at both ends of a pipeline that several stages on a worker and split backwards leave:
 less looks at more places, more may leave out a good one."""
-LISTED = 2.0
+TABLE_CUTOFF = 2.0
 """Candidates this many times slower than the best are still listed for the user: it changes no plan."""

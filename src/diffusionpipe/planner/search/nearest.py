@@ -11,7 +11,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.cascades import roomy_pairs
-from diffusionpipe.planner.search.constants import CHAIN, LEAN
+from diffusionpipe.planner.search.constants import CHAIN, LOW_MEMORY_SCHEDULE
 from diffusionpipe.planner.search.dynamic_program import Partition, best_partitions
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath, Fullest
@@ -55,7 +55,7 @@ def _lean(judge: Judge) -> Iterator[Candidate]:
         return
     for arrangement, numbers in counts.items():
         microbatches = max(numbers)  # small ones hold least
-        for schedule in (given.schedule,) if given.schedule else (CHAIN, LEAN):
+        for schedule in (given.schedule,) if given.schedule else (CHAIN, LOW_MEMORY_SCHEDULE):
             in_flight = 1 if holds_one(schedule) else None
             question = judge.questions.room(arrangement, microbatches, in_flight=in_flight)
             partitions = best_partitions(question, Fullest(), width=1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
+from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout
 from diffusionpipe.planner.pricing.layer_table import Sums
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
 from diffusionpipe.planner.search.judge import Judge
@@ -22,7 +22,7 @@ class PairPlace:
     microbatches: tuple[int, int]
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> RankLayout:
         """The arrangement on the cluster."""
         return self.judge.tables.ground(self.arrangement)
 

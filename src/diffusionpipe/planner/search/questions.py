@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul, sub
 
 from diffusionpipe.costs import Link
-from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
+from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout
 from diffusionpipe.planner.search.constants import SLACK, WIDTH
 from diffusionpipe.planner.search.dynamic_program import (
     Numbers,
@@ -94,7 +94,7 @@ class Questions:
             longest=longest,
         )
 
-    def _link(self, ground: Ground, samples: float) -> Callable[[int, int, int, int], PricedLink]:
+    def _link(self, ground: RankLayout, samples: float) -> Callable[[int, int, int, int], PricedLink]:
         """A function: the transfer across a cut between the senders before a unit and the receivers from it on."""
         table = self.tables.table
 
@@ -261,7 +261,7 @@ class Questions:
             cap = min(limit, 2 * cap)
 
 
-def _alike(ground: Ground, replicas: tuple[int, ...], hosts: tuple[int, ...] | None) -> dict[tuple[int, int], int]:
+def _alike(ground: RankLayout, replicas: tuple[int, ...], hosts: tuple[int, ...] | None) -> dict[tuple[int, int], int]:
     """(first unit, number) of units in a row -> the first of equally many units that are like them.
 
     They have equal devices, sums of gradients take equally long over them, and as many of them encode.

@@ -64,14 +64,14 @@ from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded
 from diffusionpipe.planner.search.chains import add_chains, add_lean_chains, is_own, replicas_of
 from diffusionpipe.planner.search.constants import (
     BETTER,
-    LEAN,
+    ESTIMATE_TOLERANCE,
     LEAST_RAMP,
-    LISTED,
+    LOW_MEMORY_SCHEDULE,
     MAX_AGAIN,
     MAX_ATTEMPTS,
     MAX_UNEQUAL_UNITS,
     NUM_FINALISTS,
-    TRUST,
+    TABLE_CUTOFF,
 )
 from diffusionpipe.planner.search.improvement import add_crowded, add_cuts, add_place, add_schedules, improve
 from diffusionpipe.planner.search.judge import Judge
@@ -153,7 +153,9 @@ def search(
         raise ConfigError(uncuttable(setting))
     may_shard = (units is None or 1 in units) and setting.given.sharded is not False
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
-    pool.score = min([pool.score, *(TRUST * proposal.step for _, proposal in sharded if proposal.overflow <= 0)])
+    pool.score = min(
+        [pool.score, *(ESTIMATE_TOLERANCE * proposal.step for _, proposal in sharded if proposal.overflow <= 0)]
+    )
     finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again)
     if may_shard:
         finalists = with_sharded(setting, finalists, sharded, limit=limit)
@@ -222,7 +224,7 @@ def _found(
     return Search(
         judge=pool.judge,
         finalists=tuple(sorted(finalists, key=lambda pair: (pair[1].overflow > 0, pair[1].step))),
-        judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= LISTED * pool.score),
+        judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= TABLE_CUTOFF * pool.score),
         num_estimated=len(pool.judged) + num_sharded,
         is_filled=pool.is_filled,
         places=tuple(places),
@@ -248,7 +250,7 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
     proposed = proposals(setting, filler)
     found = dict(_finalists(pool, proposed, num_finalists, limit))
     fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
-    enough = (LISTED if limit == float("inf") else 1) * fastest
+    enough = (TABLE_CUTOFF if limit == float("inf") else 1) * fastest
     for one in {name_of(one.candidate): one for one in reversed(pool.ranked())}.values():
         if one.candidate not in found and one.score < enough:
             found[one.candidate] = proposed(one.candidate)
@@ -277,7 +279,7 @@ def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Second
     fastest = limit
     for one in ranked:
         # What is estimated to be faster is tried until none is left; then a few that are estimated to be near.
-        if one.score >= (TRUST if len(finalists) < num_finalists else BETTER) * fastest:
+        if one.score >= (ESTIMATE_TOLERANCE if len(finalists) < num_finalists else BETTER) * fastest:
             break
         proposal = proposed(one.candidate)
         finalists.append((one.candidate, proposal))
@@ -291,7 +293,7 @@ def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Second
         twins = dict.fromkeys(pool.twin(one).candidate for one in hopeful)
         finalists += [(twin, proposed(twin)) for twin in twins if twin not in known]
     # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
-    copies = next((j for j in ranked if j.candidate.is_copy and j.score < TRUST * fastest), None)
+    copies = next((j for j in ranked if j.candidate.is_copy and j.score < ESTIMATE_TOLERANCE * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
         finalists.append((copies.candidate, proposed(copies.candidate)))
     return finalists
@@ -312,7 +314,7 @@ def _again(
     """
     fastest = min((proposal.step for _, proposal in finalists if proposal.overflow <= 0), default=limit)
     wrong = [pool.judged[one] for one, proposal in finalists if proposal.overflow > 0 and one in pool.judged]
-    spare = [-one.estimate.overflow for one in wrong if one.fits and one.score * TRUST < fastest]
+    spare = [-one.estimate.overflow for one in wrong if one.fits and one.score * ESTIMATE_TOLERANCE < fastest]
     if not spare:
         return []
     own = pool.judge.setting
@@ -372,7 +374,7 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
             for partition in partitions:
                 candidate = Candidate(
                     arrangement=arrangement,
-                    schedule=given.schedule or LEAN,
+                    schedule=given.schedule or LOW_MEMORY_SCHEDULE,
                     microbatches=microbatches,
                     starts=partition.starts,
                     replicas=partition.replicas,

@@ -10,7 +10,7 @@ from diffusionpipe.ir import Range
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, frozen_layers
 from diffusionpipe.planner.filling.shares import seconds_a_sample
-from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
+from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout
 from diffusionpipe.planner.pricing.copied import computing
 from diffusionpipe.planner.pricing.encoders import (
     Needs,
@@ -67,9 +67,9 @@ class Tables:
         return tuple(accumulate((len(graph.layers_of(backbone)) for backbone in graph.backbones), initial=0))
 
     @cached_property
-    def ground(self) -> Callable[[Arrangement], Ground]:
+    def ground(self) -> Callable[[Arrangement], RankLayout]:
         """An arrangement on the setting's cluster; each is made once."""
-        return lru_cache(maxsize=None)(lambda a: Ground(arrangement=a, cluster=self.setting.cluster))
+        return lru_cache(maxsize=None)(lambda a: RankLayout(arrangement=a, cluster=self.setting.cluster))
 
     @cached_property
     def encoders(self) -> list[tuple[Sequence[str], int]]:
@@ -169,7 +169,7 @@ class Tables:
         names, profile = self.setting.graph.frozen_layers, self.setting.profile
         return lru_cache(maxsize=None)(lambda r: FrozenWork(names=names[r.start : r.stop], profile=profile))
 
-    def reduction(self, ground: Ground, first: int, stop: int, units: Sequence[int]) -> Seconds:
+    def reduction(self, ground: RankLayout, first: int, stop: int, units: Sequence[int]) -> Seconds:
         """Time of the sum of these layers' gradients over all that hold them."""
         num_bytes = (self.table.trained[stop] - self.table.trained[first]) * self.setting.workload.gradient_bytes
         rate, holders = ground.reduction(units)

@@ -9,13 +9,13 @@ the least progress is named [3].
 
 >>> stuck = {rank: Moment(rank=rank, phase="step", step=7, waits=waits, still=90.0, limit=60.0)
 ...          for rank, waits in enumerate([(1,), (2,), None])}
->>> culprit_of(stuck, 0).rank                                             # 0 -> 1 -> 2, which waits for none [2]
+>>> root_cause(stuck, 0).rank                                             # 0 -> 1 -> 2, which waits for none [2]
 2
 >>> slow = stuck | {2: Moment(rank=2, phase="step", step=7, still=5.0, limit=60.0)}
->>> culprit_of(slow, 0) is None
+>>> root_cause(slow, 0) is None
 True
 >>> circle = stuck | {2: Moment(rank=2, phase="step", step=6, waits=(0,), still=90.0, limit=60.0)}
->>> culprit_of(circle, 0).rank                                            # it is still in step 6
+>>> root_cause(circle, 0).rank                                            # it is still in step 6
 2
 """
 
@@ -51,7 +51,7 @@ def may_judge(mine: Moment, grace: Seconds) -> bool:
     return mine.waits is None or mine.still > mine.limit + grace
 
 
-def culprit_of(moments: Mapping[int, Moment], rank: int) -> Moment | None:
+def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:
     """The moment of the rank that hangs, seen from `rank`; None if the one that is waited for is only slow."""
     path: list[int] = []
     while rank not in path and rank in moments:

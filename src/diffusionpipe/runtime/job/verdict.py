@@ -10,7 +10,7 @@ from pathlib import Path
 from diffusionpipe.runtime.machine.machine_use import boot_id
 
 
-class Fate(StrEnum):
+class ExitReason(StrEnum):
     """The end of the rank that a verdict names."""
 
     FAILED = "failed"
@@ -40,7 +40,7 @@ class Member:
 class Verdict:
     """Which rank ended the run, and how."""
 
-    fate: Fate
+    fate: ExitReason
     reason: str
     member: Member | None = None
     """None: the launcher that held the store."""
@@ -52,9 +52,9 @@ class Verdict:
             return f"the launcher {self.reason}\nRank {rank} stops too."
         place = f"{member.host}, process {member.pid}" if member.pid else "on an unknown host"
         named = f"rank {member.rank} ({place}) {self.reason}"
-        if self.fate is Fate.STUCK:
+        if self.fate is ExitReason.STUCK:
             return named
-        if member.rank == rank and self.fate is not Fate.FAILED:
+        if member.rank == rank and self.fate is not ExitReason.FAILED:
             return f"this rank ({rank}) {self.reason}, so the other ranks have ended the run."
         return f"{named}\nRank {rank} stops too."
 
@@ -110,7 +110,7 @@ def parse_verdict(text: str) -> Verdict:
     """The verdict that `json.dumps(asdict(verdict))` wrote."""
     found = json.loads(text)
     member = None if found["member"] is None else Member(**found["member"])
-    return Verdict(fate=Fate(found["fate"]), reason=found["reason"], member=member)
+    return Verdict(fate=ExitReason(found["fate"]), reason=found["reason"], member=member)
 
 
 def _machine() -> str:

@@ -39,9 +39,9 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import DiffusionPipeError, PeerError
 from diffusionpipe.runtime.job.progress import Moment, Progress
-from diffusionpipe.runtime.job.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
+from diffusionpipe.runtime.job.stall import dump_stacks, may_judge, moment_to_text, parse_moment, reason_of, root_cause
 from diffusionpipe.runtime.job.verdict import (
-    Fate,
+    ExitReason,
     Member,
     Verdict,
     is_gone,
@@ -145,7 +145,7 @@ class Watchdog:
         text = str(error) if isinstance(error, DiffusionPipeError) else f"{type(error).__name__}: {error}"
         reason = "was interrupted by Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"failed:\n{text}"
         try:
-            self._publish(Verdict(fate=Fate.FAILED, reason=reason, member=self._me))  # [1]
+            self._publish(Verdict(fate=ExitReason.FAILED, reason=reason, member=self._me))  # [1]
         except RuntimeError:  # the store is gone: the others will notice that themselves
             return
 
@@ -192,7 +192,7 @@ class Watchdog:
             member = parse_member(self._peek(f"member/{rank}"))
             if frozen := why_frozen(member, self._me):
                 reason = f"has done its work but does not end: it is frozen, {frozen}"
-                self._verdict = Verdict(fate=Fate.SILENT, reason=reason, member=member)
+                self._verdict = Verdict(fate=ExitReason.SILENT, reason=reason, member=member)
                 raise PeerError(self._message(self._verdict))
 
     # ---- the beating thread
@@ -223,7 +223,7 @@ class Watchdog:
             mine, looked = self._look(looked), time.monotonic()
             if mine.is_over_limit:
                 reason = reason_of(mine, {}, self._progress.folder)
-                self._conclude(Verdict(fate=Fate.STUCK, reason=reason, member=self._me))
+                self._conclude(Verdict(fate=ExitReason.STUCK, reason=reason, member=self._me))
 
     def _look(self, last: Seconds) -> Moment:
         """The work of this rank now. A pause of the whole machine does not count as a hang."""
@@ -234,12 +234,12 @@ class Watchdog:
             return None
         beats = {rank: self._peek(f"beat/{rank}") for rank in range(self._post.world_size)}
         moments = {rank: parse_moment(beat.partition(" ")[2]) for rank, beat in beats.items() if beat}
-        culprit = culprit_of({**moments, self._post.rank: mine}, self._post.rank)
+        culprit = root_cause({**moments, self._post.rank: mine}, self._post.rank)
         if culprit is None or self._all_done():
             return None
         member = parse_member(self._peek(f"member/{culprit.rank}"))
         reason = reason_of(culprit, moments, self._progress.folder)
-        return self._publish(Verdict(fate=Fate.STUCK, reason=reason, member=member))
+        return self._publish(Verdict(fate=ExitReason.STUCK, reason=reason, member=member))
 
     def _dump_stacks(self) -> None:
         """Write this rank's stacks.
@@ -276,7 +276,7 @@ class Watchdog:
         if not gone:
             frozen = why_frozen(member, self._me)
             reason = f"stopped answering {self._silence:.0f} s ago{f': it is frozen, {frozen}' if frozen else ''}"
-        return self._publish(Verdict(fate=Fate.DIED if gone else Fate.SILENT, reason=reason, member=member))
+        return self._publish(Verdict(fate=ExitReason.DIED if gone else ExitReason.SILENT, reason=reason, member=member))
 
     def _heard(self) -> Verdict | None:
         if self._post.store_rank is not None and self._store_holder is None:
@@ -296,7 +296,7 @@ class Watchdog:
         The rank that posted it or holds the store waits for the others.
         """
         store = self._requests()
-        listeners = self._post.world_size - (0 if verdict.fate is Fate.FAILED else 1)
+        listeners = self._post.world_size - (0 if verdict.fate is ExitReason.FAILED else 1)
         deadline = time.monotonic() + 2.5 * self._post.interval
         with self._lock:
             is_first, self._has_heard = not self._has_heard, True
@@ -321,7 +321,7 @@ class Watchdog:
         unnamed = None
         if self._post.store_rank is not None:
             unnamed = Member(rank=self._post.store_rank, host="", pid=0, machine="")
-        return Verdict(fate=Fate.STORE_LOST, reason=reason, member=self._store_holder or unnamed)
+        return Verdict(fate=ExitReason.STORE_LOST, reason=reason, member=self._store_holder or unnamed)
 
     # ---- both
 
@@ -331,7 +331,7 @@ class Watchdog:
                 return
             self._verdict = verdict
             is_claimed = self._is_claimed
-        if verdict.fate is Fate.STUCK:
+        if verdict.fate is ExitReason.STUCK:
             self._dump_stacks()
         if not is_claimed:
             self._end(self._message(verdict))

@@ -28,7 +28,7 @@ def data_workers_for(device_type: str, environ: Mapping[str, str]) -> int:
     return max(1, min(_MOST, own - 1))
 
 
-def waited_for_core() -> Seconds:
+def cpu_wait_time() -> Seconds:
     """For how long this thread has been ready to run without a core so far: the time lost to other programs.
 
     0 where the kernel does not count it; Linux does, in /proc/thread-self/schedstat.

@@ -173,13 +173,13 @@ def _use(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]], step:
     threads = sum(place.threads for place in places) + helpers
     seconds = spans[0].end.clock - spans[0].begin.clock
     return Use(
-        others=cores_of_others(cores, spans) / cores,
+        others=other_cpu_load(cores, spans) / cores,
         room=max(0.0, 1 - threads / cores),
         doubt=min(1.0, _tick() * (cores + helpers) / (cores * seconds)),
     )
 
 
-def cores_of_others(num_cores: int, spans: Sequence[StepCounters]) -> float:
+def other_cpu_load(num_cores: int, spans: Sequence[StepCounters]) -> float:
     """Cores of one machine that other programs kept busy, on average over the time that our processes recorded."""
     clock = spans[0]
     seconds, unused = clock.end.clock - clock.begin.clock, clock.end.unused - clock.begin.unused

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class MemoryNeed:
     """The memory that one rank needs of its machine."""
 
     host: str
@@ -32,7 +32,7 @@ class Demand:
     """Free memory of the machine; None if unknown."""
 
 
-def saves_beside_training(session: Session) -> bool:
+def can_checkpoint_async(session: Session) -> bool:
     """Whether the run writes its checkpoints while training continues. Every rank calls it, before the first step.
 
     Raises:
@@ -41,7 +41,7 @@ def saves_beside_training(session: Session) -> bool:
     wanted = session.recipe.checkpoint.asynchronous
     if wanted is False or session.worker.window is not None:
         return False
-    demands = gather(_demand(session), form_of(Demand))
+    demands = gather(_demand(session), form_of(MemoryNeed))
     shortage = shortage_of(demands)
     if shortage is None:
         if session.is_first:
@@ -59,11 +59,11 @@ def saves_beside_training(session: Session) -> bool:
     return False
 
 
-def shortage_of(demands: Sequence[Demand]) -> str | None:
+def shortage_of(demands: Sequence[MemoryNeed]) -> str | None:
     """The machine that has too little memory and how much it lacks, in words; None if all have enough."""
     # Of what several ranks hold one writes each tensor, so that all of them write about equally much.
     share = sum(demand.owned for demand in demands) / max(1, sum(demand.held for demand in demands))
-    machines: dict[str, list[Demand]] = {}
+    machines: dict[str, list[MemoryNeed]] = {}
     for demand in demands:
         machines.setdefault(demand.machine or demand.host, []).append(demand)
     for on_machine in machines.values():
@@ -78,7 +78,7 @@ def shortage_of(demands: Sequence[Demand]) -> str | None:
     return None
 
 
-def _demand(session: Session) -> Demand:
+def _demand(session: Session) -> MemoryNeed:
     workload, parameters = workload_of(session.recipe), session.worker.parameters
     kept = workload.parameter_bytes + workload.optimizer_bytes + workload.ema_bytes
     later = workload.gradient_bytes + workload.optimizer_bytes
@@ -87,7 +87,7 @@ def _demand(session: Session) -> Demand:
     held = sum(parameter.numel() for parameter in parameters.values())
     owned = sum(parameter.numel() for name, parameter in parameters.items() if name in session.worker.owned)
     me = this_member(session.job.membership.rank)
-    return Demand(
+    return MemoryNeed(
         host=me.host,
         machine=me.machine,
         held=held * kept,

@@ -2,7 +2,7 @@
 
     step      1 ... 5     6 ... 20                 21
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
-                          a start of all ranks     the prediction (`PredictionJudge`)
+                          a start of all ranks     the prediction (`PredictionMonitor`)
 
 A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Which steps
 count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary too much, as
@@ -22,7 +22,7 @@ from diffusionpipe.ir import Action, Mesh, Span, Timeline
 from diffusionpipe.ir.recorded import LayerTime, Recorded, medians_of
 from diffusionpipe.profiler.links import usable_memory
 from diffusionpipe.runtime.comm.exchange import form_of, gather, gather_numbers
-from diffusionpipe.runtime.machine.cores import waited_for_core
+from diffusionpipe.runtime.machine.cores import cpu_wait_time
 from diffusionpipe.runtime.machine.machine_use import (
     Counters,
     Place,
@@ -96,7 +96,7 @@ class StepRecorder:
         self._begin = self._read()
         if dist.is_initialized():
             dist.barrier()
-        self._start, self._waited = perf_counter(), waited_for_core()
+        self._start, self._waited = perf_counter(), cpu_wait_time()
         self._session.worker.watch.start()
 
     def end(self, last: Seconds) -> None:
@@ -110,7 +110,7 @@ class StepRecorder:
         self._spans.append([(offset + span.start, span.end - span.start) for span in spans])
         self._ends.append(offset + iteration)
         seconds = perf_counter() - self._start
-        self._parts.append((waited_for_core() - self._waited) / seconds)
+        self._parts.append((cpu_wait_time() - self._waited) / seconds)
         self._steps.append(max(seconds, offset + last))
         self._layers.append(worker.watch.stop())
         end = self._read()

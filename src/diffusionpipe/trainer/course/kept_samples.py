@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Picture, still
 from diffusionpipe.trainer.inference.sample_file import Origin, file_name, write_sample
@@ -19,7 +19,7 @@ def sample_folder(run_folder: Path, step: int) -> Path:
     return run_folder / "samples" / f"step-{step:08d}"
 
 
-def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder: Path) -> tuple[Shown, ...]:
+def keep_samples(pictures: Sequence[Picture], wish: SampleRequest, shared: Origin, folder: Path) -> tuple[Shown, ...]:
     """Writes each picture into the folder and says where it is; `shared` is the common part of their origins.
 
     Raises:
@@ -44,7 +44,7 @@ def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder
 
 
 def keep_in_session(
-    session: Session, step: int, pictures: Sequence[Picture], wish: Wish, settings: SamplingSettings
+    session: Session, step: int, pictures: Sequence[Picture], wish: SampleRequest, settings: SamplingSettings
 ) -> tuple[Shown, ...]:
     """Writes what a run has drawn after a step into the step's folder, which is emptied before.
 

@@ -15,7 +15,7 @@ from diffusionpipe.runtime.job.shared_file_system import check_shared_file_syste
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.caption_lengths import readings_of
-from diffusionpipe.trainer.data.clips import Taken
+from diffusionpipe.trainer.data.clips import FrameSelection
 from diffusionpipe.trainer.data.dataset import Condition, Dataset, Findings, Rules, examine
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
@@ -211,7 +211,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     """Training and validation data; `found` gets what their scans have shown."""
     data = opened.recipe.data
     need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
-    taken = None if data.frames is None else Taken(frames=data.frames, rate=data.frame_rate)
+    taken = None if data.frames is None else FrameSelection(frames=data.frames, rate=data.frame_rate)
 
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})

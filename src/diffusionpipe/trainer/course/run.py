@@ -29,7 +29,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import read_state
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
-from diffusionpipe.trainer.course.copy_memory import saves_beside_training
+from diffusionpipe.trainer.course.copy_memory import can_checkpoint_async
 from diffusionpipe.trainer.course.documents import write_documents
 from diffusionpipe.trainer.course.evaluation import averaged, validate
 from diffusionpipe.trainer.course.first_steps import FirstSteps
@@ -39,7 +39,7 @@ from diffusionpipe.trainer.course.recipe_changes import Settled, settle, state_o
 from diffusionpipe.trainer.course.resuming import checkpoint_of
 from diffusionpipe.trainer.course.run_end import EXPORT, forget_end, has_ended, note_end
 from diffusionpipe.trainer.course.run_identity import GROWTH, OF_DATA, check_resumed, run_identity
-from diffusionpipe.trainer.course.run_samples import check_sampling, sampling_settings, wish_of
+from diffusionpipe.trainer.course.run_samples import check_sampling, request_of, sampling_settings
 from diffusionpipe.trainer.course.run_state import Hooks, RunState, names_of, planning_of
 from diffusionpipe.trainer.course.step_reports import StepReports
 from diffusionpipe.trainer.course.traced import Trace, measured_timeline
@@ -134,7 +134,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             step=step,
             spikes=Spikes(recipe.training.on_spike),
             checkpoints=RunCheckpoints(
-                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=saves_beside_training(session)
+                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=can_checkpoint_async(session)
             ),
         )
         if checkpoint is not None:
@@ -362,7 +362,7 @@ def _evaluate(state: RunState) -> None:
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
         rate = drawn_rate(recipe, state.data.train.dataset)
-        wish, settings = wish_of(recipe, rate), [sampling_settings(member) for member in session.members]
+        wish, settings = request_of(recipe, rate), [sampling_settings(member) for member in session.members]
         started = perf_counter()
         with state.screen.work("drawing samples") as work, averaged(session):
             drawn = draw_in_session(session, wish, settings, on_step=steps_of(work))

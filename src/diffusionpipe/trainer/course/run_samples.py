@@ -5,7 +5,7 @@ import torch
 from diffusionpipe.models.opening.folder import family_of, resolve_folder
 from diffusionpipe.trainer.inference.cascade_drawing import check_chain, links
 from diffusionpipe.trainer.inference.conditions import (
-    Wish,
+    SampleRequest,
     check_noise_level,
     is_steered,
     raw_conditions,
@@ -33,7 +33,7 @@ def check_sampling(session: Model) -> None:
     for member in session.members:
         settings = sampling_settings(member)
         check_noise_level(member.folder, settings)
-        raw_conditions(wish_of(session.recipe), member.graph, member.folder, settings)
+        raw_conditions(request_of(session.recipe), member.graph, member.folder, settings)
         scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
         if family_of(member.folder).call is not None:
             backbone = next(one for one in session.model.backbones if one.name == member.name)
@@ -53,7 +53,7 @@ def check_sampling(session: Model) -> None:
             set_times(scheduler, settings.scheduler, settings.steps, spacing_of(member.graph))
 
 
-def wish_of(recipe: Recipe, rate: float | None = None) -> Wish:
+def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
     """The samples that the run draws: its prompts, for a ControlNet with validation's pictures, or its labels.
 
     `rate`: frames of a second of clips.
@@ -63,7 +63,7 @@ def wish_of(recipe: Recipe, rate: float | None = None) -> Wish:
     """
     drawn, data = recipe.sampling, recipe.data.validation
     is_first_steered = is_steered(resolve_folder(recipe.alone(recipe.backbones[0]).model.path))
-    return Wish(
+    return SampleRequest(
         prompts=drawn.prompts,
         labels=drawn.labels,
         negatives=drawn.negatives,

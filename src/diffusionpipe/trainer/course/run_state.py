@@ -18,7 +18,7 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.screen import Screen
-from diffusionpipe.trainer.setup.job_profile import ProfileShelf
+from diffusionpipe.trainer.setup.job_profile import ProfileCache
 from diffusionpipe.trainer.setup.planning import CheckPlan, MakePlan, Planning
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.setup.start import Start
@@ -28,7 +28,7 @@ from diffusionpipe.trainer.step.stopping import Stopping
 from diffusionpipe.units import Bytes
 
 
-class PredictionJudge(Protocol):
+class PredictionMonitor(Protocol):
     """Holds a run against its prediction; on rank 0."""
 
     def check(self, recorded: Recorded, memory: Sequence[Bytes]) -> Mapping[str, float]:
@@ -60,11 +60,11 @@ class Hooks:
     check_plan: CheckPlan | None = None
     """Refuses a plan file that does not fit in memory; None for no check."""
     save_grid: SaveGrid
-    profiles: ProfileShelf | None = None
+    profiles: ProfileCache | None = None
     """Where profiles of other runs are; None to measure always."""
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is under way."""
-    judge: PredictionJudge | None = None
+    judge: PredictionMonitor | None = None
     """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""
     stated: Mapping[str, JsonValue] = field(default_factory=dict)
     """Keys that the command line sets for this start, with the values that the recipe's file has for them."""

@@ -17,7 +17,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.models.base.family import Absent
 from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.trainer.data.clip_times import timeline_of
-from diffusionpipe.trainer.data.clips import Taken, load_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
@@ -310,7 +310,7 @@ def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 def _seen(path: Path, view: View, spec: TensorSpec, rate: float | None) -> Tensor:
     """The view of a picture or clip."""
     if len(spec.shape) == _CLIP:
-        taken = Taken(frames=spec.shape[1], rate=rate)
+        taken = FrameSelection(frames=spec.shape[1], rate=rate)
         return load_clip(path, size=_size_of(spec), taken=taken, start=view.start, crop=view.crop, flip=view.flip)
     return load_levels(path, size=_size_of(spec), channels=spec.shape[0], crop=view.crop, flip=view.flip)
 

@@ -49,7 +49,7 @@ _SKEWED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class FrameSelection:
     """The frames that are taken of each clip."""
 
     frames: int
@@ -94,12 +94,12 @@ def check_decoder() -> None:
         ) from error
 
 
-def problem_of_clip(path: Path, taken: Taken) -> str | None:
+def problem_of_clip(path: Path, taken: FrameSelection) -> str | None:
     """Why a clip cannot be trained on, or None if it can."""
     return clip_header(path, taken).problem
 
 
-def clip_header(path: Path, taken: Taken) -> Header:
+def clip_header(path: Path, taken: FrameSelection) -> Header:
     """The facts of a clip before it is trained on: its first frame is decoded, of the others times are read."""
     if problem := problem_of_file(path):
         return Header(problem=problem)
@@ -118,7 +118,7 @@ def load_clip(
     path: Path,
     *,
     size: Size,
-    taken: Taken,
+    taken: FrameSelection,
     start: float = 0.0,
     crop: tuple[float, float] = CENTRE,
     flip: bool = False,

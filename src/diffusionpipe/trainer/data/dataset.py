@@ -19,7 +19,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import LISTS, METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
-from diffusionpipe.trainer.data.clips import Taken, check_decoder, clip_header
+from diffusionpipe.trainer.data.clips import FrameSelection, check_decoder, clip_header
 from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
@@ -127,7 +127,7 @@ _PICTURES = _Kind(
 )
 
 
-def _clips(taken: Taken) -> _Kind:
+def _clips(taken: FrameSelection) -> _Kind:
     def header_of(path: Path) -> Header:
         return clip_header(path, taken)
 
@@ -156,7 +156,7 @@ def scan(
     folder: Path | str,
     need: Condition | str,
     *,
-    taken: Taken | None = None,
+    taken: FrameSelection | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
     rules: Rules = Rules(),
@@ -169,7 +169,7 @@ def examine(
     folder: Path | str,
     need: Condition | str,
     *,
-    taken: Taken | None = None,
+    taken: FrameSelection | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
     rules: Rules = Rules(),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import (
     PLAIN,
@@ -40,7 +40,7 @@ OnStep = Callable[[int, int], None]
 
 
 def draw_in_session(
-    session: "Session", wish: Wish, settings: Sequence[SamplingSettings], *, on_step: OnStep | None = None
+    session: "Session", wish: SampleRequest, settings: Sequence[SamplingSettings], *, on_step: OnStep | None = None
 ) -> tuple[list[Picture], ...] | None:
     """Pictures of each of the session's models on the rank that shows them, None on others or without memory for them.
 
@@ -76,7 +76,7 @@ def brought(latents: Tensor | None, shape: Sequence[int], job: Job) -> Tensor:
 
 def draw_from_folders(
     sources: Sequence[Source],
-    wish: Wish,
+    wish: SampleRequest,
     settings: Sequence[SamplingSettings],
     *,
     device: torch.device,

@@ -25,7 +25,7 @@ _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SampleRequest:
     """The samples to draw: prompts for a text model, or labels for a class model."""
 
     prompts: tuple[str, ...] = ()
@@ -47,7 +47,9 @@ class Wish:
         return self.prompts or tuple(f"class {label}" for label in self.labels)
 
 
-def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: SamplingSettings) -> dict[str, Tensor]:
+def raw_conditions(
+    wish: SampleRequest, graph: LayerGraph, folder: Path, settings: SamplingSettings
+) -> dict[str, Tensor]:
     """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
 
     Raises:
@@ -82,7 +84,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
 
 
-def _steering(wish: Wish, graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
+def _steering(wish: SampleRequest, graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
     """The conditioning pictures, in [0, 1]; the same ones again, if guided.
 
     Raises:

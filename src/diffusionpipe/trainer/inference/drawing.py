@@ -21,7 +21,7 @@ from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective
 from diffusionpipe.models.opening.folder import family_of
 from diffusionpipe.runtime.machine.error_file import is_shortage
-from diffusionpipe.trainer.inference.conditions import Wish, raw_conditions, small_conditions
+from diffusionpipe.trainer.inference.conditions import SampleRequest, raw_conditions, small_conditions
 from diffusionpipe.trainer.inference.decoding import decoded, open_vae
 from diffusionpipe.trainer.inference.denoise import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order, draw_by_pipeline, warn_of_shortage
@@ -93,7 +93,7 @@ def decode_exactly(folder: Path, latents: Tensor, variant: str | None = None) ->
 def latents_in_session(
     session: "Session",
     member: "Member",
-    wish: Wish,
+    wish: SampleRequest,
     settings: SamplingSettings,
     small: Tensor | None = None,
     *,
@@ -167,7 +167,9 @@ def drawn_by_stages(
     )
 
 
-def _conditions(member: "Member", wish: Wish, settings: SamplingSettings, small: Tensor | None) -> dict[str, Tensor]:
+def _conditions(
+    member: "Member", wish: SampleRequest, settings: SamplingSettings, small: Tensor | None
+) -> dict[str, Tensor]:
     """The raw inputs of conditions, named as in the graph of all models."""
     raw = with_mask(raw_conditions(wish, member.graph, member.folder, settings))
     if small is not None:

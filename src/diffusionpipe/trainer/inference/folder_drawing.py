@@ -16,13 +16,13 @@ from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import build_graph, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.parameters.lora_file import load_adapters
-from diffusionpipe.models.parameters.narrow_weights import widening
+from diffusionpipe.models.parameters.narrow_weights import upcast_in_forward
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.runtime.compute.stage import LayerStage
 from diffusionpipe.runtime.job.agreement import rank_in
 from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.survey import cut_prompts
-from diffusionpipe.trainer.inference.conditions import Wish, raw_conditions, small_conditions, tokenizers_of
+from diffusionpipe.trainer.inference.conditions import SampleRequest, raw_conditions, small_conditions, tokenizers_of
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order
 from diffusionpipe.trainer.inference.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
@@ -83,7 +83,7 @@ class Source:
 
 def draw_from_folder(
     folder: Path,
-    wish: Wish,
+    wish: SampleRequest,
     settings: SamplingSettings,
     *,
     resolution: int,
@@ -102,7 +102,7 @@ def draw_from_folder(
 
 def latents_from_folder(
     source: Source,
-    wish: Wish,
+    wish: SampleRequest,
     settings: SamplingSettings,
     small: Tensor | None = None,
     *,
@@ -213,7 +213,7 @@ class Opened:
 
 
 def open_source(
-    source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None, *, tells: bool = True
+    source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None = None, *, tells: bool = True
 ) -> Opened:
     """A source's model on the meta device; else as in `latents_from_folder`.
 
@@ -226,7 +226,7 @@ def open_source(
     folder = source.folder
     objective = _objective_of(folder)
     graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low, clip=source.clip)
-    graph = replace(graph, layers=tuple(widening(layer) for layer in graph.layers))
+    graph = replace(graph, layers=tuple(upcast_in_forward(layer) for layer in graph.layers))
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
     if tells and rank_in() == 0:
         texts = list(dict.fromkeys((*wish.prompts, *wish.negatives)))

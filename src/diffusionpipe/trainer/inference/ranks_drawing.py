@@ -27,7 +27,7 @@ from diffusionpipe.runtime.engine.worker import Worker, build_worker
 from diffusionpipe.runtime.job.agreement import from_first, on_all
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.inference.cascade_drawing import OnStep, brought, part_of
-from diffusionpipe.trainer.inference.conditions import Wish
+from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import PipelinePredictor, SamplingSettings
 from diffusionpipe.trainer.inference.drawing import MOVING, Arithmetic, Picture, decode, drawn_by_stages
 from diffusionpipe.trainer.inference.folder_drawing import Opened, Source, open_source
@@ -65,7 +65,7 @@ def rows_together(count: int) -> int:
 
 def draw_on_ranks(
     sources: Sequence[Source],
-    wish: Wish,
+    wish: SampleRequest,
     settings: Sequence[SamplingSettings],
     ranks: Ranks,
     *,
@@ -90,7 +90,7 @@ def draw_on_ranks(
     return tuple(drawn) or None
 
 
-def _opened(source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None) -> Opened:
+def _opened(source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None) -> Opened:
     return on_all(lambda: open_source(source, wish, settings, small))
 
 

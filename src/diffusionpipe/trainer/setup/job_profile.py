@@ -50,7 +50,7 @@ class Measurement:
     """The kind of update: optimizer, its arguments, whether it clips and averages; JSON."""
 
 
-class ProfileShelf(Protocol):
+class ProfileCache(Protocol):
     """Profiles of other runs, handed in from above; only rank 0 looks there."""
 
     def find(self, measurement: Measurement) -> Profile | None:
@@ -72,7 +72,7 @@ def agree_on_profile(
     recipe: Recipe,
     job: Job,
     *,
-    shelf: ProfileShelf | None,
+    shelf: ProfileCache | None,
     screen: Screen,
     links: Cluster | None,
 ) -> Profile:
@@ -154,7 +154,7 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
     )
 
 
-def _from_shelf(shelf: ProfileShelf | None, measurement: Measurement, path: Path) -> Profile | None:
+def _from_shelf(shelf: ProfileCache | None, measurement: Measurement, path: Path) -> Profile | None:
     """The profile of another run that measured the same; a copy is put into this run's folder."""
     profile = shelf.find(measurement) if shelf is not None else None
     if profile is not None:

@@ -16,7 +16,7 @@ from diffusionpipe.trainer.model.members import Model
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster
-from diffusionpipe.trainer.setup.job_profile import ProfileShelf, agree_on_profile
+from diffusionpipe.trainer.setup.job_profile import ProfileCache, agree_on_profile
 from diffusionpipe.trainer.setup.kept_plan import kept_plan
 from diffusionpipe.trainer.setup.plan_file import read_plan_file
 
@@ -35,7 +35,7 @@ class Planning:
     """How a job comes by its plan."""
 
     make_plan: MakePlan
-    shelf: ProfileShelf | None = None
+    shelf: ProfileCache | None = None
     """Where profiles of other runs are, and where this one's goes; None to measure always."""
     check_plan: CheckPlan | None = None
     """Looks at a plan file before the weights are loaded; None: no look. The same on all ranks."""

@@ -20,7 +20,7 @@ from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.engine.worker import Worker, build_worker
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.runtime.machine.heap import keep_heap
+from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.batch import level_tables
@@ -119,7 +119,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
     """
     if job.device.type == "cpu":
-        keep_heap()
+        disable_malloc_trim()
     opened = opened or open_model(recipe, job)
     graph, model = opened.graph, opened.model
     for member in opened.members if job.membership.rank == 0 else ():

@@ -40,7 +40,7 @@ from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
 
-CALM = 10
+UNCLIPPED_STEPS_BEFORE_OPTIMISM = 10
 """Steps in a row that needed no clipping, after which the next ones are post-validated (as Qi et al.'s code does)."""
 
 MOST_SKIPPED = 10
@@ -194,7 +194,9 @@ class Stepper:
     @property
     def _is_optimistic(self) -> bool:
         clips = any(one.clip_norm is not None for one in self._trained)
-        return self._session.recipe.training.post_validation and (not clips or self._unclipped >= CALM)
+        return self._session.recipe.training.post_validation and (
+            not clips or self._unclipped >= UNCLIPPED_STEPS_BEFORE_OPTIMISM
+        )
 
     def _iterate(self, inputs: dict[str, Tensor]) -> _Iteration:
         worker = self._session.worker
