@@ -63,6 +63,6 @@ def _rows(returned: Iterable[str | Iterable[str]], name: str) -> list[list[str]]
 
 
 def name_of(function: Orders) -> str:
-    """What a function is called, or its class."""
+    """The name of a function, or of its class."""
     name: str = getattr(function, "__name__", type(function).__name__)
     return name
