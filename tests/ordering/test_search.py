@@ -23,7 +23,7 @@ from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.legal import check
 
-settings.register_profile("ordering", deadline=None, max_examples=25)
+settings.register_profile("ordering", deadline=None, max_examples=10)
 UNIT = HalfStage(forward=1, input_grad=1, weight_grad=1, activation=1, kept_after_input_grad=1)
 
 

@@ -159,7 +159,7 @@ def compare(schedule: Schedule, random: Random) -> None:
     assert costs.waking or makespans[Streams.HOST] >= makespans[Streams.DIRECTION] - (0 if is_exact else 1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(schedules(), st.integers(0, 10**9))
 def test_times_and_peaks_are_those_of_the_machine(schedule, seed):
     compare(schedule, Random(seed))

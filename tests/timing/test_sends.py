@@ -73,7 +73,7 @@ def compare(schedule):
     return drops
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(schedules(), st.integers(0, 10**9))
 def test_a_send_is_dropped_at_the_first_news_of_its_reader_and_never_earlier(schedule, seed):
     schedule, costs = explicit(schedule, Random(seed))

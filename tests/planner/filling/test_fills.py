@@ -68,7 +68,7 @@ def assert_sound(case, plan):
 
 
 @given(seeds, st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_layer_runs_once_on_every_sample_and_the_simulator_agrees_with_the_plan(seed, is_thorough):
     case = random_case(seed, max_workers=5, max_samples=64)
     plan = planned(case, FillOptions(is_thorough=is_thorough, overhead=0.01))
@@ -86,7 +86,7 @@ def test_every_layer_runs_once_on_every_sample_and_the_simulator_agrees_with_the
 
 
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_compute_starts_later_only_where_something_would_be_exposed_else(seed):
     case = random_case(seed, max_workers=5, max_samples=64)
     plan, unshifted = planned(case), planned(case, QUICK)
@@ -118,7 +118,7 @@ def test_any_schedule_with_replicas_skips_and_reductions_can_be_filled(schedule,
 
 
 @given(schedules(families=trainers), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_fills_count_the_waits_of_messages_for_each_other_where_these_are_explicit(schedule, data):
     if schedule.fills:
         return
@@ -145,7 +145,7 @@ def test_fills_that_take_no_time_delay_no_message(worker):
 
 
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_plan_is_below_the_bounds(seed):
     case = random_case(seed, max_workers=5, max_samples=64, fixed=(0, 2))
     plan = planned(case)
@@ -156,7 +156,7 @@ def test_no_plan_is_below_the_bounds(seed):
 
 
 @given(seeds, st.floats(0.05, 0.95))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_less_frozen_work_takes_no_longer(seed, part):
     case = random_case(seed, max_workers=5, max_samples=64, fixed=(0, 0.1))
     forward = case.frozen.forward

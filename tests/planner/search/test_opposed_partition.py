@@ -139,7 +139,7 @@ def test_the_best_pair_is_the_best_of_all_pairs_and_has_the_value_of_its_formula
 
 
 @pytest.mark.parametrize(("objective", "formula"), OBJECTIVES)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(question=questions(), microbatches=st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_limits_lose_no_best_pair_and_coarse_questions_give_pairs_of_the_whole_one(
     objective, formula, question, microbatches
