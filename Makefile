@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-planning test-all explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-planning test-all night explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -52,8 +52,13 @@ test-planning: install
 	$(PYTEST) -m 'not slow' $(PLANNING)
 
 test-all: test
-	@$(PYTEST) -m slow; status=$$?; \
+	@$(PYTEST) -m 'slow and not night'; status=$$?; \
 	echo "make test-all: $(SINCE_START) s, make test included"; exit $$status
+
+# The tests that are too dear for each change: models of real size, every family in every layout, jobs that are killed at many moments.
+night: install
+	$(PYTEST) -m night
+	$(MAKE) explore families fuzz gradients searches memory soak torture doctor-faults
 
 # The properties of the tests on other examples each time, and on more where the test does not say how many.
 explore: install

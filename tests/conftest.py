@@ -28,6 +28,8 @@ settings.register_profile("explore", deadline=None, max_examples=600)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 LIST = Path(__file__).parent / "slow_tests.txt"
+SIGNS = ("", "!", "*", "+")
+"""How a line of it begins; see there."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,18 +43,28 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     lines = [line.strip() for line in LIST.read_text(encoding="utf-8").splitlines()]
-    slow = [line for line in lines if line and line[0] not in "#!"]
-    quick = [line.removeprefix("!").strip() for line in lines if line.startswith("!")]
+    listed = {sign: names_with(sign, lines) for sign in SIGNS}
     for item in items:
-        if item.nodeid.startswith(tuple(slow)) and not item.nodeid.startswith(tuple(quick)):
+        kinds = [sign for sign in SIGNS if item.nodeid.startswith(listed[sign])]
+        is_slow = ("" in kinds or "*" in kinds) and "!" not in kinds
+        if is_slow:
             item.add_marker(pytest.mark.slow)
+        if is_slow and "*" in kinds and "+" not in kinds:
+            item.add_marker(pytest.mark.night)
         is_shared = has_shared_fixtures(item.path) or "crew" in getattr(item, "fixturenames", ())
         if is_shared and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if config.args_source is not pytest.Config.ArgsSource.ARGS:  # all tests are collected
         names = [item.nodeid for item in items]
-        if unknown := [line for line in (*slow, *quick) if not any(name.startswith(line) for name in names)]:
+        every = [line for one in listed.values() for line in one]
+        if unknown := [line for line in every if not any(name.startswith(line) for name in names)]:
             raise pytest.UsageError(f"{LIST.name} names tests that do not exist: {', '.join(unknown)}")
+
+
+def names_with(sign: str, lines: list[str]) -> tuple[str, ...]:
+    """The names, or beginnings of names, of the lines that begin with a sign; "" for those without one."""
+    ours = [line for line in lines if line and (line[0] == sign if sign else line[0] not in "#!*+")]
+    return tuple(line.removeprefix(sign).strip() for line in ours)
 
 
 @pytest.hookimpl(trylast=True)

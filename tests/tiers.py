@@ -9,7 +9,7 @@ import pytest
 def quick_and_slow(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """All values as parameters of a test, tuples for several names; those that are not `quick` are marked slow.
 
-    The quick ones represent every kind of case. What a whole run, a search or a large model alone shows is slow altogether.
+    The quick ones represent every kind of case. A property that only a whole run or a large model shows is slow.
     """
     return [value if value in quick else pytest.param(*_several(value), marks=pytest.mark.slow) for value in values]
 
