@@ -50,3 +50,18 @@ def test_a_killed_run_goes_on_as_the_same_kind_with_the_same_losses(tmp_path):
     for kind in (False, True):
         begun = run(tmp_path / str(kind), SIZES[1], 7, under_torchrun=kind)
         assert begun + run(tmp_path / str(kind), SIZES[1], under_torchrun=kind) == whole
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "copies"])
+def test_a_process_needs_its_own_samples_alone_and_may_run_twice(kind):
+    program = str(PROGRAM.with_name("rows_program.py"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = []
+    for start in ((sys.executable,), TORCHRUN):
+        done = subprocess.run(
+            [*start, program, kind], env=environment, capture_output=True, text=True, timeout=200, check=True
+        )
+        found.append([line.replace(" 8", "").replace(" 4", "") for line in done.stdout.splitlines()])
+    assert found[0] == found[1]
+    assert "nan" not in "".join(found[0])
+    assert len(found[0]) == 4

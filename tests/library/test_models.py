@@ -235,6 +235,8 @@ def test_a_profile_is_refused_in_a_precision_that_the_model_has_not():
     model = made(nn.Linear(16, 4))
     with pytest.raises(ConfigError, match="precision='float64', but the parameters are float32"):
         dp.profile(model, analytic="cpu-1-thread", precision="float64")
+    with pytest.raises(ConfigError, match=r"dp\.profile takes a model, not a Linear; make one with dp\.pipeline"):
+        dp.profile(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="the device 'cpu-9' is not known"):
         dp.profile(model, analytic="cpu-9")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -106,6 +107,22 @@ def test_a_model_of_the_page_trains_in_processes_as_in_one(page, name, schedule)
         loss, gradients = run.step(*batch), run.gradients()
         assert run.timeline().source == "measured"
     assert_trains_as_one_process(model, batch, loss, gradients)
+
+
+@pytest.mark.slow
+def test_a_script_that_starts_processes_without_a_guard_is_told_so(page, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(page.__file__).parent)!r})\n"
+        "import diffusionpipe as dp, page_models\n"
+        "profile = dp.profile(page_models.graphs(), analytic='cpu-1-thread', batch_sizes=(1, 2))\n"
+        "plan = dp.plan(profile, cluster='cpux2', batch=4, data_parallel=2).plan\n"
+        "dp.run(page_models.graphs, plan, ranks='processes')\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith('it must call dp.run under if __name__ == "__main__": alone.')
 
 
 def test_tied_weights_are_trained_where_both_layers_are_on_one_rank(page):

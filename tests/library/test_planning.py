@@ -1,3 +1,4 @@
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_replicas_without_microbatches_get_the_fastest_number(profile):
 def test_sizes_that_do_not_fit_are_refused(profile, options, says):
     with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
         dp.plan(profile, **{"cluster": CLUSTER, "batch": 16, **options})
+
+
+def test_a_cluster_may_be_a_path_and_a_plan_takes_nothing_but_profiles(profile, tmp_path):
+    path = tmp_path / "two.json"
+    path.write_text((files("diffusionpipe.costs.clusters") / f"{CLUSTER}.json").read_text())
+    assert dp.plan(profile, cluster=path, batch=16, stages=2).step > 0
+    with pytest.raises(ConfigError, match=r"dp\.plan takes a profile or the path of one, not a int"):
+        dp.plan(3, cluster=CLUSTER, batch=16)
 
 
 def test_orders_of_another_size_are_refused(profile):

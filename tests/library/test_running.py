@@ -285,3 +285,14 @@ for name in ("run", "pipeline", "layer", "profile"):
         f"dp.{name} needs torch, which cannot be imported; install it (pip install torch)"
         for name in ("run", "pipeline", "layer", "profile")
     ]
+
+
+def test_a_run_under_autocast_is_near_one_in_float32(model):
+    profile = dp.profile(model, analytic="cpu-1-thread", precision="bfloat16", batch_sizes=(1, 2))
+    plan = dp.plan(profile, cluster="cpux2", batch=8, stages=2, microbatches=2).plan
+    with dp.run(model, plan, ranks="threads", precision="bfloat16") as run:
+        narrow = run.step(X, Y)
+        assert all(gradient.dtype == torch.float32 for gradient in run.gradients().values())
+    expected = float(model.loss(X, Y).detach())
+    assert narrow != expected
+    assert narrow == pytest.approx(expected, rel=0.02)

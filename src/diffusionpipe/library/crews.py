@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.library.checks import check_plan
@@ -115,6 +115,9 @@ class Member:
         self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
+GUARD = 'A script that starts processes is read by each: it must call dp.run under if __name__ == "__main__": alone.'
+
+
 class Processes:
     """Ranks as processes that this one has started; each calls the function that returns the model."""
 
@@ -125,6 +128,9 @@ class Processes:
         self._ranks: LocalRanks = self._stack.enter_context(local_ranks(plan.mesh.num_ranks, preload=[__name__]))
         try:
             self._ranks.run(_build, build.__module__, build.__qualname__, plan_to_text(plan), precision)
+        except PeerError as error:
+            self.close()
+            raise PeerError(f"{error}\n{GUARD}") from None
         except BaseException:
             self.close()
             raise

@@ -59,7 +59,7 @@ class Choice:
 def plan(
     profile: Profile | str | os.PathLike[str],
     *,
-    cluster: str | Cluster,
+    cluster: str | os.PathLike[str] | Cluster,
     batch: int,
     optimizer: str = "AdamW",
     schedule: str | Schedule | None = None,
@@ -92,7 +92,11 @@ def plan(
     Raises:
         ConfigError: sizes that do not fit each other, the cluster or the model; nothing fits in memory.
     """
-    machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(profile, Profile | str | os.PathLike):
+        raise ConfigError(
+            f"dp.plan takes a profile or the path of one, not a {type(profile).__name__}; make one with dp.profile"
+        )
+    machines = cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster))
     known = profile if isinstance(profile, Profile) else read_profile(Path(profile))
     _check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
     check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))

@@ -40,6 +40,8 @@ def profile(
     Raises:
         ConfigError: the device or the precision is not known; or the file cannot be written.
     """
+    if not isinstance(model, Model):
+        raise ConfigError(f"dp.profile takes a model, not a {type(model).__name__}; make one with dp.pipeline")
     precision = precision or precision_of(model)
     own = description_for(model, precision, device_rates(analytic).device_type if analytic else device)
     if analytic is not None:

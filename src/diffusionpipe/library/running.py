@@ -2,6 +2,7 @@
 
 import atexit
 import inspect
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from diffusionpipe.ir import Plan
 from diffusionpipe.ir import Timeline as Spans
 from diffusionpipe.ir.files import read_timeline, write_timeline
 from diffusionpipe.library.checks import check_plan, check_ranks
-from diffusionpipe.library.crews import Crew, Member, Processes, Threads
+from diffusionpipe.library.crews import GUARD, Crew, Member, Processes, Threads
 from diffusionpipe.library.environment import place_in_job
 from diffusionpipe.library.models import Model, aliases
 from diffusionpipe.library.profiles import precision_of
@@ -307,6 +308,8 @@ def _in_processes(build: Model | Callable[[], Model], plan: Plan, precision: str
             'ranks="processes" takes a function that returns the model, because each process makes its own; give one '
             "from a module that can be imported"
         )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # this process reads its parent's script
+        raise ConfigError(GUARD)
     if build.__module__ == "__main__" or "<" in build.__qualname__:
         raise ConfigError(
             f"{build.__qualname__} of {build.__module__} cannot be imported by other processes; define it at the top "
