@@ -110,11 +110,13 @@ def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
         pool.add(moved)
         add_schedules(pool, moved)
     if given.schedule is None:
-        for arrangement, microbatches in dict.fromkeys([*_best_places(pool, NUM_IMPROVED), *places[:NUM_IMPROVED]]):
-            of_place = _of_place(pool, arrangement, microbatches)
-            if of_place and _may_gain(pool, of_place[0]):
-                best = min(of_place[0].score, GAINED * pool.score)
-                _add_placed(pool, arrangement, microbatches, best, GAINED * best)
+        best_places = _best_places(pool, NUM_IMPROVED)
+        for place in dict.fromkeys([*best_places, *places[:NUM_IMPROVED]]):
+            found = _of_place(pool, *place)
+            if found and _may_gain(pool, found[0]):
+                own = found[0].score
+                limit = own if place in best_places else min(own, GAINED * pool.score)
+                _add_placed(pool, *place, limit, GAINED * limit)
         for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
     if given.microbatches is None:
