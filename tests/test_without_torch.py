@@ -21,7 +21,9 @@ def collected(*paths, environment=None):
     """The status of a collection in a process of its own, and what that process has then imported."""
     script = COLLECTION.replace("{HEAVY}", repr(set(HEAVY)))
     words = [sys.executable, "-c", script, *map(str, paths)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=TESTS.parent, env=environment)
+    # A worker's variables would make it a worker of the run that it is a test of.
+    own = {name: value for name, value in (environment or os.environ).items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=TESTS.parent, env=own)
     return done.stdout.splitlines()[-1].split()
 
 
