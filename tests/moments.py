@@ -33,7 +33,7 @@ PLACES = {
     "checksums": "diffusionpipe.trainer.checkpoints.checkpoint:describe_files",
     "publishing": "diffusionpipe.trainer.checkpoints.checkpoint:_publish",
     "the manifest": "diffusionpipe.trainer.checkpoints.checkpoint:write_manifest",
-    "the rename": "diffusionpipe.trainer.checkpoints.checkpoint:sync_folder",
+    "the rename": "diffusionpipe.trainer.checkpoints.checkpoint:sync",
     "pruning": "diffusionpipe.trainer.checkpoints.checkpoint:prune",
     "validating": "diffusionpipe.trainer.course.run:validate",
     "a validation batch": "diffusionpipe.trainer.course.evaluation:_add_losses",

@@ -142,7 +142,7 @@ def _replace(place: Path, data: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
-    sync_folder(place.parent)  # the rename itself
+    sync(place.parent)  # the rename itself
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -154,9 +154,9 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the folder's entries are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

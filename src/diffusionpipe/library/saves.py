@@ -11,7 +11,6 @@ The last `KEPT` are kept.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.files.output_file import sync, write_durably
 
 FORMAT, VERSION = "diffusionpipe-save", 1
 KEPT = 2
@@ -88,11 +88,11 @@ def finish(folder: Path, index: Index) -> None:
         "ranks": index.num_ranks,
         "optimizer": index.optimizer,
     }
-    _write(place / INDEX, json.dumps(data, indent=1) + "\n")
+    write_durably(place / INDEX, (json.dumps(data, indent=1) + "\n").encode())
     if named.exists():
         named.rename(folder / f".{_PREFIX}old-{index.step:08d}")
     place.rename(named)
-    _sync(folder)
+    sync(folder)
     for old in sorted(saves(folder))[:-KEPT]:
         shutil.rmtree(saves(folder)[old])
     for left in folder.glob(f".{_PREFIX}*"):
@@ -155,7 +155,7 @@ def write_part(place: Path, rank: int, part: Part) -> None:
     path = _file(place, rank)
     try:
         save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
-        _sync(path)
+        sync(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be written ({error}); make room, or give another folder") from None
 
@@ -196,17 +196,3 @@ def read_save(place: Path, wanted: Mapping[str, Tensor]) -> Part:
                 "different folder"
             )
     return Part(parameters, states)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

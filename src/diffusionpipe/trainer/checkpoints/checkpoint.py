@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.files.input_file import read_json
-from diffusionpipe.files.output_file import sync_folder, write_durably
+from diffusionpipe.files.output_file import sync, write_durably
 from diffusionpipe.runtime.comm.exchange import collect
 from diffusionpipe.runtime.job.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import (
@@ -306,7 +306,7 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
         if replaced.exists():
             replaced.rename(final)
         raise
-    sync_folder(final.parent)
+    sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

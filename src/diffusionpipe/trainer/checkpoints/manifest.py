@@ -15,7 +15,7 @@ from typing import Any
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.files.input_file import problem_of_file, read_json
-from diffusionpipe.files.output_file import sync_folder, write_durably
+from diffusionpipe.files.output_file import sync, write_durably
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
@@ -71,7 +71,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes the manifest and makes it and the folder durable."""
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n"
     write_durably(folder / MANIFEST, text.encode())
-    sync_folder(folder)
+    sync(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:
