@@ -15,9 +15,9 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import profile_from_text
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rows import GIB
 from diffusionpipe.units import Bytes
 
-GIB = 2**30
 ALLOWED = 1 + 1e-9
 """A step may rise by rounding."""
 

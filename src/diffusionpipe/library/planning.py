@@ -10,6 +10,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import check_device, read_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Phase, Plan, Schedule
+from diffusionpipe.library.schedules import check_sizes
 from diffusionpipe.library.schedules import schedule as schedule_of
 from diffusionpipe.library.timelines import Timeline
 from diffusionpipe.planner.asking import gib_of
@@ -98,7 +99,7 @@ def plan(
         )
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster))
     known = profile if isinstance(profile, Profile) else read_profile(Path(profile))
-    _check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
+    check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
     check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))
     setting = stated_setting(known, machines, batch, checkpoint=(), has_ema=False, optimizer=optimizer)
     if isinstance(schedule, str) and is_order_file(schedule):
@@ -128,11 +129,6 @@ def _check_layers(profile: Profile, name: str, stages: int, microbatches: int | 
             f"the schedule {name!r} cuts the model into {blocks} stages on {stages} ranks, but it has {layers} trained "
             "layers; use fewer ranks for a pipeline, or another schedule"
         )
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    if wrong := [f"{name}={size}" for name, size in sizes.items() if size is not None and size < 1]:
-        raise ConfigError(f"{', '.join(wrong)}: give a number of at least 1")
 
 
 def _searched(setting: Setting, *, fill: bool) -> Choice:

@@ -26,9 +26,7 @@ def schedule(
         ConfigError: there is no such family or file, a size is missing, or the source cannot do these sizes.
         ScheduleError: the orders are illegal; names every problem with its rank and position, or its place in the file.
     """
-    for name, size in (("ranks", ranks), ("microbatches", microbatches)):
-        if size is not None and size < 1:
-            raise ConfigError(f"{name}={size}: give a number of at least 1")
+    check_sizes(ranks=ranks, microbatches=microbatches)
     if isinstance(source, os.PathLike) or (isinstance(source, str) and is_order_file(source)):
         return read_orders(Path(source), ranks, microbatches, names=("ranks", "microbatches"))
     if not isinstance(source, str) and not callable(source):
@@ -44,3 +42,13 @@ def schedule(
         return generate(ranks, microbatches)
     assert not isinstance(source, str)
     return own_orders(source, name_of(source), ranks, microbatches)
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Do nothing if each size is at least 1 or not given.
+
+    Raises:
+        ConfigError: names each size that is less.
+    """
+    if wrong := [f"{name}={size}" for name, size in sizes.items() if size is not None and size < 1]:
+        raise ConfigError(f"{', '.join(wrong)}: give a number of at least 1")

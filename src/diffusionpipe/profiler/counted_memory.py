@@ -72,7 +72,7 @@ class Watch:
     backward: AbstractContextManager[object]
     before_backward: BeforeBackward
     known: Callable[[Sequence[Tensor]], "KnownRun | None"]
-    """Called with the outputs: the facts known of such a run, so that the rest of it is left out; else None."""
+    """(outputs) -> the peaks of an equal run, if there was one: the rest of this run is then left out. Else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,9 @@
 
     Memory may be written again when no tensor lies in it but the one that its keeper holds.
 
-A tensor lies in memory whichever way it came there: as a received tensor, as a view, a slice or an identity of it that
-another stage has been handed, saved for autograd, put aside by I for W, being sent, or as a result that the caller
-holds. torch counts the tensors of each storage, so no list of readers is needed, and the rule holds on every legal
-order:
+Each of these lies in memory: a received tensor; a view, a slice or an identity of it that another stage has; a tensor
+that is saved for autograd, put aside by I for W, being sent, or held by the caller as a result. torch counts the
+tensors of each storage, so no list of readers is needed, and the rule holds on every legal order:
 
     gradients of parameters    are added to in place, so each is moved out of memory where it is not alone
                                (`gradients.BlockGradients.separate`); buckets are memory of their own from the start

@@ -31,7 +31,7 @@ MAX_PROBLEMS = 8
 
 
 def is_order_file(name: str) -> bool:
-    """Whether a name is the name of such a file, and not the name of a family."""
+    """Whether a name ends as a file of orders does (.csv, .json, .rules); else it names a family."""
     return Path(name).suffix.lower() in ENDINGS
 
 
