@@ -4,15 +4,17 @@ import pytest
 from planner import synthetic
 
 from benchmarks.paper.bandwidth import Threshold, with_bandwidth
-from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure
+from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure, setting_of
 from benchmarks.paper.fill import Fill
 from benchmarks.paper.sensitivity import with_share
 from benchmarks.paper.summary import fill_figures, is_data_parallel, summary
 from benchmarks.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, Cache
 from benchmarks.rivals.replicated import REPLICATED_SPP
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.search import search
 
 CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)
 
@@ -123,3 +125,13 @@ def test_encoders_take_the_stated_share_of_the_trained_part():
     sums = tables.table.sums(CASE.per_device)
     assert tables.frozen_seconds == pytest.approx(0.4 * (sums.forward[-1] + sums.backward[-1]))
     assert with_share(setting, CASE, 0.4).profile.layers[-1] == profile.layers[-1]
+
+
+@pytest.mark.slow
+def test_pipelines_of_two_ranks_win_though_places_of_more_ranks_have_better_chains():
+    setting = setting_of(Case(model="SD 2.1, 512 px", devices=64, per_device=8))
+    free = search(setting, filler=filler_of(setting))
+    of_two = search(setting, filler=filler_of(setting), units=(2,))
+    assert free.winner
+    assert of_two.winner
+    assert free.winner[1].step <= 1.002 * of_two.winner[1].step

@@ -110,14 +110,14 @@ def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
         pool.add(moved)
         add_schedules(pool, moved)
     if given.schedule is None:
-        best_places = _best_places(pool, NUM_IMPROVED)
+        best_places = _waiting_places(pool, NUM_IMPROVED)
         for place in dict.fromkeys([*best_places, *places[:NUM_IMPROVED]]):
             found = _of_place(pool, *place)
             if found and _may_gain(pool, found[0]):
                 own = found[0].score
                 limit = own if place in best_places else min(own, GAINED * pool.score)
                 _add_placed(pool, *place, limit, GAINED * limit)
-        for arrangement, microbatches in _places_to_order(pool):
+        for arrangement, microbatches in _waiting_places(pool, NUM_ORDERED):
             _add_ordered(pool, arrangement, microbatches)
     if given.microbatches is None:
         _add_neighbours(pool)
@@ -146,10 +146,12 @@ def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
     return list(dict.fromkeys((one.candidate.arrangement, one.candidate.microbatches) for one in pool.ranked()))[:count]
 
 
-def _places_to_order(pool: Pool) -> list[tuple[Arrangement, int]]:
-    """The best places whose devices wait: copies of the model, which never do, take no other's turn."""
-    waiting = [place for place in _best_places(pool, NUM_IMPROVED) if _may_gain(pool, _of_place(pool, *place)[0])]
-    return waiting[:NUM_ORDERED]
+def _waiting_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
+    """The best places whose devices wait and that may still win: those that cannot, take no other's turn."""
+    best: dict[tuple[Arrangement, int], Judged] = {}
+    for one in pool.ranked():
+        best.setdefault((one.candidate.arrangement, one.candidate.microbatches), one)
+    return [place for place, one in best.items() if _may_gain(pool, one)][:count]
 
 
 def add_schedules(pool: Pool, one: Judged) -> None:
