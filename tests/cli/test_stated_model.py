@@ -126,7 +126,7 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
             (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
             for size in ("4", "16385", "64x64", "64x0x5", "99999x8x5", "64x64x0", "64x64x5x5", "x", "-8", "1e3")
         ),
-        (["--model", "sd-9"], "Or name one of the shipped models: controlnet-sd-1.5"),
+        (["--model", "sd-9"], "Or name one of the shipped models: chroma"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_computed(

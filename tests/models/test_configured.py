@@ -15,6 +15,7 @@ from diffusionpipe.models.opening.meta import module_on_meta
 
 MILLIONS = {
     "sd-2.1": {"text_encoder": 340.4, "vae": 83.65, "unet": 865.9},
+    "sd-1.5": {"text_encoder": 123.1, "vae": 83.65, "unet": 859.5},
     "controlnet-sd-1.5": {"text_encoder": 123.1, "vae": 83.65, "unet": 859.5, "controlnet": 361.3},
     "sdxl": {"text_encoder": 123.1, "text_encoder_2": 694.7, "vae": 83.65, "unet": 2567},
     "sd3-medium": {"text_encoder": 123.65, "text_encoder_2": 694.7, "text_encoder_3": 4762, "transformer": 2028},
@@ -24,6 +25,11 @@ MILLIONS = {
 LARGE = {
     "flux.2-dev": {"text_encoder": 24011, "transformer": 32223},
     "qwen-image": {"text_encoder": 8292, "vae": 126.9, "transformer": 20430},
+    "sd3.5-medium": {"text_encoder_3": 4762, "transformer": 2243},
+    "sd3.5-large": {"text_encoder_3": 4762, "transformer": 8057},
+    "chroma": {"text_encoder": 4762, "transformer": 8900},
+    "z-image": {"text_encoder": 4022, "transformer": 6155},
+    "wan-2.1-1.3b": {"text_encoder": 5681, "vae": 126.9, "transformer": 1419},
     "krea-2": {"text_encoder": 4438, "vae": 126.9, "transformer": 12820},
     "wan-2.1-14b": {"text_encoder": 5681, "vae": 126.9, "transformer": 14288},
 }

@@ -7,15 +7,28 @@ together; 5 more speeds, of other models, devices and work, were held out. The s
 assumed before the fit (Hopper reaches less of its higher peak, Ada more of its lower one). The CPU's rates and shares
 were measured on one core of an AMD EPYC of the Zen 4 generation, on layers of the size of the digits example (large
 ones come nearer to the peak).
+
+A device is calibrated where speeds or layers of its own were fitted or measured; all others are from a data sheet, with
+shares that were assumed. An RTX 3060 or 3090 has as little peak for its bandwidth as an Ada, so it takes Ada's shares;
+A10 and RTX A6000 take those of an A100, a B200 those of a Hopper. T4 and V100 have no bfloat16 and train in float32,
+whose kernels come nearer to their low peak and need no other layout.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30
 TERA = 1e12
+
+
+class Basis(StrEnum):
+    """The ground on which a device's times are computed."""
+
+    CALIBRATED = "calibrated"
+    DATA_SHEET = "data sheet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +65,13 @@ class DeviceRates:
     device_type: str
     """"cpu" or "cuda"."""
     memory: Bytes
+    usable: Bytes
+    """The part of the memory that training may use: the rest after the driver's and torch's own use."""
+    basis: Basis
+    link: str
+    """The usual link between such devices of one machine, a name of `clusters.links.LINKS`; "" for a CPU."""
+    has_bfloat16: bool
+    """Whether it computes in bfloat16; else training in bfloat16 is planned in float32."""
     float32: float
     """Peak of float32 matrix products in floating-point operations a second."""
     float32_convolution: float
@@ -98,6 +118,10 @@ _ADA = Efficiency(
     matmul=0.64, convolution=0.35, convolution_channels_last=0.5, attention=0.4, attention_backward=0.29, memory=0.75,
     norm=0.44, convolution_memory=0.75,
 )  # fmt: skip
+_FLOAT32 = Efficiency(
+    matmul=0.7, convolution=0.55, convolution_channels_last=0.55, attention=0.4, attention_backward=0.3, memory=0.75,
+    norm=0.44, convolution_memory=0.75,
+)  # fmt: skip
 _ZEN = Efficiency(
     matmul=0.4, convolution=0.58, convolution_channels_last=0.58, attention=0.28, attention_backward=0.28, memory=0.5,
     norm=0.5, convolution_memory=0.05,
@@ -109,13 +133,17 @@ def _gpu(
     title: str,
     *,
     memory: int,
+    usable: float,
     rates: tuple[float, float, float, float],
     bandwidth: float,
     efficiency: Efficiency,
+    link: str,
+    basis: Basis = Basis.DATA_SHEET,
 ) -> DeviceRates:
     """A device from the figures of its data sheet.
 
-    Memory in GB as sold, `rates` in TFLOP/s of float32, TF32, bfloat16 and float64, bandwidth in GB/s.
+    Memory in GB as sold and GiB for training, `rates` in TFLOP/s of float32, TF32, bfloat16 (0: it has none) and
+    float64, bandwidth in GB/s.
     """
     float32, tf32, bfloat16, float64 = (rate * TERA for rate in rates)
     return DeviceRates(
@@ -123,15 +151,19 @@ def _gpu(
         title=title,
         device_type="cuda",
         memory=memory * GIB,
+        usable=round(usable * GIB),
+        basis=basis,
+        link=link,
+        has_bfloat16=bfloat16 > 0,
         float32=float32,
         float32_convolution=tf32,
-        bfloat16=bfloat16,
+        bfloat16=bfloat16 or float32,
         float64=float64,
         bandwidth=bandwidth * 1e9,
         efficiency=efficiency,
         kernel=3e-6,
         ramp=35e-6,
-        relayouts=2,
+        relayouts=2 if bfloat16 else 0,
         dispatch=10e-6,
         is_asynchronous=True,
     )
@@ -140,26 +172,49 @@ def _gpu(
 DEVICES = {
     device.name: device
     for device in (
-        _gpu("a100-40", "NVIDIA A100-SXM4-40GB", memory=40, rates=(19.5, 156, 312, 19.5), bandwidth=1555,
-             efficiency=_AMPERE),
-        _gpu("a100-80", "NVIDIA A100-SXM4-80GB", memory=80, rates=(19.5, 156, 312, 19.5), bandwidth=2039,
-             efficiency=_AMPERE),
-        _gpu("h100", "NVIDIA H100 80GB HBM3", memory=80, rates=(66.9, 494.7, 989.4, 66.9), bandwidth=3352,
-             efficiency=_HOPPER),
-        _gpu("h200", "NVIDIA H200", memory=141, rates=(66.9, 494.7, 989.4, 66.9), bandwidth=4800,
-             efficiency=_HOPPER),
-        _gpu("l40s", "NVIDIA L40S", memory=48, rates=(91.6, 183, 362, 1.43), bandwidth=864, efficiency=_ADA),
-        _gpu("rtx4080", "NVIDIA GeForce RTX 4080", memory=16, rates=(48.7, 48.7, 97.5, 0.76), bandwidth=717,
-             efficiency=_ADA),
-        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", memory=24, rates=(82.6, 82.6, 165.2, 1.29), bandwidth=1008,
-             efficiency=_ADA),
-        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", memory=32, rates=(104.8, 104.8, 209.5, 1.64), bandwidth=1792,
-             efficiency=_ADA),
+        _gpu("a100-40", "NVIDIA A100-SXM4-40GB", memory=40, usable=37, rates=(19.5, 156, 312, 19.5), bandwidth=1555,
+             efficiency=_AMPERE, link="nvlink3", basis=Basis.CALIBRATED),
+        _gpu("a100-80", "NVIDIA A100-SXM4-80GB", memory=80, usable=75, rates=(19.5, 156, 312, 19.5), bandwidth=2039,
+             efficiency=_AMPERE, link="nvlink3", basis=Basis.CALIBRATED),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", memory=80, usable=74, rates=(66.9, 494.7, 989.4, 66.9), bandwidth=3352,
+             efficiency=_HOPPER, link="nvlink4"),
+        _gpu("h200", "NVIDIA H200", memory=141, usable=132, rates=(66.9, 494.7, 989.4, 66.9), bandwidth=4800,
+             efficiency=_HOPPER, link="nvlink4"),
+        _gpu("b200", "NVIDIA B200", memory=180, usable=168, rates=(75, 1100, 2250, 37), bandwidth=8000,
+             efficiency=_HOPPER, link="nvlink5"),
+        _gpu("l40s", "NVIDIA L40S", memory=48, usable=42, rates=(91.6, 183, 362, 1.43), bandwidth=864, efficiency=_ADA,
+             link="pcie4-direct"),
+        _gpu("a6000", "NVIDIA RTX A6000", memory=48, usable=44, rates=(38.7, 77.4, 154.8, 0.6), bandwidth=768,
+             efficiency=_AMPERE, link="pcie4-direct"),
+        _gpu("a10", "NVIDIA A10", memory=24, usable=21, rates=(31.2, 62.5, 125, 0.49), bandwidth=600,
+             efficiency=_AMPERE, link="pcie4-direct"),
+        _gpu("t4", "Tesla T4", memory=16, usable=14, rates=(8.1, 8.1, 0, 0.25), bandwidth=320, efficiency=_FLOAT32,
+             link="pcie3"),
+        _gpu("v100", "Tesla V100-SXM2-16GB", memory=16, usable=14.5, rates=(15.7, 15.7, 0, 7.8), bandwidth=900,
+             efficiency=_FLOAT32, link="nvlink2"),
+        _gpu("v100-32", "Tesla V100-SXM2-32GB", memory=32, usable=30, rates=(15.7, 15.7, 0, 7.8), bandwidth=900,
+             efficiency=_FLOAT32, link="nvlink2"),
+        _gpu("rtx3060", "NVIDIA GeForce RTX 3060", memory=12, usable=10.75, rates=(12.7, 12.7, 25.5, 0.2),
+             bandwidth=360, efficiency=_ADA, link="pcie4"),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", memory=24, usable=22, rates=(35.6, 35.6, 71.2, 0.56),
+             bandwidth=936, efficiency=_ADA, link="pcie4"),
+        _gpu("rtx4080", "NVIDIA GeForce RTX 4080", memory=16, usable=14.5, rates=(48.7, 48.7, 97.5, 0.76),
+             bandwidth=717, efficiency=_ADA, link="pcie4"),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", memory=24, usable=22, rates=(82.6, 82.6, 165.2, 1.29),
+             bandwidth=1008, efficiency=_ADA, link="pcie4"),
+        _gpu("rtx5080", "NVIDIA GeForce RTX 5080", memory=16, usable=14.5, rates=(56.3, 56.3, 112.6, 0.88),
+             bandwidth=960, efficiency=_ADA, link="pcie5"),
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", memory=32, usable=30, rates=(104.8, 104.8, 209.5, 1.64),
+             bandwidth=1792, efficiency=_ADA, link="pcie5"),
         DeviceRates(
             name="cpu-1-thread",
             title="AMD EPYC (Zen 4), 1 thread",
             device_type="cpu",
             memory=8 * GIB,
+            usable=8 * GIB,
+            basis=Basis.CALIBRATED,
+            link="",
+            has_bfloat16=True,
             float32=125e9,
             float32_convolution=130e9,
             bfloat16=250e9,
@@ -177,12 +232,15 @@ DEVICES = {
 """Known devices by name."""
 
 
-def device_rates(name: str) -> DeviceRates:
-    """The device of that name.
+def device_rates(name: str, *, precision: str = "float32") -> DeviceRates:
+    """The device of that name, which computes in this precision.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: it is not known, or has no bfloat16 where that is asked for.
     """
     if name not in DEVICES:
         raise ConfigError(f"the device {name!r} is not known; known are {', '.join(DEVICES)}")
-    return DEVICES[name]
+    rates = DEVICES[name]
+    if precision == "bfloat16" and not rates.has_bfloat16:
+        raise ConfigError(f'{rates.title} has no bfloat16; set training.precision to "auto" or "float32"')
+    return rates

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from diffusionpipe.costs import Cluster, Profile
-from diffusionpipe.costs.devices import DEVICES
+from diffusionpipe.costs.devices import DEVICES, device_rates
 from diffusionpipe.costs.files import (
     ANY_CPU,
     check_device,
@@ -65,9 +65,11 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     """
     rates = known_rates(cluster)
     device = "cpu" if rates is not None else _device_here(cluster)
+    sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
+    if rates is not None:
+        device_rates(rates.name, precision=precision)
     opened = build_model(recipe, device)
     graph, model = opened.graph, opened.model
-    sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
 
     def make() -> Profile:
         with tell.progress() as report:

@@ -20,7 +20,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffusionpipe.costs.devices import DEVICES, device_rates
+from diffusionpipe.costs.clusters import computes_in_bfloat16
+from diffusionpipe.costs.devices import DEVICES, Basis, device_rates
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """At which times are computed; two of them are counted."""
 PRECISION = "bfloat16"
+"""The arithmetic on devices that have it; float32 on others."""
 _SMALLEST, _LARGEST = 8, 16384
 """Pixels of a side."""
 _NUMBER = re.compile("[0-9]{1,5}")
@@ -57,23 +59,28 @@ class StatedModel:
     """Rank of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
     has_narrow_store: bool = False
     """Whether frozen matrices are stored in bfloat16."""
+    precision: str = PRECISION
+    """Arithmetic of the layers."""
 
 
 def computed_profile(
     stated: StatedModel, device: str, folder: Path | None, tell: Telling = SILENCE
 ) -> tuple[Profile, Path | None]:
-    """The profile of a model on a known device in bfloat16, and its file in the folder; None for no folder.
+    """The profile of a model on a known device, and its file in the folder; None for no folder.
+
+    A device without bfloat16 computes in float32.
 
     Raises:
         ConfigError: the device is not known.
         ModelError: there is no such model, or it cannot be cut.
     """
     rates = device_rates(device)
+    asked = stated if rates.has_bfloat16 else replace(stated, precision="float32")
 
     def make() -> Profile:
-        return _computed(stated, device, tell)
+        return _computed(asked, device, tell)
 
-    return kept_profile(_digest(stated, rates) if folder else "", make, folder)
+    return kept_profile(_digest(asked, rates) if folder else "", make, folder)
 
 
 def named_model(
@@ -201,11 +208,26 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
             f"--model computes layer times, but the devices of the cluster {cluster.name} are not among the known ones "
             f"({known}); profile the model there and give --profile"
         )
+    if not computes_in_bfloat16(cluster):
+        stated = replace(stated, precision="float32")
     profile, path = computed_profile(stated, rates.name, folder, tell)
-    tell.say(f"profile: analytic, {profile.device}, {profile.mode}{f', kept as {path}' if path else ''}")
+    tell.say(f"profile: analytic, {said_of(rates)}, {profile.mode}{f', kept as {path}' if path else ''}")
+    if profile.precision != PRECISION:
+        tell.say(f"precision: {profile.precision} throughout, because {_without_bfloat16(cluster)} has no bfloat16")
     if stated.is_class:
         tell.say(f"{stated.name} without encoders and VAE; a sample is {_sample(profile)}")
     return profile
+
+
+def said_of(rates: DeviceRates) -> str:
+    """A device, and whether its rates were calibrated."""
+    return f"{rates.title} ({rates.basis if rates.basis is Basis.CALIBRATED else f'from its {rates.basis}'})"
+
+
+def _without_bfloat16(cluster: Cluster) -> str:
+    """The first device that has none."""
+    without = {rates.title for rates in DEVICES.values() if not rates.has_bfloat16}
+    return next(device.name for device in cluster.devices if device.name in without)
 
 
 def _sample(profile: Profile) -> str:
@@ -236,7 +258,6 @@ def _digest(stated: StatedModel, rates: DeviceRates) -> str:
         "model": asdict(stated) | {"resolution": stated.resolution or _published_resolution(stated.name)},
         "rates": asdict(rates),
         "batch_sizes": BATCH_SIZES,
-        "precision": PRECISION,
         "versions": [(name, version(name)) for name in _PACKAGES],
         "code": code_digest(),
     }
@@ -290,10 +311,10 @@ def _computed(stated: StatedModel, device: str, tell: Telling) -> Profile:
     from diffusionpipe.profiler.decoding import decoding_of_graph
 
     graph = stated_graph(stated)
-    model = describe(graph, autocast=torch.bfloat16)
+    model = describe(graph, autocast=torch.bfloat16 if stated.precision == "bfloat16" else None)
     with tell.progress() as report:
         profile = analytic_profile(
-            graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
+            graph, model, device=device, precision=stated.precision, batch_sizes=BATCH_SIZES, progress=report
         )
     return replace(profile, decoding=decoding_of_graph(graph))
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,9 +21,14 @@ if TYPE_CHECKING:
 def cluster(
     name: Annotated[
         str | None,
-        typer.Argument(help='The cluster to show: a file or a name from --list; add ":4" for four such nodes.'),
+        typer.Argument(
+            help='The cluster to show: a file, a name from --list, or a card with its number, e.g. rtx3090x4; add ":4" '
+            "for four such nodes."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the cluster file.")] = None,
+    devices: Devices = None,
+    link: LinkName = None,
+    out: Annotated[Path | None, typer.Option("--out", "--write", help="Write the cluster file.")] = None,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -41,9 +48,11 @@ def cluster(
 ) -> None:
     """Measure the links between ranks and write a cluster file for `plan`, or show known clusters."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
+    from diffusionpipe.cli.verbs.stated_devices import cluster_named
     from diffusionpipe.costs.clusters import load_cluster
 
     check_outputs(out)
+    name = cluster_named(name, devices, link, other="NAME")
     if show_list:
         _print_list()
     elif name is not None:
@@ -55,13 +64,20 @@ def cluster(
 
 
 def _print_list() -> None:
-    from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
+    from diffusionpipe.costs.clusters import known_cards, load_cluster, shipped_clusters
+    from diffusionpipe.costs.devices import DEVICES
 
     names = shipped_clusters()
     width = max(map(len, names))
     for name in names:
         typer.echo(f"{name:{width}}  {_devices(load_cluster(name))}")
-    typer.echo(f'\nAdd ":4" for four such nodes, e.g. {names[0]}:4.')
+    typer.echo(f'\nAdd ":4" for four such nodes, e.g. {names[0]}:4.\n\nOr name 1 to 8 of a card, e.g. rtx3090x4:')
+    width = max(map(len, known_cards()))
+    for card in known_cards():
+        rates = DEVICES[card]
+        number = "" if rates.has_bfloat16 else "; no bfloat16: float32 throughout"
+        memory = f"{rates.usable / 2**30:.1f} GiB for training"
+        typer.echo(f"{card:{width}}  {rates.title} ({memory}), {rates.link}, {rates.basis}{number}")
 
 
 def _devices(cluster: Cluster) -> str:

@@ -34,6 +34,7 @@ from diffusionpipe.cli.verbs.plan_options import (
     Use,
 )
 from diffusionpipe.cli.verbs.plan_show import show
+from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName, cluster_named
 from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.stated_model import named_model, profile_of, rows_a_picture
 
@@ -94,6 +95,8 @@ def make(
     draw: Draw = None,
     use: Use = None,
     memory: Memory = None,
+    devices: Devices = None,
+    link: LinkName = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.text.plan_compare import names_of
@@ -103,6 +106,7 @@ def make(
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
     check_outputs(out)
+    cluster = cluster_named(cluster, devices, link, other="--cluster")
     used = ranks_named(use)
     check_memory(memory)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
@@ -233,7 +237,8 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
 
     if name is None and of_recipe is None:
         raise ConfigError(
-            f"--cluster: this option is missing; give a cluster file or one of {', '.join(shipped_clusters())}"
+            "--cluster: this option is missing; give a cluster file, cards such as rtx3090x4, or one of "
+            f"{', '.join(shipped_clusters())}"
         )
     return load_cluster(name or str(of_recipe))
 

@@ -17,7 +17,7 @@ ClusterName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="A cluster file or a known cluster, e.g. a100-80x8:4 for four nodes of that kind; default: "
+        help="A cluster file or a known cluster, e.g. rtx3090x4, or a100-80x8:4 for four nodes of that kind; default: "
         "pipeline.cluster.",
     ),
 ]

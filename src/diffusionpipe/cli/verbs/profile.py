@@ -103,7 +103,7 @@ def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
     from diffusionpipe.profiler.decoding import decoding_of_graph
     from diffusionpipe.trainer.model.members import build_model
 
-    device_rates(name)  # a wrong name is said before the model is built
+    device_rates(name, precision=loaded.training.precision.value)  # a wrong name is said before the model is built
     opened = build_model(loaded, "cpu")
     graph, model = opened.graph, opened.model
     with TERMINAL.progress() as report:

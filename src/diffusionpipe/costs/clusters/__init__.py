@@ -4,6 +4,8 @@ How they are called:
 
     a100-80x8      one node of 8 A100
     a100-80x8:4    four such nodes, joined as the file's `inter` and `inter_reduce` say
+    rtx3090x4      1 to 8 of any known card (`costs.devices`) in one machine, with the card's usual link
+    rtx4090x2+rtx3090x1@pcie4    cards of several kinds, and the link (`links.LINKS`) that joins them
 
 Bandwidths are the part of the links that NCCL reaches: four fifths of NVLink and of the network, PCIe 4 through the
 host's memory on GeForce cards. The A100 nodes share 400 Gb/s between all 8 ranks, the H100 and H200 nodes have it for
@@ -13,16 +15,24 @@ memory is read at half of what a device's PCIe lanes can do, because all devices
 """
 
 import os
+import re
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
-from diffusionpipe.costs.cluster import Cluster, repeated
+from diffusionpipe.costs.cluster import Cluster, Device, repeated
+from diffusionpipe.costs.clusters.links import LINKS, MOST_DEVICES, linked
+from diffusionpipe.costs.devices import DEVICES, DeviceRates
 from diffusionpipe.costs.files import CLUSTER, cluster_from_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_file
 
 MAX_NODES = 1024
+OF_PRODUCTS = 0.75
+"""The part of a step's time that goes with the peak of matrix products; the rest goes with the bandwidth."""
+_NAMED = re.compile(r"(?P<card>.+)x(?P<count>\d{1,4})")
+_COUNTED = re.compile(r"(?P<count>\d{1,4}) *x +(?P<card>.+)")
 
 
 def shipped_clusters() -> tuple[str, ...]:
@@ -31,11 +41,11 @@ def shipped_clusters() -> tuple[str, ...]:
 
 
 def load_cluster(name: str) -> Cluster:
-    """The cluster of a file, of a shipped name, or of either with ":N" for N such nodes.
+    """The cluster of a file, of a shipped name or of cards, or of one of them with ":N" for N such nodes.
 
     Raises:
-        ConfigError: there is no such file or name, N is not a sensible number, or several nodes are asked of a file
-            that describes several already.
+        ConfigError: there is no such file, name or card, N is not a sensible number, or several nodes are asked of a
+            file that describes several already.
     """
     if os.path.isfile(name):  # False also for what can be no path
         return read_file(Path(name), CLUSTER)
@@ -46,10 +56,7 @@ def load_cluster(name: str) -> Cluster:
         text = (files(__package__) / f"{stem}.json").read_text(encoding="utf-8")
         cluster = cluster_from_text(text, source=stem)
     else:
-        raise ConfigError(
-            f"there is no cluster {name!r}: neither a file nor one of {', '.join(shipped_clusters())}\n"
-            'Measure yours with "diffusionpipe cluster --ranks N --out FILE", or add ":N" to a name for N nodes.'
-        )
+        cluster = cluster_of_cards(stem)
     if not count.isdecimal() or len(count) > len(str(MAX_NODES)) or not 1 <= int(count) <= MAX_NODES:
         raise ConfigError(f"{name[:100]!r}: give the number of nodes as 1 to {MAX_NODES}, e.g. {stem}:4")
     return repeat_nodes(cluster, int(count))
@@ -79,3 +86,93 @@ def repeat_nodes(cluster: Cluster, count: int) -> Cluster:
     if cluster.nodes[-1] != 0:
         raise ConfigError(f"cluster {cluster.name} has {cluster.nodes[-1] + 1} nodes already; leave out :{count}")
     return replace(repeated(cluster, count), name=f"{cluster.name}:{count}")
+
+
+def known_cards() -> tuple[str, ...]:
+    """The names of all GPUs that a cluster may name."""
+    return tuple(name for name, rates in DEVICES.items() if rates.device_type == "cuda")
+
+
+def cluster_of_cards(text: str) -> Cluster:
+    """One machine with these cards: "rtx3090x4", "2 x rtx4090 + 1 x rtx3090", each with "@LINK" for another link.
+
+    Without a link it has the slowest of the cards' usual ones. Speeds are relative to the first card.
+
+    Raises:
+        ConfigError: a card or the link is not known, or there are more cards than one machine has.
+    """
+    words, _, link = text.partition("@")
+    parts = [_part(part.strip(), text) for part in words.split("+")]
+    link = link.strip() or min((rates.link for rates, _ in parts), key=lambda name: LINKS[name].messages)
+    if link not in LINKS:
+        raise ConfigError(f"there is no cluster {text!r}: the link {link!r} is not known; use {', '.join(LINKS)}")
+    if sum(count for _, count in parts) > MOST_DEVICES:
+        raise ConfigError(
+            f'there is no cluster {text!r}: one machine has at most {MOST_DEVICES} cards; add ":N" to a name for N '
+            "machines"
+        )
+    has_bfloat16 = all(rates.has_bfloat16 for rates, _ in parts)
+    first = parts[0][0]
+    devices = [(_device(rates, first, link, has_bfloat16=has_bfloat16), count) for rates, count in parts]
+    name = "+".join(f"{rates.name}x{count}" for rates, count in parts)
+    usual = min((rates.link for rates, _ in parts), key=lambda one: LINKS[one].messages)
+    return linked(name + (f"@{link}" if link != usual else ""), tuple(devices), link)
+
+
+def computes_in_bfloat16(cluster: Cluster) -> bool:
+    """Whether no device of the cluster is known to lack bfloat16."""
+    without = {rates.title for rates in DEVICES.values() if not rates.has_bfloat16}
+    return without.isdisjoint(device.name for device in cluster.devices)
+
+
+def _part(text: str, whole: str) -> tuple[DeviceRates, int]:
+    """The card and the number of one part of a name.
+
+    Raises:
+        ConfigError: it is not a known card with a number.
+    """
+    found = _COUNTED.fullmatch(text) or (None if text in DEVICES else _NAMED.fullmatch(text))
+    card, count = (found["card"].strip(), int(found["count"])) if found else (text, 0)
+    known = known_cards()
+    if card not in known:
+        raise ConfigError(
+            f"there is no cluster {whole!r}: neither a file nor a known name\n{_near(card, max(count, 1), known)}"
+        )
+    if not 1 <= count <= MOST_DEVICES:
+        raise ConfigError(
+            f"there is no cluster {whole!r}: give 1 to {MOST_DEVICES} cards of a machine after the name, e.g. "
+            f'{card}x2; add ":N" for N machines'
+        )
+    return DEVICES[card], count
+
+
+def _near(card: str, count: int, known: tuple[str, ...]) -> str:
+    """The names that may have been meant, and where the others are."""
+    short = re.sub(r"[^a-z0-9]", "", card.lower()).removeprefix("nvidia").removeprefix("geforce")
+    digits = re.sub(r"[^0-9]", "", short)
+    near = [one for one in known if short and (short in one.replace("-", "") or (len(digits) > 3 and digits in one))]
+    near += [one for one in get_close_matches(short, known, n=3) if one not in near]
+    names = f"Did you mean {' or '.join(f'{one}x{count}' for one in near[:3])}? " if near else ""
+    return (
+        f'{names}Cards are {", ".join(known)}, each with "xN"; "diffusionpipe cluster --list" has other names.\n'
+        'Measure yours with "diffusionpipe cluster --ranks N --out FILE", or add ":N" to a name for N nodes.'
+    )
+
+
+def _device(rates: DeviceRates, first: DeviceRates, link: str, *, has_bfloat16: bool) -> Device:
+    """The device of a cluster whose speeds are relative to the first card."""
+    speed = 1.0 if rates is first else round(speed_of(rates, first, has_bfloat16=has_bfloat16), 2)
+    return Device(name=rates.title, memory=rates.usable, speed=speed, host_bandwidth=LINKS[link].host * 1e9)
+
+
+def speed_of(rates: DeviceRates, first: DeviceRates, *, has_bfloat16: bool) -> float:
+    """The speed of a card relative to another one, all in bfloat16 or all in float32.
+
+    A step takes `OF_PRODUCTS` of its time for matrix products on the first card, and the rest for moving data.
+    """
+    dtype = "bfloat16" if has_bfloat16 else "float32"
+    products, data = (
+        (one.peak(dtype, is_convolution=False) * one.efficiency.matmul, one.bandwidth * one.efficiency.memory)
+        for one in (first, rates)
+    )
+    return 1 / (OF_PRODUCTS * products[0] / data[0] + (1 - OF_PRODUCTS) * products[1] / data[1])
