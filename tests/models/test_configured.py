@@ -186,5 +186,5 @@ def test_tied_embeddings_are_one_parameter_on_the_meta_device():
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_known():
-    with pytest.raises(ModelError, match=r"no configuration 'sd-9'; choose from controlnet-sd-1\.5, dit-xl-2-256"):
+    with pytest.raises(ModelError, match=r"no configuration 'sd-9'; choose from chroma, controlnet-sd-1\.5"):
         configured_graph("sd-9")

@@ -10,7 +10,7 @@ ones come nearer to the peak).
 
 A device is calibrated where speeds or layers of its own were fitted or measured; all others are from a data sheet, with
 shares that were assumed. An RTX 3060 or 3090 has as little peak for its bandwidth as an Ada, so it takes Ada's shares;
-A10 and RTX A6000 take those of an A100, a B200 those of a Hopper. T4 and V100 have no bfloat16 and train in float32,
+A10 and RTX A6000 take the A100's shares, a B200 takes Hopper's. T4 and V100 have no bfloat16 and train in float32,
 whose kernels come nearer to their low peak and need no other layout.
 """
 

@@ -21,7 +21,7 @@ class LinkKind:
     """Between two devices of a machine with two, and of one with more."""
     sums: tuple[float, float]
     latencies: tuple[float, float]
-    """Of messages and of sums."""
+    """One for messages, one for sums."""
     network: float
     """Messages of a whole machine to others."""
     network_sums: float
