@@ -1,0 +1,33 @@
+"""Adapters between our names, which are diffusers', and those of other programs.
+
+`to_foreign` makes the tensors of a file that ComfyUI reads. `from_foreign` takes adapters from a file in any usual
+names. `unreadable_layers` says before training which layers have no name there.
+"""
+
+from diffusionpipe.models.parameters.adapter_names.families import FORMS, Form, text_layer
+from diffusionpipe.models.parameters.adapter_names.foreign import (
+    Adapters,
+    from_foreign,
+    to_foreign,
+    unreadable_layers,
+)
+from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated
+from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
+
+__all__ = [
+    "FORMS",
+    "Adapter",
+    "Adapters",
+    "Form",
+    "Layer",
+    "Part",
+    "from_foreign",
+    "joined",
+    "layer_sizes",
+    "original_layers",
+    "scaled",
+    "separated",
+    "text_layer",
+    "to_foreign",
+    "unreadable_layers",
+]

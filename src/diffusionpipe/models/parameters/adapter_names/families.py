@@ -1,0 +1,86 @@
+"""The form of names that ComfyUI reads of each pipeline's adapters, and diffusers too where it can.
+
+| pipeline | denoiser | text encoders |
+|---|---|---|
+| Stable Diffusion 1, 2 | `lora_unet_` + diffusers' name | `lora_te_` |
+| Stable Diffusion XL | `lora_unet_` + diffusers' name | `lora_te1_`, `lora_te2_` |
+| Stable Diffusion 3 | `lora_unet_` + original name | `lora_te1_`, `lora_te2_`, T5: `lora_te3_` |
+| FLUX.1 | `lora_unet_` + original name | `lora_te1_`, T5: `lora_te3_` |
+| FLUX.2, Chroma | `lora_unet_` + original name | |
+| Qwen-Image | `lora_unet_` + diffusers' name | |
+| Wan | `lora_unet_` + original name of whole blocks, else `diffusion_model.` | |
+| LTX-Video, HunyuanVideo | `diffusion_model.` + original name | |
+| Z-Image | `diffusion_model.` + diffusers' name | |
+| AuraFlow | `transformer.` + diffusers' name | |
+
+Names after `lora_` have underscores for dots, `.lora_down` and `.lora_up`, and an `.alpha`. The others have `.lora_A`
+and `.lora_B` without one, because diffusers' readers ignore it or refuse it: the scale is multiplied in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+KOHYA = "lora_unet_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How the file of a pipeline names the layers that have adapters."""
+
+    prefix: str = KOHYA
+    """What stands before the name of a layer of the denoiser; with "." at its end the name keeps its dots."""
+    is_original: bool = True
+    """Whether the names are those of the model's authors; else diffusers'."""
+    whole_blocks: tuple[str, ...] = ()
+    """Ends of the layers that each block must have for `prefix`, and beside which there may be no others; see
+    `Form.partial`."""
+    partial: str = ""
+    """The prefix where blocks are not whole."""
+    only: tuple[str, ...] = ()
+    """Starts of the names that readers know; empty: all."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Prefixes of the text encoders, by component."""
+
+
+_WAN = (
+    *(f"self_attn.{name}" for name in "qkvo"),
+    *(f"cross_attn.{name}" for name in "qkvo"),
+    *("ffn.0", "ffn.2"),
+)
+_CLIPS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
+FORMS: Mapping[str, Form] = {
+    "StableDiffusionPipeline": Form(is_original=False, texts={"text_encoder": "lora_te_"}),
+    "StableDiffusionXLPipeline": Form(is_original=False, texts=_CLIPS),
+    "StableDiffusion3Pipeline": Form(texts=_CLIPS | {"text_encoder_3": "lora_te3_"}),
+    "FluxPipeline": Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"}),
+    "Flux2Pipeline": Form(),
+    "Flux2KleinPipeline": Form(),
+    "ChromaPipeline": Form(),
+    "QwenImagePipeline": Form(is_original=False),
+    "WanPipeline": Form(whole_blocks=_WAN, partial="diffusion_model."),
+    "LTXPipeline": Form(prefix="diffusion_model."),
+    # ComfyUI gives the layers outside of these blocks other names than the authors' files.
+    "HunyuanVideoPipeline": Form(
+        prefix="diffusion_model.", only=("double_blocks.", "single_blocks.", "txt_in.individual_token_refiner.blocks.")
+    ),
+    "ZImagePipeline": Form(
+        prefix="diffusion_model.", is_original=False, only=("layers.", "noise_refiner.", "context_refiner.")
+    ),
+    "AuraFlowPipeline": Form(prefix="transformer.", is_original=False),
+}
+"""By the pipeline class in model_index.json."""
+
+
+def text_layer(prefix: str, module: str, kind: str) -> str:
+    """The name of a text encoder's layer, e.g. "lora_te1_text_model_encoder_layers_0_self_attn_q_proj".
+
+    `kind` is the encoder's class, e.g. "CLIPTextModel".
+    """
+    return prefix + with_text_model(module, kind).replace(".", "_")
+
+
+def with_text_model(module: str, kind: str) -> str:
+    """The layer's name as every other program has it: with "text_model", which transformers 5.6 left out of CLIP's."""
+    if kind.startswith("CLIP") and not module.startswith(("text_model.", "text_projection")):
+        return f"text_model.{module}"
+    return module

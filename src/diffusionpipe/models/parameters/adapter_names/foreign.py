@@ -1,0 +1,254 @@
+"""Files of adapters in other programs' names: `to_foreign` writes, `from_foreign` reads, each is the other's inverse.
+
+Both work on the components of a pipeline that have adapters, e.g. {"unet": module}. The modules give names and sizes;
+they may hold peft's adapters already or not, and their weights may be on the meta device.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.parameters.adapter_names.families import FORMS, KOHYA, Form, text_layer, with_text_model
+from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated
+from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
+
+Adapters = Mapping[str, Mapping[str, Adapter]]
+"""By component, e.g. "unet", and by the layer's name in it, e.g. "mid_block.attentions.0.proj_in"."""
+
+DENOISERS = ("unet", "transformer")
+_PAIRS = (
+    (".lora_up.weight", ".lora_down.weight"),  # kohya
+    (".lora_B.weight", ".lora_A.weight"),  # peft, diffusers
+    (".lora_B.default.weight", ".lora_A.default.weight"),  # peft's state before its adapter's name is left out
+    (".lora.up.weight", ".lora.down.weight"),  # diffusers' training scripts
+    ("_lora.up.weight", "_lora.down.weight"),  # the oldest files of diffusers
+    (".lora_linear_layer.up.weight", ".lora_linear_layer.down.weight"),  # its text encoders
+)
+_ALPHA = ".alpha"
+_MAGNITUDES = (".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
+_SAID = 3
+"""Names that an error lists."""
+
+
+def unreadable_layers(pipeline: str, modules: Mapping[str, nn.Module], targets: Mapping[str, list[str]]) -> list[str]:
+    """Those of the `targets`, layers by component, that ComfyUI has no name for; all where it reads none at all."""
+    form = FORMS.get(pipeline)
+    if form is None:
+        return [f"{component}.{name}" for component, names in targets.items() for name in names]
+    missing = []
+    for component, names in targets.items():
+        known = {part.module for _, layer in _layers(component, modules[component], form) for part in layer.parts}
+        missing += [f"{component}.{name}" for name in names if name not in known]
+    return missing
+
+
+def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline: str) -> dict[str, Tensor]:
+    """The tensors of the file that ComfyUI reads, and diffusers where it can; see `families` for the names.
+
+    q, k and v that are one layer there are joined block by block: three times the rank and the alpha. CLIP gets an
+    adapter of zeros on out_proj where q, k or v have one, because diffusers finds the kind of a file by it.
+
+    Raises:
+        ModelError: ComfyUI has no name for a layer, or takes adapters of this kind otherwise.
+    """
+    form = FORMS.get(pipeline)
+    targets = {component: list(own) for component, own in adapters.items()}
+    if missing := unreadable_layers(pipeline, modules, targets):
+        raise ModelError(f"ComfyUI has no name for {_listed(missing)} of {pipeline}; write diffusers' format alone")
+    assert form is not None
+    if any(adapter.magnitude is not None for own in adapters.values() for adapter in own.values()):
+        raise ModelError(
+            "DoRA cannot be written for ComfyUI, which divides by the norm of other weights, and diffusers drops the "
+            "magnitudes there; write diffusers' format alone"
+        )
+    written: dict[str, Tensor] = {}
+    for component, own in adapters.items():
+        complete = _with_out_proj(own, modules[component])
+        layers = [(prefix, layer) for prefix, layer in _layers(component, modules[component], form)]
+        present = [(p, layer) for p, layer in layers if any(part.module in complete for part in layer.parts)]
+        if component in DENOISERS and form.whole_blocks and not _has_whole_blocks(form, [one for _, one in present]):
+            present = [(form.partial, layer) for _, layer in present]
+        for prefix, layer in present:
+            written |= _tensors(prefix, layer.name, joined(layer.parts, complete))
+    return written
+
+
+def from_foreign(
+    tensors: Mapping[str, Tensor],
+    modules: Mapping[str, nn.Module],
+    *,
+    pipeline: str,
+    scale: Callable[[str, str, int], float] = lambda *_: 1.0,
+) -> dict[str, dict[str, Adapter]]:
+    """The adapters of a file in any of the names that diffusers, peft, kohya's scripts and ComfyUI know.
+
+    Of the `modules`, components of that pipeline, each layer is known under diffusers' and its authors' name, with dots
+    or underscores, with each usual prefix. A layer that joins several is separated. `scale(component, layer, rank)` is
+    that of an adapter without an alpha beside it, from the file's header or adapter_config.json.
+
+    Raises:
+        ModelError: names that are none of these layers', matrices without their partner or of other sizes, or
+            adapters that are no product of two matrices. Each lists the first few.
+    """
+    found, alphas, magnitudes, others = _sorted_by_layer(tensors)
+    known = _known_names(modules, FORMS.get(pipeline))
+    unknown = [name for name in [*found, *alphas, *magnitudes] if _plain(name) not in known]
+    if others or unknown:
+        raise ModelError(
+            f"{len(others) + len(set(unknown))} names are of no layer of {pipeline} that takes adapters, or no pair of "
+            f"matrices: {_listed([*others, *dict.fromkeys(unknown)])}; was it trained from another model?"
+        )
+    read: dict[str, dict[str, Adapter]] = {}
+    for name, pair in found.items():
+        component, layer = known[_plain(name)]
+        if len(pair) < 2:
+            raise ModelError(f"{name} has one matrix of two; the file is incomplete")
+        down, up = pair["down"], pair["up"]
+        _check_sizes(name, layer, down, up, modules[component])
+        rank = down.shape[0]
+        factor = alphas[name] / rank if name in alphas else scale(component, layer.parts[0].module, rank)
+        whole = Adapter(down=down, up=up, scale=factor, magnitude=magnitudes.get(name))
+        read.setdefault(component, {}).update(separated(layer.parts, whole))
+    return read
+
+
+def _layers(component: str, module: nn.Module, form: Form) -> Iterator[tuple[str, Layer]]:
+    """Prefix and foreign layer of all that can have an adapter in the file of that form."""
+    if component not in DENOISERS:
+        if component in form.texts:
+            kind, prefix = type(module).__name__, form.texts[component]
+            for name, rows in layer_sizes(module).items():
+                yield "", Layer(text_layer(prefix, name, kind), (Part(name, rows),))
+        return
+    for layer in _denoiser_layers(module, form):
+        if not form.only or layer.name.startswith(form.only):
+            yield form.prefix, layer
+
+
+def _denoiser_layers(module: nn.Module, form: Form) -> tuple[Layer, ...]:
+    if form.is_original:
+        return original_layers(module)
+    return tuple(Layer(name, (Part(name, rows),)) for name, rows in layer_sizes(module).items())
+
+
+def _has_whole_blocks(form: Form, layers: list[Layer]) -> bool:
+    """Whether the layers are those of blocks 0, 1, 2 ..., all of them, and no others."""
+    names = {layer.name for layer in layers}
+    number = len(names) // len(form.whole_blocks)
+    return names == {f"blocks.{block}.{end}" for block in range(number) for end in form.whole_blocks}
+
+
+def _with_out_proj(adapters: Mapping[str, Adapter], module: nn.Module) -> Mapping[str, Adapter]:
+    if not type(module).__name__.startswith("CLIP"):
+        return adapters
+    added = {}
+    for name, adapter in adapters.items():
+        attention, _, end = name.rpartition(".")
+        out = f"{attention}.out_proj"
+        if end in ("q_proj", "k_proj", "v_proj") and out not in adapters:
+            width = adapter.up.shape[0]  # all projections of CLIP's attention have as many inputs as outputs
+            down = adapter.down.new_zeros(adapter.rank, width)
+            added[out] = Adapter(down=down, up=adapter.up.new_zeros(width, adapter.rank), scale=adapter.scale)
+    return {**adapters, **added}
+
+
+def _tensors(prefix: str, name: str, adapter: Adapter) -> dict[str, Tensor]:
+    if prefix.endswith("."):
+        plain = scaled(adapter)
+        return {f"{prefix}{name}.lora_A.weight": plain.down, f"{prefix}{name}.lora_B.weight": plain.up}
+    stem = prefix + name.replace(".", "_")
+    alpha = torch.tensor(adapter.scale * adapter.rank)
+    return {f"{stem}.lora_down.weight": adapter.down, f"{stem}.lora_up.weight": adapter.up, f"{stem}{_ALPHA}": alpha}
+
+
+def _sorted_by_layer(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, float], dict[str, Tensor], list[str]]:
+    """Matrices, alphas and magnitudes by the name of their layer in the file, and the names that are none of these."""
+    found: dict[str, dict[str, Tensor]] = {}
+    alphas, magnitudes, others = {}, {}, []
+    for name, tensor in tensors.items():
+        for ends in _PAIRS:
+            side = next((side for side, end in zip(("up", "down"), ends, strict=True) if name.endswith(end)), None)
+            if side is not None:
+                found.setdefault(name.removesuffix(ends[side == "down"]), {})[side] = tensor
+                break
+        else:
+            magnitude = next((end for end in _MAGNITUDES if name.endswith(end)), None)
+            if name.endswith(_ALPHA):
+                alphas[name.removesuffix(_ALPHA)] = float(tensor)
+            elif magnitude is not None:
+                magnitudes[name.removesuffix(magnitude)] = tensor
+            else:
+                others.append(name)
+    return found, alphas, magnitudes, others
+
+
+def _plain(name: str) -> str:
+    """The name of a layer without what diffusers' oldest files put into it."""
+    if ".processor." not in name:
+        return name
+    plain = name.replace(".processor.", ".")
+    return f"{plain}.0" if plain.endswith(".to_out") else plain
+
+
+def _known_names(modules: Mapping[str, nn.Module], form: Form | None) -> dict[str, tuple[str, Layer]]:
+    """Component and layer of each name that a file may give a layer; without a form diffusers' names alone."""
+    known: dict[str, tuple[str, Layer]] = {}
+    for component, module in modules.items():
+        if component in DENOISERS:
+            for name, rows in layer_sizes(module).items():
+                own = Layer(name, (Part(name, rows),))
+                for alias in _aliases(component, name):
+                    known.setdefault(alias, (component, own))
+            for layer in original_layers(module) if form is not None else ():
+                for alias in _aliases("diffusion_model", layer.name):
+                    known.setdefault(alias, (component, layer))
+                known.setdefault(f"transformer.{layer.name}", (component, layer))
+            continue
+        kind = type(module).__name__
+        for name, rows in layer_sizes(module).items():
+            found = (component, Layer(name, (Part(name, rows),)))
+            for dotted in (name, with_text_model(name, kind)):
+                for start in (f"{component}.", "base_model.model."):
+                    known.setdefault(start + dotted, found)
+            for prefix in _text_prefixes(component, kind, form):
+                known.setdefault(text_layer(prefix, name, kind), found)
+    return known
+
+
+def _aliases(prefix: str, name: str) -> Iterator[str]:
+    for start in ("", f"{prefix}.", "base_model.model.", f"{prefix}.base_model.model.", "diffusion_model."):
+        yield start + name
+    for start in (KOHYA, "lora_transformer_", "lycoris_"):
+        yield start + name.replace(".", "_")
+
+
+def _text_prefixes(component: str, kind: str, form: Form | None) -> set[str]:
+    """The first CLIP has either of two prefixes, and so has the T5 beside it."""
+    if form is None or component not in form.texts:
+        return set()
+    own = {form.texts[component]}
+    if kind.startswith("T5"):
+        return own | {"lora_te2_"}
+    return own | {"lora_te_", "lora_te1_"} if component == "text_encoder" else own
+
+
+def _check_sizes(name: str, layer: Layer, down: Tensor, up: Tensor, module: nn.Module) -> None:
+    weight = module.get_submodule(layer.parts[0].module).weight
+    assert isinstance(weight, Tensor)
+    rows = sum(part.rows for part in layer.parts)
+    if (up.shape[0], *down.shape[1:]) == (rows, *weight.shape[1:]) and up.shape[1] == down.shape[0]:
+        return
+    raise ModelError(
+        f"the adapter {name} is for a layer of {up.shape[0]} outputs and {tuple(down.shape[1:])} inputs; the model's "
+        f"has {rows} and {tuple(weight.shape[1:])}; was it trained from another model?"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SAID
+    return ", ".join(islice(names, _SAID)) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,97 @@
+"""Adapters of several layers as one of the layer that joins them, and back; both are exact."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.models.parameters.adapter_names.originals import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What is added to one layer: scale * up * down."""
+
+    down: Tensor
+    """(rank, inputs), of a convolution (rank, inputs, height, width)."""
+    up: Tensor
+    """(outputs, rank), of a convolution (outputs, rank, 1, 1)."""
+    scale: float = 1.0
+    """alpha / rank, or alpha / sqrt(rank) of a rank-stabilised one."""
+    magnitude: Tensor | None = None
+    """(outputs), of DoRA."""
+
+    @property
+    def rank(self) -> int:
+        """Rows of the first matrix."""
+        return self.down.shape[0]
+
+
+def scaled(adapter: Adapter) -> Adapter:
+    """The same with its scale multiplied into the second matrix."""
+    if adapter.scale == 1.0:
+        return adapter
+    return Adapter(down=adapter.down, up=adapter.up * adapter.scale, magnitude=adapter.magnitude)
+
+
+def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
+    """One adapter for the layer that joins `parts`; a part without an adapter has zero rows.
+
+    The first matrices stand one above the other, the second ones block by block: the rank is the sum of the ranks. One
+    scale belongs to all; where the parts have several, these are multiplied in first.
+    """
+    present = [adapters[part.module] for part in parts if part.module in adapters]
+    if len({adapter.scale for adapter in present}) > 1:
+        adapters = {name: scaled(adapter) for name, adapter in adapters.items()}
+        present = [adapters[part.module] for part in parts if part.module in adapters]
+    if len(parts) == 1:
+        ((part,), (adapter,)) = (parts, present)
+        return Adapter(down=adapter.down, up=_ordered(part, adapter.up), scale=adapter.scale)
+    down = torch.cat([adapter.down for adapter in present])
+    up = down.new_zeros(sum(part.rows for part in parts), down.shape[0])
+    row = column = 0
+    for part in parts:
+        if part.module in adapters:
+            adapter = adapters[part.module]
+            up[row : row + part.rows, column : column + adapter.rank] = _ordered(part, adapter.up)
+            column += adapter.rank
+        row += part.rows
+    return Adapter(down=down, up=up, scale=present[0].scale)
+
+
+def separated(parts: Sequence[Part], adapter: Adapter) -> dict[str, Adapter]:
+    """The adapters of `parts` from one of the layer that joins them, by module: the inverse of `joined`.
+
+    A part whose rows are all zero has none. Second matrices that are no blocks leave every part the whole rank. The
+    rows of `adapter.up` are those of all parts.
+    """
+    sizes = [part.rows for part in parts]
+    ups = [_ordered(part, rows) for part, rows in zip(parts, adapter.up.split(sizes), strict=True)]
+    live = [number for number, up in enumerate(ups) if bool(up.any())] or list(range(len(parts)))
+    columns = _blocks([ups[number] for number in live], adapter.rank)
+    found = {}
+    for number, own in zip(live, columns, strict=True):
+        magnitude = None if adapter.magnitude is None else adapter.magnitude.split(sizes)[number]
+        found[parts[number].module] = Adapter(
+            down=adapter.down[own], up=ups[number][:, own].contiguous(), scale=adapter.scale, magnitude=magnitude
+        )
+    return found
+
+
+def _blocks(ups: Sequence[Tensor], rank: int) -> list[slice]:
+    """Each part's own columns, all equally many; all columns for each where others are not zero."""
+    size, rest = divmod(rank, len(ups))
+    own = [slice(number * size, (number + 1) * size) for number in range(len(ups))]
+    if rest or any(_is_used_beside(up, columns) for up, columns in zip(ups, own, strict=True)):
+        return [slice(None)] * len(ups)
+    return own
+
+
+def _is_used_beside(up: Tensor, columns: slice) -> bool:
+    return bool(up[:, : columns.start].any()) or bool(up[:, columns.stop :].any())
+
+
+def _ordered(part: Part, up: Tensor) -> Tensor:
+    """The rows as the other side has them."""
+    return torch.cat(up.chunk(2)[::-1]) if part.is_swapped else up

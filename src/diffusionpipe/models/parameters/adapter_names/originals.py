@@ -1,0 +1,311 @@
+"""The names that a denoiser's authors gave its layers, from diffusers' converters of their files.
+
+A converter is run on numbered tensors: from the numbers in its result follows which original layer, and which of its
+rows, each layer of diffusers came from. Some converters ask for the names that they know. Others rename what they are
+given; for these the table here proposes original names, and the converter decides what becomes of each. Widths that
+are written into a converter (3,072 in FLUX.1's) give only the order of the parts; their rows are the model's own.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of an original layer that are one layer in diffusers."""
+
+    module: str
+    """diffusers' name of it, e.g. "transformer_blocks.0.attn.to_q"."""
+    rows: int
+    """Its outputs."""
+    is_swapped: bool = False
+    """Whether its halves stand in the other order, as scale and shift of some last norms do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """An original layer, and the layers of diffusers whose outputs it joins, from its first row to its last."""
+
+    name: str
+    """Without ".weight", e.g. "double_blocks.0.img_attn.qkv"."""
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Converter:
+    name: str
+    """A function of diffusers.loaders.single_file_utils."""
+    rows: int = 12
+    """Rows of the numbered tensors; what the function's own widths add up to, where it has some."""
+    prefix: str = ""
+    """Prefix without which the function overlooks a name."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """Patterns in diffusers' names and what stands in the original ones instead, one after the other."""
+    counted: tuple[tuple[str, str], ...] = ()
+    """Names by which the function counts blocks, and the names of these blocks in diffusers."""
+
+
+_FLUX_ROWS = 3 * 3072 + 12288
+_CONVERTERS: Mapping[str, _Converter] = {
+    "UNet2DConditionModel": _Converter(
+        name="convert_ldm_unet_checkpoint",
+        prefix="model.diffusion_model.",
+        renames=(
+            (r"^time_embedding\.linear_1$", "time_embed.0"),
+            (r"^time_embedding\.linear_2$", "time_embed.2"),
+            (r"^add_embedding\.linear_1$", "label_emb.0.0"),
+            (r"^add_embedding\.linear_2$", "label_emb.0.2"),
+            (r"^conv_in$", "input_blocks.0.0"),
+            (r"^conv_out$", "out.2"),
+            (r"^mid_block\.resnets\.0", "middle_block.0"),
+            (r"^mid_block\.attentions\.0", "middle_block.1"),
+            (r"^mid_block\.resnets\.1", "middle_block.2"),
+            (r"\.conv1$", ".in_layers.2"),
+            (r"\.conv2$", ".out_layers.3"),
+            (r"\.time_emb_proj$", ".emb_layers.1"),
+            (r"\.conv_shortcut$", ".skip_connection"),
+        ),
+    ),
+    "SD3Transformer2DModel": _Converter(
+        name="convert_sd3_transformer_checkpoint_to_diffusers",
+        counted=(("joint_blocks.{}.attn2.", "transformer_blocks"),),
+    ),
+    "FluxTransformer2DModel": _Converter(
+        name="convert_flux_transformer_checkpoint_to_diffusers",
+        rows=_FLUX_ROWS,
+        counted=(
+            ("double_blocks.{}.", "transformer_blocks"),
+            ("single_blocks.{}.", "single_transformer_blocks"),
+            ("guidance", "time_text_embed"),
+        ),
+    ),
+    "ChromaTransformer2DModel": _Converter(
+        name="convert_chroma_transformer_checkpoint_to_diffusers",
+        rows=_FLUX_ROWS,
+        counted=(
+            ("double_blocks.{}.", "transformer_blocks"),
+            ("single_blocks.{}.", "single_transformer_blocks"),
+            ("distilled_guidance_layer.layers.{}.", "distilled_guidance_layer.layers"),
+        ),
+    ),
+    "AuraFlowTransformer2DModel": _Converter(
+        name="convert_auraflow_transformer_checkpoint_to_diffusers",
+        counted=(
+            ("double_layers.{}.", "joint_transformer_blocks"),
+            ("single_layers.{}.", "single_transformer_blocks"),
+        ),
+    ),
+    "Flux2Transformer2DModel": _Converter(
+        name="convert_flux2_transformer_checkpoint_to_diffusers",
+        renames=(
+            (r"^single_transformer_blocks(.*)\.attn\.to_qkv_mlp_proj$", r"single_blocks\1.linear1"),
+            (r"^single_transformer_blocks(.*)\.attn\.to_out$", r"single_blocks\1.linear2"),
+            (r"^transformer_blocks", "double_blocks"),
+            (r"attn\.to_[qkv]$", "img_attn.qkv"),
+            (r"attn\.add_[qkv]_proj$", "txt_attn.qkv"),
+            (r"attn\.to_out\.0$", "img_attn.proj"),
+            (r"attn\.to_add_out$", "txt_attn.proj"),
+            (r"ff\.linear_in$", "img_mlp.0"),
+            (r"ff\.linear_out$", "img_mlp.2"),
+            (r"ff_context\.linear_in$", "txt_mlp.0"),
+            (r"ff_context\.linear_out$", "txt_mlp.2"),
+            (r"^x_embedder$", "img_in"),
+            (r"^context_embedder$", "txt_in"),
+            (r"^time_guidance_embed\.timestep_embedder\.linear_1$", "time_in.in_layer"),
+            (r"^time_guidance_embed\.timestep_embedder\.linear_2$", "time_in.out_layer"),
+            (r"^time_guidance_embed\.guidance_embedder\.linear_1$", "guidance_in.in_layer"),
+            (r"^time_guidance_embed\.guidance_embedder\.linear_2$", "guidance_in.out_layer"),
+            (r"(_stream_modulation.*)\.linear$", r"\1.lin"),
+            (r"^norm_out\.linear$", "final_layer.adaLN_modulation.1"),
+            (r"^proj_out$", "final_layer.linear"),
+        ),
+    ),
+    "WanTransformer3DModel": _Converter(
+        name="convert_wan_transformer_to_diffusers",
+        renames=(
+            (r"\.attn1\.", ".self_attn."),
+            (r"\.attn2\.", ".cross_attn."),
+            (r"\.to_([qkv])$", r".\1"),
+            (r"\.to_out\.0$", ".o"),
+            (r"\.add_([kv])_proj$", r".\1_img"),
+            (r"^(blocks\..*)\.ffn\.net\.0\.proj$", r"\1.ffn.0"),
+            (r"^(blocks\..*)\.ffn\.net\.2$", r"\1.ffn.2"),
+            (r"^condition_embedder\.time_embedder\.linear_1$", "time_embedding.0"),
+            (r"^condition_embedder\.time_embedder\.linear_2$", "time_embedding.2"),
+            (r"^condition_embedder\.text_embedder\.linear_1$", "text_embedding.0"),
+            (r"^condition_embedder\.text_embedder\.linear_2$", "text_embedding.2"),
+            (r"^condition_embedder\.time_proj$", "time_projection.1"),
+            (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj$", "img_emb.proj.1"),
+            (r"^condition_embedder\.image_embedder\.ff\.net\.2$", "img_emb.proj.3"),
+            (r"^proj_out$", "head.head"),
+        ),
+    ),
+    "LTXVideoTransformer3DModel": _Converter(
+        name="convert_ltx_transformer_checkpoint_to_diffusers",
+        renames=((r"^proj_in$", "patchify_proj"), (r"^time_embed\.", "adaln_single.")),
+    ),
+    "ZImageTransformer2DModel": _Converter(
+        name="convert_z_image_transformer_checkpoint_to_diffusers",
+        renames=(
+            (r"\.attention\.to_[qkv]$", ".attention.qkv"),
+            (r"\.attention\.to_out\.0$", ".attention.out"),
+            (r"^all_(final_layer|x_embedder)\.2-1", r"\1"),
+        ),
+    ),
+    "HunyuanVideoTransformer3DModel": _Converter(
+        name="convert_hunyuan_video_transformer_to_diffusers",
+        rows=_FLUX_ROWS,
+        renames=(
+            (r"^context_embedder\.token_refiner\.refiner_blocks(.*)\.attn\.to_[qkv]$", r"context_embedder\1.qkv"),
+            (r"^context_embedder\.token_refiner\.refiner_blocks", "context_embedder"),
+            (r"^context_embedder\.(\d+)\.qkv$", r"txt_in.individual_token_refiner.blocks.\1.self_attn_qkv"),
+            (
+                r"^context_embedder\.(\d+)\.attn\.to_out\.0$",
+                r"txt_in.individual_token_refiner.blocks.\1.self_attn_proj",
+            ),
+            (r"^context_embedder\.(\d+)\.ff\.net\.0\.proj$", r"txt_in.individual_token_refiner.blocks.\1.mlp.fc1"),
+            (r"^context_embedder\.(\d+)\.ff\.net\.2$", r"txt_in.individual_token_refiner.blocks.\1.mlp.fc2"),
+            (
+                r"^context_embedder\.(\d+)\.norm_out\.linear$",
+                r"txt_in.individual_token_refiner.blocks.\1.adaLN_modulation.1",
+            ),
+            (r"^single_transformer_blocks(.*)\.(attn\.to_[qkv]|proj_mlp)$", r"single_blocks\1.linear1"),
+            (r"^single_transformer_blocks(.*)\.proj_out$", r"single_blocks\1.linear2"),
+            (r"^single_transformer_blocks(.*)\.norm\.linear$", r"single_blocks\1.modulation.linear"),
+            (r"^transformer_blocks", "double_blocks"),
+            (r"attn\.to_[qkv]$", "img_attn_qkv"),
+            (r"attn\.add_[qkv]_proj$", "txt_attn_qkv"),
+            (r"attn\.to_out\.0$", "img_attn_proj"),
+            (r"attn\.to_add_out$", "txt_attn_proj"),
+            (r"\.norm1\.linear$", ".img_mod.linear"),
+            (r"\.norm1_context\.linear$", ".txt_mod.linear"),
+            (r"\.ff\.net\.0\.proj$", ".img_mlp.fc1"),
+            (r"\.ff\.net\.2$", ".img_mlp.fc2"),
+            (r"\.ff_context\.net\.0\.proj$", ".txt_mlp.fc1"),
+            (r"\.ff_context\.net\.2$", ".txt_mlp.fc2"),
+            (r"^norm_out\.linear$", "final_layer.adaLN_modulation.1"),
+            (r"^proj_out$", "final_layer.linear"),
+        ),
+    ),
+}
+"""By the class of the denoiser. The layers of all other classes have their authors' names in diffusers too."""
+
+
+class _Numbered(dict[str, Tensor]):
+    """Tensors with numbered rows; one that is missing is made when it is asked for."""
+
+    def __init__(self, names: Collection[str], rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.names: list[str] = []
+        for name in names:
+            self.__missing__(name)
+
+    def __missing__(self, name: str) -> Tensor:
+        start = len(self.names) * self.rows
+        self.names.append(name)
+        made = self[name] = torch.arange(start, start + self.rows, dtype=torch.int32)
+        return made
+
+    def pop(self, name: str, *_: Any) -> Tensor:
+        tensor = self[name]
+        del self[name]
+        return tensor
+
+
+def layer_sizes(module: nn.Module) -> dict[str, int]:
+    """Outputs of each linear layer and convolution of a component, with adapters or without, by name."""
+    sizes = {}
+    for name, part in module.named_modules():
+        if ".lora_" in name or name.endswith(".base_layer"):
+            continue
+        layer: Any = getattr(part, "base_layer", part)
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            sizes[name] = int(layer.weight.shape[0])
+    return sizes
+
+
+def original_layers(denoiser: nn.Module) -> tuple[Layer, ...]:
+    """The denoiser's linear layers and convolutions under the names of its authors.
+
+    A layer that diffusers' converter does not make, such as one that only diffusers has, is in none of them.
+    """
+    sizes = layer_sizes(denoiser)
+    converter = _CONVERTERS.get(type(denoiser).__name__)
+    if converter is None:
+        return tuple(Layer(name, (Part(name, rows),)) for name, rows in sizes.items())
+    library_module: Any = denoiser
+    found: dict[str, list[tuple[int, Part]]] = {}
+    for module, original, start, is_swapped in _converted(converter, sizes, dict(library_module.config)):
+        found.setdefault(original, []).append((start, Part(module, sizes[module], is_swapped)))
+    return tuple(
+        Layer(name, tuple(part for _, part in sorted(parts, key=lambda one: one[0]))) for name, parts in found.items()
+    )
+
+
+def _converted(
+    converter: _Converter, sizes: Mapping[str, int], config: Mapping[str, Any]
+) -> Iterator[tuple[str, str, int, bool]]:
+    """Of each layer that the converter makes: its name, the original's, its first row there, whether halves swap."""
+    import diffusers.loaders.single_file_utils as converters
+
+    names = _proposed(converter, sizes, config)
+    numbered = _Numbered(names, converter.rows)
+    convert = getattr(converters, converter.name)
+    result = convert(numbered, config=config)
+    for name, numbers in result.items():
+        module = name.removesuffix(_WEIGHT)
+        if not name.endswith(_WEIGHT) or module not in sizes or numbers is None:
+            continue
+        original = numbered.names[int(numbers[0]) // converter.rows]
+        rows = numbers % converter.rows
+        yield (
+            module,
+            original.removeprefix(converter.prefix).removesuffix(_WEIGHT),
+            int(rows.min()),
+            bool(rows[0] > rows[-1]),
+        )
+
+
+def _proposed(converter: _Converter, sizes: Mapping[str, int], config: Mapping[str, Any]) -> list[str]:
+    """Names of tensors that the converter is given, each once."""
+    names = []
+    for pattern, blocks in converter.counted:
+        numbers = [int(n.removeprefix(f"{blocks}.").partition(".")[0]) for n in sizes if _is_block(n, blocks)]
+        names += [pattern.format(number) for number in range(max(numbers, default=0) + 1)]
+    if converter.renames:
+        level = config.get("layers_per_block")
+        for module in sizes:
+            name = _block_of_unet(module, level, sizes) if isinstance(level, int) else module
+            for before, after in converter.renames:
+                name = re.sub(before, after, name)
+            names += [f"{converter.prefix}{name}{end}" for end in (_WEIGHT, ".bias")]
+    return list(dict.fromkeys(names))
+
+
+def _is_block(name: str, blocks: str) -> bool:
+    return re.match(rf"{re.escape(blocks)}\.\d+\.", name) is not None
+
+
+def _block_of_unet(name: str, level_layers: int, names: Collection[str]) -> str:
+    """A U-Net's name with the numbered block of its authors; they count blocks through all levels."""
+    found = re.match(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.*)", name)
+    if found is None:
+        return name
+    side, level, kind, number, rest = found[1], int(found[2]), found[3], int(found[4]), found[5]
+    first = (level_layers + 1) * level
+    match kind:
+        case "downsamplers":
+            return f"input_blocks.{first + level_layers + 1}.0.op"
+        case "upsamplers":
+            has_attention = any(other.startswith(f"up_blocks.{level}.attentions.") for other in names)
+            return f"output_blocks.{first + level_layers}.{'2' if has_attention else '1'}.conv"
+    block = f"input_blocks.{first + number + 1}" if side == "down" else f"output_blocks.{first + number}"
+    return f"{block}.{'0' if kind == 'resnets' else '1'}.{rest}"
