@@ -10,6 +10,7 @@ from diffusionpipe.workflows.telling import SILENCE, Telling
 if TYPE_CHECKING:
     import torch
 
+    from diffusionpipe.models.base.family import CaptionReading
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.inference.drawing import Picture
     from diffusionpipe.trainer.inference.sample_file import Origin
@@ -80,6 +81,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device", work:
             adapters=model.adapters,
             variant=model.variant,
             clip=size.clip,
+            captions=origin.captions,
             arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
             on_step=on_step,
         )
@@ -92,6 +94,7 @@ def origin_of(
     size: "SampleSize",
     precision: "Precision",
     rows: int | None,
+    captions: "CaptionReading",
 ) -> "Origin":
     """The common part of the origins of pictures that are drawn together from a run or a folder.
 
@@ -108,6 +111,8 @@ def origin_of(
         resolution=size.resolution,
         height=size.height,
         frames=size.frames,
+        caption_chunks=captions.chunks if captions.chunks > 1 else None,
+        clip_skip=captions.clip_skip,
         precision=precision,
         rows=rows,
         model=str(run),

@@ -3,10 +3,10 @@
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffusionpipe.models.base.family import Clip
+    from diffusionpipe.models.base.family import CaptionReading, Clip
     from diffusionpipe.trainer.recipe import Precision, SamplingSection
 
 
@@ -118,6 +118,30 @@ def precision_of(run: Path) -> "Precision":
         known = ", ".join(Precision)
         raise ConfigError(f"{recipe}: training.precision must be one of {known}; correct it, or give --precision")
     return Precision(str(named))
+
+
+def captions_of(run: Path, chunks: int | None, clip_skip: int | None) -> "CaptionReading":
+    """How texts are read: as asked for, and for the rest as the run was trained.
+
+    Raises:
+        ConfigError: the run's recipe has a value that cannot be.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.base.family import MOST_CHUNKS, CaptionReading
+
+    recipe = recipe_of(run)
+    data = _table(recipe).get("data")
+    own = {key: value for key, value in data.items() if value != "none"} if isinstance(data, dict) else {}
+    found: dict[str, Any] = {
+        "caption_chunks": chunks or own.get("caption_chunks", 1),
+        "clip_skip": clip_skip or own.get("clip_skip"),
+    }
+    for key, most in (("caption_chunks", MOST_CHUNKS), ("clip_skip", 2**53)):
+        value = 1 if found[key] is None else found[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            remedy = f"correct it, or give --{key.replace('_', '-')}"
+            raise ConfigError(f"{recipe}: data.{key} must be a whole number from 1 to {most}; {remedy}")
+    return CaptionReading(chunks=found["caption_chunks"], clip_skip=found["clip_skip"])
 
 
 def validation_of(run: Path) -> Path | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from diffusionpipe.costs import ModelGraph
     from diffusionpipe.ir import Plan
+    from diffusionpipe.models.base.family import CaptionReading
     from diffusionpipe.trainer.inference.cascade_drawing import OnStep
     from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
@@ -31,6 +32,8 @@ class Drawing:
     """Settings of the model and of the models before it, in the order of sampling."""
     size: "SampleSize"
     precision: "Precision"
+    captions: "CaptionReading"
+    """How the models read texts."""
     device: str
 
     @property
@@ -46,6 +49,7 @@ class Drawing:
                 name=one.name,
                 small=None if one.before is None else one.before.resolution,
                 clip=self.size.clip,
+                captions=self.captions,
                 variant=one.variant,
             )
             for one in self.model.chain

@@ -148,6 +148,26 @@ NoiseLevelOption = Annotated[
 ]
 
 
+ChunksOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=4,
+        help="Of Stable Diffusion 1, 2 and XL: parts of 75 tokens that are read of each prompt; default: as trained.",
+        show_default=False,
+    ),
+]
+ClipSkipOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=100,
+        help="Of Stable Diffusion 1 and 2: the layer of CLIP that is read, 1 the last; default: as trained.",
+        show_default=False,
+    ),
+]
+
+
 def sample(
     context: typer.Context,
     run: RunArgument,
@@ -174,13 +194,15 @@ def sample(
     ranks: RanksOption = None,
     precision: PrecisionOption = None,
     variant: VariantOption = None,
+    caption_chunks: ChunksOption = None,
+    clip_skip: ClipSkipOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.viz.drawing_file import check_drawing_file
     from diffusionpipe.workflows.device import chosen_device
-    from diffusionpipe.workflows.run_recipe import sampling_of
+    from diffusionpipe.workflows.run_recipe import captions_of, sampling_of
     from diffusionpipe.workflows.sample_conditions import steered
     from diffusionpipe.workflows.trained_model import trained_model
 
@@ -209,6 +231,7 @@ def sample(
         settings=[_settings(one, own, asked, has_negative=bool(wish.negatives)) for one in model.chain],
         size=size,
         precision=_precision(run, precision),
+        captions=captions_of(run, caption_chunks, clip_skip),
         device=device,
     )
     if ranks is None:
@@ -419,7 +442,7 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
         captioned = list(zip(captions, shown_in_grid, strict=True))
         sample_grid(captioned, out, columns=grid_columns(len(pictures)), rate=rate or 1.0)
     if keep is not None:
-        origin = origin_of(run, drawing.settings[-1], drawing.size, drawing.precision, rows)
+        origin = origin_of(run, drawing.settings[-1], drawing.size, drawing.precision, rows, drawing.captions)
         keep_samples(drawn[-1], wish, origin, keep)
     noun = "picture" if drawing.size.frames is None else "clip"
     count = f"{len(pictures)} {noun}{'s' * (len(pictures) > 1)}"

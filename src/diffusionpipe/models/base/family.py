@@ -97,6 +97,21 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CaptionReading:
+    """How CLIP encoders read captions where that is not as the pipelines of diffusers do it."""
+
+    chunks: int = 1
+    """Parts of a caption that are encoded one by one, each as long as the encoder reads; their states are joined."""
+    clip_skip: int | None = None
+    """Which of the last layers gives the states, counted from 1, the last one; None: the last one."""
+
+
+WHOLE = CaptionReading()
+"""Captions are read as diffusers' pipelines read them."""
+MOST_CHUNKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One kind of diffusers pipeline."""
 
@@ -131,6 +146,10 @@ class Family:
     """Whether the denoiser also states variances, which `learned_variance` trains."""
     augmentation: str | None = None
     """The scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
+    has_chunks: bool = False
+    """Whether `graph` also takes `captions`, a `CaptionReading` of several chunks."""
+    has_clip_skip: bool = False
+    """Whether that may name a layer too."""
     has_clips: bool = False
     """Whether `graph` also takes `clip`, a `Clip`."""
     frame_rate: float | None = None

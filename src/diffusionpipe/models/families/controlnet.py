@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.base.family import Family, chain, dtype_of, set_trainable, unsupported
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, chain, dtype_of, set_trainable, unsupported
 from diffusionpipe.models.families.unet import (
     UNet,
     conv_in,
@@ -49,6 +49,7 @@ def controlnet_graph(
     resolution: int,
     train: Collection[str] = _TRAINABLE,
     dtype: str = "float32",
+    captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
     """The graph over "text_encoder", "vae", "unet" and "controlnet" for square pictures of `resolution` pixels.
 
@@ -59,7 +60,7 @@ def controlnet_graph(
     text_encoder, vae, unet, controlnet = (components[name] for name in FAMILY.components)
     text_width = text_encoder.config.hidden_size
     problems = [
-        *text_problems(text_encoder),
+        *text_problems(text_encoder, captions=captions),
         *vae_problems(vae),
         *unet_problems(unet, vae, text_width=text_width),
         *unet_problems(controlnet, vae, text_width=text_width, component="controlnet"),
@@ -72,7 +73,7 @@ def controlnet_graph(
     channels = controlnet.config.conditioning_channels
     return LayerGraph(
         layers=(
-            *text_layers(text_encoder),
+            *text_layers(text_encoder, captions),
             *encoder_layers(vae),
             noise_layer(),
             *_denoiser_layers(unet, controlnet, latents[-1]),
@@ -81,7 +82,7 @@ def controlnet_graph(
         components={**{name: components[name] for name in FAMILY.components}, "objective": objective},
         inputs=(
             *encoder_inputs(vae, resolution, dtype),
-            *text_inputs(text_encoder),
+            *text_inputs(text_encoder, chunks=captions.chunks),
             TensorSpec(name="condition", shape=(channels, resolution, resolution), dtype=dtype),
             *objective_inputs(latents, dtype),
         ),
@@ -98,6 +99,8 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=controlnet_graph,
     guidance=7.5,
+    has_chunks=True,
+    has_clip_skip=True,
 )
 
 

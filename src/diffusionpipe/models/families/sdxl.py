@@ -12,12 +12,13 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.base.family import Family, dtype_of, set_trainable
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, dtype_of, set_trainable
 from diffusionpipe.models.families.unet import UNet, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
 from diffusionpipe.models.parts.clip import (
+    joined_chunks,
     penultimate_layers,
     pooled_layers,
     text_inputs,
@@ -35,6 +36,7 @@ def sdxl_graph(
     resolution: int,
     train: Collection[str] = _TRAINABLE,
     dtype: str = "float32",
+    captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
     """The graph over "text_encoder", "text_encoder_2", "vae" and "unet" for square pictures of `resolution` pixels.
 
@@ -66,8 +68,8 @@ def sdxl_graph(
         components={**{name: components[name] for name in FAMILY.components}, "objective": objective},
         inputs=(
             *encoder_inputs(vae, resolution, dtype),
-            *text_inputs(first),
-            *text_inputs(second, "input_ids_2"),
+            *text_inputs(first, chunks=captions.chunks),
+            *text_inputs(second, "input_ids_2", chunks=captions.chunks),
             TensorSpec(name="time_ids", shape=(6,)),
             *objective_inputs(latents, dtype),
         ),
@@ -85,6 +87,7 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=sdxl_graph,
     guidance=5.0,
+    has_chunks=True,
     zeroed="force_zeros_for_empty_prompt",
 )
 
@@ -126,7 +129,8 @@ def _text_layers(first: Any, second: Any) -> tuple[Layer, ...]:
 
 
 def _join(_: Any, first: Tensor, second: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
-    return (zeroed_where_marked(torch.cat([first, second], dim=-1), input_ids),)  # (B, T, D1 + D2)
+    states = joined_chunks(torch.cat([first, second], dim=-1))  # (B, T, D1 + D2)
+    return (zeroed_where_marked(states, input_ids),)
 
 
 def _time_layer() -> Layer:

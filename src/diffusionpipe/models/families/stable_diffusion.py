@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.base.family import Family, set_trainable
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, set_trainable
 from diffusionpipe.models.families.unet import UNet, time_layer, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
-from diffusionpipe.models.parts.clip import text_inputs, text_layers, text_problems
+from diffusionpipe.models.parts.clip import freeze_skipped, text_inputs, text_layers, text_problems
 
 _TRAINABLE = ("unet", "text_encoder")
 
@@ -21,6 +21,7 @@ def stable_diffusion_graph(
     resolution: int,
     train: Collection[str] = ("unet",),
     dtype: str = "float32",
+    captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
     """The graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
 
@@ -31,17 +32,18 @@ def stable_diffusion_graph(
     """
     text_encoder, vae, unet = components["text_encoder"], components["vae"], components["unet"]
     problems = [
-        *text_problems(text_encoder, is_trained="text_encoder" in train),
+        *text_problems(text_encoder, is_trained="text_encoder" in train, captions=captions),
         *vae_problems(vae),
         *unet_problems(unet, vae, text_width=text_encoder.config.hidden_size),
     ]
     if problems:
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
+    freeze_skipped(text_encoder, captions)
     latents = latent_shape(vae, resolution)
     return LayerGraph(
         layers=(
-            *text_layers(text_encoder),
+            *text_layers(text_encoder, captions),
             *encoder_layers(vae),
             noise_layer(),
             time_layer(UNet(model=unet)),
@@ -51,7 +53,7 @@ def stable_diffusion_graph(
         components={"text_encoder": text_encoder, "vae": vae, "unet": unet, "objective": objective},
         inputs=(
             *encoder_inputs(vae, resolution, dtype),
-            *text_inputs(text_encoder),
+            *text_inputs(text_encoder, chunks=captions.chunks),
             *objective_inputs(latents, dtype),
         ),
     )
@@ -63,4 +65,6 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=stable_diffusion_graph,
     guidance=7.5,
+    has_chunks=True,
+    has_clip_skip=True,
 )

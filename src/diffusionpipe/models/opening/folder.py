@@ -13,7 +13,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import read_json
 from diffusionpipe.ir.home import expanded_path
-from diffusionpipe.models.base.family import Clip, Family, LowResolution
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Clip, Family, LowResolution
 from diffusionpipe.models.base.self_conditioning import plain_config, self_conditioned
 from diffusionpipe.models.families import (
     aura_flow,
@@ -84,12 +84,13 @@ def build_graph(
     lora: LoraSettings | None = None,
     low: LowResolution | None = None,
     clip: Clip | None = None,
+    captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
     `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
     `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
-    place of square pictures.
+    place of square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it.
 
     Raises ModelError.
     """
@@ -104,7 +105,16 @@ def build_graph(
         components[family.augmentation] = deepfloyd.noise_levels(levels)
     try:
         return family_graph(
-            family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora, low=low, clip=clip
+            family,
+            components,
+            noise,
+            resolution=resolution,
+            train=train,
+            dtype=dtype,
+            lora=lora,
+            low=low,
+            clip=clip,
+            captions=captions,
         )
     except ModelError as error:
         if str(folder) in str(error):
@@ -127,6 +137,7 @@ def family_graph(
     lora: LoraSettings | None,
     low: LowResolution | None = None,
     clip: Clip | None = None,
+    captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
     """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
 
@@ -159,6 +170,9 @@ def family_graph(
     more: dict[str, object] = {} if low is None else {"low": low}
     if clip is not None:
         more["clip"] = clip
+    if captions != WHOLE:
+        _check_captions(family, captions)
+        more["captions"] = captions
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **more)
     if objective.settings.self_conditioning:
         graph = self_conditioned(graph, family.trainable[0], family.convolution)
@@ -166,6 +180,18 @@ def family_graph(
     if lora is not None:
         add_lora(graph.components, chosen[0], lora)
     return graph
+
+
+def _check_captions(family: Family, captions: CaptionReading) -> None:
+    """Refuse a way to read captions that the family has not. Raises ModelError."""
+    if captions.chunks > 1 and not family.has_chunks:
+        able = ", ".join(name for name, one in REGISTRY.items() if one.has_chunks)
+        raise ModelError(f"caption_chunks: captions are read in chunks by {able} alone; leave it out")
+    if captions.clip_skip is not None and not family.has_clip_skip:
+        able = ", ".join(name for name, one in REGISTRY.items() if one.has_clip_skip)
+        raise ModelError(
+            f"clip_skip: it has no effect, because this model has its layer by itself; it is for {able}; leave it out"
+        )
 
 
 def resolve_folder(folder_or_id: str | Path, variant: str | None = None) -> Path:

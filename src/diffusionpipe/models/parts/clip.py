@@ -1,6 +1,10 @@
-"""A CLIP text encoder as layers: token ids to the states that cross-attention reads, or to a pooled embedding."""
+"""A CLIP text encoder as layers: token ids to the states that cross-attention reads, or to a pooled embedding.
 
-from collections.abc import Iterator
+Token ids are (B, T), or (B, N, T) of captions in N chunks. Each chunk is encoded by itself, as if it were a caption.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,16 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.models.base.family import Step, chain, unsupported
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Step, chain, unsupported
 from diffusionpipe.models.graphs.graph import Layer, attribute
 
 _EOS_BEFORE_IT_WAS_STORED = 2
 
 
-def text_layers(text_encoder: Any) -> tuple[Layer, ...]:
-    """Layers from the raw input "input_ids" to "text_states", the model's last_hidden_state."""
-    steps = [*_steps(text_encoder), Step(name="final_layer_norm", run=_normalise, modules=("final_layer_norm",))]
+def text_layers(text_encoder: Any, captions: CaptionReading = WHOLE) -> tuple[Layer, ...]:
+    """Layers from the raw input "input_ids" to "text_states", the model's last_hidden_state, chunk after chunk.
+
+    With `captions.clip_skip` n the last n - 1 layers are left out.
+    """
+    steps = _steps(text_encoder)
+    kept = steps[: len(steps) + 1 - (captions.clip_skip or 1)]
+    steps = [*kept, Step(name="final_layer_norm", run=_normalise, modules=("final_layer_norm",))]
     return chain("text_encoder", "input_ids", steps, "text_states")
+
+
+def freeze_skipped(text_encoder: Any, captions: CaptionReading) -> None:
+    """Sets the parameters of layers that `captions.clip_skip` leaves out to need no gradient."""
+    skipped = (captions.clip_skip or 1) - 1
+    layers: Any = attribute(text_encoder, f"{_path(text_encoder)}encoder.layers")
+    for layer in layers[len(layers) - skipped :]:
+        layer.requires_grad_(False)
 
 
 def penultimate_layers(text_encoder: Any, *, component: str, ids: str, states: str) -> tuple[Layer, ...]:
@@ -30,10 +47,11 @@ def pooled_layers(
 ) -> tuple[Layer, ...]:
     """All layers: `states` as `penultimate_layers` gives them, and `pooled`, the projected state of the end's token.
 
-    A CLIPTextModel has no projection and gives the state itself, its pooler_output. `zeroes_marked`: `pooled` is as
-    `zeroed_where_marked` says.
+    Of chunks the first one is pooled. A CLIPTextModel has no projection and gives the state itself, its pooler_output.
+    `zeroes_marked`: `pooled` is as `zeroed_where_marked` says.
     """
     last = _steps(text_encoder)[-1]
+    last = replace(last, run=partial(_encode_first, last.name))
     path = _path(text_encoder)
     projection = ("text_projection",) if path else ()
     run = _pool_unmarked if zeroes_marked else _pool
@@ -42,18 +60,29 @@ def pooled_layers(
     return (*before, *chain(component, states, (last, pool), pooled))
 
 
-def text_inputs(text_encoder: Any, name: str = "input_ids") -> tuple[TensorSpec, ...]:
-    """The raw input: token ids padded to the longest text that the model can read."""
+def text_inputs(text_encoder: Any, name: str = "input_ids", *, chunks: int = 1) -> tuple[TensorSpec, ...]:
+    """The raw input: token ids padded to the longest text that the model can read, in chunks if there are several."""
     length = text_encoder.config.max_position_embeddings
-    return (TensorSpec(name=name, shape=(length,), dtype="int64"),)
+    return (TensorSpec(name=name, shape=(length,) if chunks == 1 else (chunks, length), dtype="int64"),)
 
 
-def text_problems(text_encoder: Any, *, is_trained: bool = False, component: str = "text_encoder") -> list[str]:
+def text_problems(
+    text_encoder: Any,
+    *,
+    is_trained: bool = False,
+    component: str = "text_encoder",
+    captions: CaptionReading = WHOLE,
+) -> list[str]:
     """The parts of the text encoder that the adapter would not run exactly."""
     config = text_encoder.config
     problems = unsupported(component, config.to_dict(), {"attention_dropout": (0, 0.0)} if is_trained else {})
     if config._attn_implementation != "sdpa":
         problems.append(f"{component}: attention {config._attn_implementation!r} is not supported; supported: 'sdpa'")
+    if (captions.clip_skip or 1) > config.num_hidden_layers:
+        problems.append(
+            f"clip_skip: {captions.clip_skip} is more than the {config.num_hidden_layers} layers of {component}; 1 is "
+            "the last layer, 2 the one before it"
+        )
     return problems
 
 
@@ -75,25 +104,42 @@ def _embeddings_and_layers(path: str, num_layers: int) -> Iterator[Step]:
 
 def _embed(name: str, text_encoder: nn.Module, input_ids: Tensor) -> Tensor:
     embeddings: Any = attribute(text_encoder, name)
-    hidden: Tensor = embeddings(input_ids=input_ids)  # (B, T, D)
-    return hidden
+    return _by_chunk(lambda ids: embeddings(input_ids=ids), input_ids, 2)  # (B, T, D) or (B, N, T, D)
 
 
 def _encode(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
     layer: Any = attribute(text_encoder, name)
     # Without padding the causal mask is a flag of the attention kernel; CLIP reads its padding like other tokens.
-    result: Tensor = layer(hidden, None, is_causal=True)
-    return result
+    return _by_chunk(lambda states: layer(states, None, is_causal=True), hidden, 3)
+
+
+def _encode_first(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
+    """A layer's result for the first chunk alone."""
+    return _encode(name, text_encoder, hidden if hidden.ndim == 3 else hidden[:, 0])  # (B, T, D)
+
+
+def _by_chunk(run: Callable[[Tensor], Tensor], values: Tensor, ndim: int) -> Tensor:
+    """`run` on values of so many dimensions, or on each chunk of values of one more."""
+    if values.ndim == ndim:
+        return run(values)
+    by_chunk: Tensor = run(values.flatten(0, 1)).unflatten(0, values.shape[:2])
+    return by_chunk
+
+
+def joined_chunks(states: Tensor) -> Tensor:
+    """States (B, T, D), or those of all chunks of a caption one after the other, (B, N T, D)."""
+    return states.flatten(1, -2)
 
 
 def _normalise(text_encoder: Any, hidden: Tensor) -> Tensor:
     states: Tensor = text_encoder.final_layer_norm(hidden)
-    return states
+    return joined_chunks(states)
 
 
 def zeroed_where_marked(values: Tensor, input_ids: Tensor) -> Tensor:
     """The values (B, ...), with zeros in each row whose tokens are all the same: no text has such a row."""
-    is_text = (input_ids != input_ids[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
+    tokens = input_ids.flatten(1)
+    is_text = (tokens != tokens[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
     return torch.where(is_text, values, torch.zeros_like(values))
 
 
@@ -105,7 +151,7 @@ def _pool(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tensor:
     """The state at the first token that ends the text."""
     model = getattr(text_encoder, "text_model", text_encoder)
     states = model.final_layer_norm(hidden)  # (B, T, D)
-    tokens = input_ids.int()
+    tokens = (input_ids if input_ids.ndim == 2 else input_ids[:, 0]).int()
     if model.eos_token_id == _EOS_BEFORE_IT_WAS_STORED:  # the end's token has the highest number of all
         ends = tokens.argmax(dim=-1)
     else:

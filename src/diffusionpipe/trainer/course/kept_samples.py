@@ -58,6 +58,8 @@ def keep_in_session(
         resolution=recipe.data.resolution,
         height=recipe.data.height,
         frames=recipe.data.frames,
+        caption_chunks=recipe.data.caption_chunks if recipe.data.caption_chunks > 1 else None,
+        clip_skip=recipe.data.clip_skip,
         precision=recipe.training.precision,
         model=recipe.model.path,
         training_step=step,

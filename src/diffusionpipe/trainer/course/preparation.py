@@ -9,6 +9,8 @@ from pathlib import Path
 
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError
+from diffusionpipe.models.base.family import MOST_CHUNKS
+from diffusionpipe.models.opening.folder import family_of
 from diffusionpipe.runtime.job.agreement import from_first, on_all
 from diffusionpipe.runtime.job.process_group import Job, ending
 from diffusionpipe.runtime.job.shared_file_system import check_shared_file_system
@@ -142,7 +144,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
         return Data(
             train=replace(source, skipping=_skipping(opened.recipe)),
             validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
-            survey=_survey(opened.recipe, scanned, source, resumed) if scanned else (),
+            survey=_survey(opened, scanned, source, resumed) if scanned else (),
             ledger=ledgers[0] if ledgers else None,
             is_continued=any(known),
         )
@@ -189,10 +191,9 @@ def _in_order(folder: Folder, ledger: Ledger) -> Folder:
     )
 
 
-def _survey(
-    recipe: Recipe, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None
-) -> tuple[Line, ...]:
+def _survey(opened: Model, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None) -> tuple[Line, ...]:
     """The lines about the scanned folders, training's first."""
+    recipe = opened.recipe
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
     dataset = scanned[0].dataset
     use = Use(
@@ -202,6 +203,8 @@ def _survey(
         from_step=0 if resumed is None else resumed.step,
         size=(data.resolution, data.height or data.resolution),
         readings=readings_of(source.inputs, source.tokenizers),
+        more_chunks=all(family_of(member.folder).has_chunks for member in opened.members)
+        and data.caption_chunks < MOST_CHUNKS,
         prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),
     )
     return survey(scanned[0], scanned[1] if len(scanned) > 1 else None, use)

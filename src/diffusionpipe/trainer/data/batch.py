@@ -333,7 +333,7 @@ def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:
 
 
 def _input_ids(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    return token_ids(source.tokenizers[spec.name], _texts(source, rows), spec.shape[0])
+    return token_ids(source.tokenizers[spec.name], _texts(source, rows), *spec.shape)
 
 
 def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:

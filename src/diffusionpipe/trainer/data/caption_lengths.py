@@ -7,12 +7,15 @@ Many captions are counted by their words, because that takes a tenth of the time
     caption  its own tokens, where the sum is near the limit: within 3 %, or 25 % where a trial has differed
 
 Tokenizers hardly ever join letters of two words. For some the space before a word counts, for others it does not.
+
+Of captions in chunks the places up to the end of the last chunk with tokens count (see `caption_chunks`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import TensorSpec
+from diffusionpipe.trainer.data.caption_chunks import least_places, places_taken
 from diffusionpipe.trainer.data.randomness import generator
 from diffusionpipe.trainer.data.tokens import Tokenizer, num_tokens
 
@@ -30,7 +33,14 @@ class Reading:
     encoder: str
     tokenizer: Tokenizer
     length: int
-    """Tokens that it reads."""
+    """Tokens that it reads at once."""
+    chunks: int = 1
+    """How often it reads so many of one caption."""
+
+    @property
+    def limit(self) -> int:
+        """Tokens that it reads of a caption, with the marks of each chunk."""
+        return self.chunks * self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +62,12 @@ class Cut:
 def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[Reading]:
     """How each text encoder reads captions, by a model's raw inputs and the tokenizers of them."""
     return [
-        Reading(encoder=_encoder_of(spec.name), tokenizer=tokenizers[spec.name], length=spec.shape[0])
+        Reading(
+            encoder=_encoder_of(spec.name),
+            tokenizer=tokenizers[spec.name],
+            length=spec.shape[-1],
+            chunks=spec.shape[0] if len(spec.shape) > 1 else 1,
+        )
         for spec in inputs
         if spec.name in tokenizers
     ]
@@ -75,17 +90,25 @@ def cut_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[Cut]
     return [one for one in found if one is not None]
 
 
+def chunks_in_use(texts: Sequence[str], readings: Sequence[Reading]) -> int:
+    """The largest number of chunks that a text fills, at least in part."""
+    most = max((reading.chunks for reading in readings), default=1)
+    while most > 1 and not cut_captions(texts, [replace(one, chunks=min(one.chunks, most - 1)) for one in readings]):
+        most -= 1
+    return most
+
+
 def _cut(texts: Sequence[str], chosen: Sequence[int], reading: Reading) -> Cut | None:
     tokens = _counted(list(dict.fromkeys(texts[place] for place in chosen)), reading)
-    long = {place: tokens[texts[place]] for place in chosen if tokens[texts[place]] > reading.length}
+    long = {place: tokens[texts[place]] for place in chosen if tokens[texts[place]] > reading.limit}
     if not long:
         return None
     longest = max(long, key=lambda place: long[place])
-    own = num_tokens(reading.tokenizer, [texts[longest]])[0]
+    own = _exactly([texts[longest]], reading)[0]
     around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
     return Cut(
         encoder=reading.encoder,
-        limit=reading.length - around,
+        limit=reading.limit - around,
         number=len(long),
         looked_at=len(chosen),
         longest=longest,
@@ -97,14 +120,22 @@ def _counted(texts: list[str], reading: Reading) -> dict[str, int]:
     """The tokens of each text, exact where that decides whether it is cut."""
     found = dict(zip(texts, _sums(texts, reading), strict=True))
     trials = texts[:: max(1, len(texts) // _TRIALS)]
-    own = dict(zip(trials, num_tokens(reading.tokenizer, trials), strict=True))
-    width = (_NEAR if all(found[text] == own[text] for text in trials) else _FAR) * reading.length
+    own = dict(zip(trials, _exactly(trials, reading), strict=True))
+    is_sure = reading.chunks == 1 and all(found[text] == own[text] for text in trials)  # chunks may have padding
+    width = (_NEAR if is_sure else _FAR) * reading.limit
     near = [
         text
         for text in texts
-        if text not in own and (abs(found[text] - reading.length) <= width or " ".join(text.split()) != text.strip())
+        if text not in own and (abs(found[text] - reading.limit) <= width or " ".join(text.split()) != text.strip())
     ]  # also where other spaces than one between two words may be tokens of their own
-    return found | own | dict(zip(near, num_tokens(reading.tokenizer, near), strict=True))
+    return found | own | dict(zip(near, _exactly(near, reading), strict=True))
+
+
+def _exactly(texts: Sequence[str], reading: Reading) -> list[int]:
+    """The tokens of each text, in the frame in which its limit counts."""
+    if reading.chunks == 1:
+        return num_tokens(reading.tokenizer, texts)
+    return places_taken(reading.tokenizer, texts, reading.length)
 
 
 def _sums(texts: Sequence[str], reading: Reading) -> list[int]:
@@ -122,5 +153,8 @@ def _sums(texts: Sequence[str], reading: Reading) -> list[int]:
     alone, behind, three = count(["a", " a", "a a a"])
     space = " " if abs(3 * behind - three) < abs(3 * alone - three) else ""
     tokens = dict(zip(words, count([space + word for word in words]), strict=True))
+    sums = [sum(map(tokens.__getitem__, words)) for words in words_of]
+    if reading.chunks > 1:
+        return [least_places(number, reading.length) for number in sums]
     around = num_tokens(reading.tokenizer, [""])[0]
-    return [sum(map(tokens.__getitem__, words)) + around for words in words_of]
+    return [number + around for number in sums]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffusionpipe.ir.words import counted
-from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, cut_captions
+from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, chunks_in_use, cut_captions
 from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.order import next_epoch, place_of
@@ -59,6 +59,8 @@ class Use:
     """Steps that are done."""
     readings: Sequence[Reading]
     """How captions are read; () where they are not."""
+    more_chunks: bool = False
+    """Whether data.caption_chunks may be larger."""
     prompts: Sequence[str] = ()
     """Texts that the run draws from."""
 
@@ -69,6 +71,7 @@ def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]
     lines += _captions(train, "captions", use)
     if held_out is not None:
         lines += _captions(held_out, "validation", use)
+    lines += _unused_chunks(train, held_out, use)
     lines += [
         Line(
             name="prompts", text=f"{_are_longer(cut)}, the longest {_quoted(use.prompts[cut.longest])}", is_warning=True
@@ -146,11 +149,25 @@ def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
     for cut in cut_captions(texts, use.readings):
         drawn = f" (of {MOST:,} that were drawn and counted)" if cut.looked_at < len(texts) else ""
         longest = f"the longest of {_name(folder.dataset, cut.longest)}, {cut.tokens:,} tokens"
+        longest += "; a larger data.caption_chunks reads more" if use.more_chunks else ""
         yield Line(name=name, text=f"{noun}{_are_longer(cut)}{drawn}, {longest}", is_warning=True)
     empty = [place for place, text in enumerate(texts) if not text.strip()]
     if empty:
         text = f"{noun}{counted(len(empty), 'are')} empty, e.g. {_name(folder.dataset, empty[0])}"
         yield Line(name=name, text=text, is_warning=True)
+
+
+def _unused_chunks(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
+    """More chunks than any text fills."""
+    asked = max((reading.chunks for reading in use.readings), default=1)
+    if asked == 1:
+        return
+    folders = (train, held_out) if held_out is not None else (train,)
+    texts = [sample.text or "" for folder in folders for sample in folder.dataset.samples]
+    needed = chunks_in_use([*texts, *use.prompts], use.readings)
+    if needed < asked:
+        text = f"fit into {counted(needed, 'chunks')}; data.caption_chunks = {needed} is faster than {asked}"
+        yield Line(name="captions", text=text, is_warning=True)
 
 
 def _are_longer(cut: Cut) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffusionpipe.trainer.data.caption_chunks import chunked_rows
+
 TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 MASKS = {"input_mask": "input_ids"}
@@ -14,9 +16,13 @@ Tokenizer = Callable[..., Mapping[str, Any]]
 """A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
 
 
-def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
-    """The texts as int64 tokens, cut or padded to `length`, (len(texts), length)."""
-    return _tokens(tokenizer, texts, length, "input_ids")
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str], *shape: int) -> Tensor:
+    """The texts as int64 tokens, cut or padded to a shape, (len(texts), *shape): T tokens, or N chunks of T."""
+    if len(shape) == 1:
+        return _tokens(tokenizer, texts, shape[0], "input_ids")
+    if not texts:
+        return torch.empty(0, *shape, dtype=torch.int64)
+    return torch.tensor(chunked_rows(tokenizer, texts, *shape), dtype=torch.int64)  # (B, N, T)
 
 
 def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:

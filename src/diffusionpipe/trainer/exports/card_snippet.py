@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from diffusionpipe.ir.words import counted
+from diffusionpipe.models.base.family import WHOLE, CaptionReading
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.pipeline_defaults import Guidance
 from diffusionpipe.trainer.data.clips import PLAYED
@@ -41,6 +43,9 @@ _CLASSES_REASON = (
     "The model has {} classes. The DiTPipeline of diffusers opens such a model, but cannot sample it with guidance:\n"
     "it takes class 1000 for the null class."
 )
+_CAPTIONS_REASON = (
+    "The model was trained with captions read {}. The {} of diffusers opens such a model, but reads\nprompts otherwise."
+)
 OF_CLASSES = ("DDPMPipeline", "DiTPipeline")
 _NO_LABELS_REASON = (
     "The DDPMPipeline of diffusers opens this model, but cannot sample it: it gives the U-Net neither a class nor a\n"
@@ -67,6 +72,8 @@ class Example:
     """Frames of a clip; None: a picture."""
     frame_rate: float | None = None
     """Frames of a clip in a second; None: `PLAYED`."""
+    captions: CaptionReading = WHOLE
+    """How prompts are read."""
 
 
 def snippet(
@@ -90,6 +97,8 @@ def snippet(
         return _command(_NO_LABELS_REASON, example, pipeline, folder)
     if example.num_classes not in (None, _DIT_CLASSES):
         return _command(_CLASSES_REASON.format(example.num_classes), example, pipeline, folder)
+    if (how := _reading(example.captions)) is not None:
+        return _command(_CAPTIONS_REASON.format(how, pipeline), example, pipeline, folder)
     imports = [f"from diffusers import {pipeline}"]
     source = FOLDER if base_model is None else base_model if is_on_hub else f"path/to/{base_model}"
     lines = [f'pipeline = {pipeline}.from_pretrained("{source}")  # on a GPU: .to("cuda")']
@@ -110,6 +119,14 @@ def snippet(
         result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
         lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
     return "\n".join(["```python", *imports, "", *lines, "```\n"])
+
+
+def _reading(captions: CaptionReading) -> str | None:
+    """How captions are read, where diffusers' pipeline does not read prompts so by itself."""
+    skipped = (captions.clip_skip or 1) - 1
+    parts = [f"in {captions.chunks} chunks"] if captions.chunks > 1 else []
+    parts += [f"without the last {counted(skipped, 'layers')} of CLIP"] if skipped else []
+    return " and ".join(parts) or None
 
 
 def _arguments(example: Example, pipeline: str) -> list[str]:
@@ -149,6 +166,9 @@ def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
     what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]
     size = [] if example.resolution is None else ["--resolution", str(example.resolution)]
     words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]
+    captions = example.captions
+    size += ["--caption-chunks", str(captions.chunks)] if captions.chunks > 1 else []
+    size += ["--clip-skip", str(captions.clip_skip)] if captions.clip_skip else []
     command = shlex.join(["diffusionpipe", "sample", folder, *words, "--out", "picture.png"])
     where = f"; `{RUN}` is the folder of the training run" if folder == RUN else ""
     return f"{reason}\nUse DiffusionPipe{where}:\n\n```\n{command}\n```\n"

@@ -37,6 +37,7 @@ from diffusionpipe.trainer.exports.card_snippet import Example
 from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card
 from diffusionpipe.trainer.inference.clip_rate import kept_rate
 from diffusionpipe.trainer.model.guidance import drawn_guidance
+from diffusionpipe.trainer.model.members import captions_of
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
 from diffusionpipe.trainer.recipe import Recipe
 
@@ -153,6 +154,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=data.resolution)
         rate = kept_rate(recipe.run.folder) if data.frames is not None else None
         example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate or rate)
+        example = replace(example, captions=captions_of(recipe))
     return Card(
         pipeline=str(index.get("_class_name")),
         base_model=settings.base_model or source.name,

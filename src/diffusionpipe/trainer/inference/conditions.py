@@ -183,7 +183,7 @@ def _text_conditions(
     """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     tokenizers = tokenizers_of(graph, folder)
-    conditions = {name: token_ids(tokenizer, texts, shapes[name][0]) for name, tokenizer in tokenizers.items()}
+    conditions = {name: token_ids(tokenizer, texts, *shapes[name]) for name, tokenizer in tokenizers.items()}
     for mask, name in MASKS.items():
         if mask in shapes:
             conditions[mask] = token_mask(tokenizers[name], texts, shapes[mask][0])

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.base.family import Clip, LowResolution
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Clip, LowResolution
 from diffusionpipe.models.base.self_conditioning import ESTIMATE
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
@@ -72,6 +72,8 @@ class Source:
     """Side of the small pictures that it reads; None: it reads none."""
     clip: Clip | None = None
     """The size of a sample that is not a square picture of `resolution`."""
+    captions: CaptionReading = WHOLE
+    """How texts are read."""
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
 
@@ -91,11 +93,14 @@ def draw_from_folder(
     adapters: Path | None = None,
     clip: Clip | None = None,
     variant: str | None = None,
+    captions: CaptionReading = WHOLE,
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
     """Pictures or clips of one model, else as `latents_from_folder`."""
-    source = Source(folder=folder, resolution=resolution, adapters=adapters, clip=clip, variant=variant)
+    source = Source(
+        folder=folder, resolution=resolution, adapters=adapters, clip=clip, variant=variant, captions=captions
+    )
     latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
     return decode(folder, latents, variant)
 
@@ -225,7 +230,14 @@ def open_source(
     """
     folder = source.folder
     objective = _objective_of(folder)
-    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low, clip=source.clip)
+    graph = build_graph(
+        folder,
+        objective=objective,
+        resolution=source.resolution,
+        low=source.low,
+        clip=source.clip,
+        captions=source.captions,
+    )
     graph = replace(graph, layers=tuple(upcast_in_forward(layer) for layer in graph.layers))
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
     if tells and rank_in() == 0:

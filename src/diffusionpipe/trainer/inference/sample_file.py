@@ -14,6 +14,7 @@ index, count      0, 2                               which picture of those that
 rows              4                                  rows that went through the denoiser at a time
 resolution, precision                                height, frames and frame_rate too of a sample that is not a square
                                                      picture
+caption_chunks        2                              where texts were read in chunks; clip_skip likewise
 model             models/stable-diffusion-v1-5
 training_step     500
 weights           average
@@ -39,6 +40,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.files.output_file import reason_of, write_atomically
 from diffusionpipe.ir.locales import for_file_names
+from diffusionpipe.models.base.family import MOST_CHUNKS, CaptionReading
 from diffusionpipe.trainer.data.clips import PLAYED
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.recipe import Precision
@@ -75,6 +77,10 @@ class Origin:
     """Frames of a clip as in the recipe's [data]; None: a picture."""
     frame_rate: float | None = None
     """shown with `PLAYED` frames a second."""
+    caption_chunks: int | None = None
+    """Parts in which captions were read; None: one."""
+    clip_skip: int | None = None
+    """The layer of CLIP that gave the states, counted from the last, 1; None: that."""
     precision: Precision
     model: str
     """The base model as the recipe names it, or the folder."""
@@ -82,6 +88,11 @@ class Origin:
     """Steps of training that the weights had; None for a folder's."""
     weights: str
     """"average" or "trained" where a run drew it, "export" or "folder" where `diffusionpipe sample` did."""
+
+    @property
+    def captions(self) -> CaptionReading:
+        """How its texts were read."""
+        return CaptionReading(chunks=self.caption_chunks or 1, clip_skip=self.clip_skip)
 
     @property
     def caption(self) -> str:
@@ -175,6 +186,8 @@ def _check(origin: Origin) -> None:
         "resolution": (origin.resolution, 1, 2**24),
         "height": (1 if origin.height is None else origin.height, 1, 2**24),
         "frames": (1 if origin.frames is None else origin.frames, 1, _MOST),
+        "caption_chunks": (origin.caption_chunks or 1, 1, MOST_CHUNKS),
+        "clip_skip": (origin.clip_skip or 1, 1, _MOST),
         "label": (origin.label or 0, 0, 2**31),
         "training_step": (origin.training_step or 0, 0, 2**62),
     }

@@ -8,7 +8,7 @@ import torch
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
-from diffusionpipe.models.base.family import Clip, LowResolution
+from diffusionpipe.models.base.family import CaptionReading, Clip, LowResolution
 from diffusionpipe.models.compose.cascade import cascade_graph, names_elsewhere
 from diffusionpipe.models.compose.common_encoders import Opened, common_encoders
 from diffusionpipe.models.graphs.describe import describe
@@ -167,6 +167,11 @@ def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Cli
     return Clip(width=resolution, height=height or resolution, frames=frames or 1)
 
 
+def captions_of(recipe: Recipe) -> CaptionReading:
+    """How the recipe's captions are read."""
+    return CaptionReading(chunks=recipe.data.caption_chunks, clip_skip=recipe.data.clip_skip)
+
+
 def build_model(recipe: Recipe, device: str) -> Model:
     """The models of a recipe on the meta device, and the description of all as they will run on `device`.
 
@@ -211,6 +216,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         lora=lora_of(recipe),
         low=low,
         clip=clip_of(recipe),
+        captions=captions_of(recipe),
     )
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)

@@ -54,7 +54,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "data": {
         Effect.JUDGED: "train",
-        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout",
+        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout caption_chunks clip_skip",
         Effect.SAID: "validation on_error",
         Effect.SILENT: "workers max_skipped allow_growth",
     },

@@ -69,6 +69,10 @@ class DataSection(Section):
     """Mirror every second picture from left to right, at random."""
     caption_dropout: Fraction = 0.1
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
+    caption_chunks: Annotated[int, Field(ge=1, le=4)] = 1
+    """Parts of 75 tokens that are read of each caption, for Stable Diffusion 1, 2 and XL; 1 reads as diffusers does."""
+    clip_skip: Maybe[Count] = None
+    """The last layer but n - 1 of CLIP gives the states, for Stable Diffusion 1 and 2; 1 is the last; "none": 1."""
     workers: Auto[Annotated[int, Field(ge=0, le=128)]] = None
     """Processes per rank that decode pictures ahead; 0 decodes in the training process; "auto": 1 on CPUs, on GPUs as
     many as cores are free for a rank."""
