@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from descriptions import described as describe
+from diffusers import UNet2DConditionModel
 from drawn_families import STEPS, Asked, difference, drawn_here, settings_of
 from layouts import assert_same_step, reference_step, step_in_threads
 from PIL import Image
@@ -23,6 +24,7 @@ from diffusionpipe.models.objectives.objective import ObjectiveSettings, Predict
 from diffusionpipe.models.opening.folder import build_graph, weight_sources
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout
+from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.data.tokens import token_ids
 from diffusionpipe.trainer.inference.conditions import SampleRequest, tokenizers_of
@@ -203,6 +205,29 @@ def test_a_skip_beyond_the_first_layer_is_refused(stable_diffusion):
         )
 
 
+def test_the_longer_states_are_priced(stable_diffusion):
+    def counted(chunks):
+        reading = CaptionReading(chunks=chunks)
+        graph = build_graph(stable_diffusion, objective=ObjectiveSettings(), resolution=8, captions=reading)
+        model = describe(graph)
+        counts = count_layers(graph, model, 3, precision="float32", device_type="cpu", step=lambda: None)
+        work = {name: sum(op.flops for op in count.forward) for name, count in counts.items()}
+        return model.tensor("text_states").num_bytes, work
+
+    (short, less), (long, more) = counted(1), counted(2)
+    assert long == 2 * short
+    denoiser = [name for name in less if name.startswith("unet.") and more[name] != less[name]]
+    unet = UNet2DConditionModel.from_pretrained(stable_diffusion, subfolder="unet")
+    rows = {"down_blocks.0": 16, "up_blocks.1": 16, "mid_block": 4}  # places of the latents, 4 x 4 and 2 x 2
+    expected = 0
+    for name, module in unet.named_modules():
+        if name.endswith(".attn2"):
+            width = module.to_k.out_features
+            places = next(number for block, number in rows.items() if name.startswith(block))
+            expected += 2 * 3 * 77 * 2 * width * (module.to_k.in_features + places)  # keys, values; scores, sums
+    assert sum(more[name] - less[name] for name in denoiser) == expected > 0
+
+
 # --- runs
 
 
@@ -253,6 +278,7 @@ def test_three_stages_give_the_gradients_of_one_process_where_the_encoder_is_tra
     assert_same_step(step_in_threads(graph, describe(graph), layout, inputs), reference_step(graph, inputs))
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_skipped_is_exported_as_it_was(stable_diffusion, data, tmp_path):
     trained = {"train": ("unet", "text_encoder")}
     recipe = long_recipe(stable_diffusion, data, tmp_path, model=trained, sampling={"every": None})
@@ -301,6 +327,12 @@ def command(*words):
     with pytest.raises(SystemExit) as caught:
         cli.main([str(word) for word in words])
     return caught.value.code
+
+
+def test_the_card_draws_by_our_command_because_diffusers_reads_prompts_otherwise(in_one):
+    card = (in_one[0] / "export/README.md").read_text(encoding="utf-8")
+    assert "captions read in 2 chunks and without the last 1 layer of CLIP" in " ".join(card.split())
+    assert "--caption-chunks 2 --clip-skip 2" in card
 
 
 def test_sample_reads_a_prompt_as_the_run_was_trained(in_one, tmp_path):

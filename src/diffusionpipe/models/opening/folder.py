@@ -183,7 +183,7 @@ def family_graph(
 
 
 def _check_captions(family: Family, captions: CaptionReading) -> None:
-    """Refuse a way to read captions that the family has not. Raises ModelError."""
+    """Refuse a way to read captions that is not for the family. Raises ModelError."""
     if captions.chunks > 1 and not family.has_chunks:
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_chunks)
         raise ModelError(f"caption_chunks: captions are read in chunks by {able} alone; leave it out")

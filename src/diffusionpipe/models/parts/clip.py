@@ -119,7 +119,7 @@ def _encode_first(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _by_chunk(run: Callable[[Tensor], Tensor], values: Tensor, ndim: int) -> Tensor:
-    """`run` on values of so many dimensions, or on each chunk of values of one more."""
+    """`run` on values of `ndim` dimensions, or on each chunk of values of one more."""
     if values.ndim == ndim:
         return run(values)
     by_chunk: Tensor = run(values.flatten(0, 1)).unflatten(0, values.shape[:2])
@@ -127,7 +127,7 @@ def _by_chunk(run: Callable[[Tensor], Tensor], values: Tensor, ndim: int) -> Ten
 
 
 def joined_chunks(states: Tensor) -> Tensor:
-    """States (B, T, D), or those of all chunks of a caption one after the other, (B, N T, D)."""
+    """The states (B, T, D), or the states of all chunks one after the other, (B, N T, D)."""
     return states.flatten(1, -2)
 
 

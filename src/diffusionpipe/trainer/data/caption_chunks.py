@@ -49,7 +49,7 @@ def places_taken(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[st
 
 
 def least_places(num_tokens: int, length: int) -> int:
-    """The places up to the end of a text of so many tokens, if no chunk but the last has padding."""
+    """The places up to the end of a text of `num_tokens`, if no chunk but the last has padding."""
     full = max(0, num_tokens - 1) // (length - _MARKS)
     return num_tokens + _MARKS * (full + 1)
 

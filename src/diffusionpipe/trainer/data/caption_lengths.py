@@ -35,7 +35,7 @@ class Reading:
     length: int
     """Tokens that it reads at once."""
     chunks: int = 1
-    """How often it reads so many of one caption."""
+    """How often it reads `length` tokens of one caption."""
 
     @property
     def limit(self) -> int:

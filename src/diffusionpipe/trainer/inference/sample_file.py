@@ -14,7 +14,7 @@ index, count      0, 2                               which picture of those that
 rows              4                                  rows that went through the denoiser at a time
 resolution, precision                                height, frames and frame_rate too of a sample that is not a square
                                                      picture
-caption_chunks        2                              where texts were read in chunks; clip_skip likewise
+caption_chunks        2                              where texts were read in chunks; clip_skip too
 model             models/stable-diffusion-v1-5
 training_step     500
 weights           average
