@@ -331,7 +331,7 @@ def command(*words):
 
 def test_the_card_draws_by_our_command_because_diffusers_reads_prompts_otherwise(in_one):
     card = (in_one[0] / "export/README.md").read_text(encoding="utf-8")
-    assert "captions read in 2 chunks and without the last 1 layer of CLIP" in " ".join(card.split())
+    assert "captions read in 2 chunks and without the last layer of CLIP" in " ".join(card.split())
     assert "--caption-chunks 2 --clip-skip 2" in card
 
 

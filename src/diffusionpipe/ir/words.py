@@ -9,6 +9,7 @@ _OF_ONE = {
     "folders": "folder",
     "have": "has",
     "are": "is",
+    "chunks": "chunk",
     "lines": "line",
     "links": "link",
     "pictures": "picture",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from diffusionpipe.ir.words import counted
 from diffusionpipe.models.base.family import WHOLE, CaptionReading
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.pipeline_defaults import Guidance
@@ -125,7 +124,7 @@ def _reading(captions: CaptionReading) -> str | None:
     """How captions are read, where diffusers' pipeline does not read prompts so by itself."""
     skipped = (captions.clip_skip or 1) - 1
     parts = [f"in {captions.chunks} chunks"] if captions.chunks > 1 else []
-    parts += [f"without the last {counted(skipped, 'layers')} of CLIP"] if skipped else []
+    parts += [f"without the last {'layer' if skipped == 1 else f'{skipped} layers'} of CLIP"] if skipped else []
     return " and ".join(parts) or None
 
 
@@ -165,10 +164,10 @@ def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
     is_class = pipeline in OF_CLASSES
     what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]
     size = [] if example.resolution is None else ["--resolution", str(example.resolution)]
-    words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]
     captions = example.captions
     size += ["--caption-chunks", str(captions.chunks)] if captions.chunks > 1 else []
     size += ["--clip-skip", str(captions.clip_skip)] if captions.clip_skip else []
+    words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]
     command = shlex.join(["diffusionpipe", "sample", folder, *words, "--out", "picture.png"])
     where = f"; `{RUN}` is the folder of the training run" if folder == RUN else ""
     return f"{reason}\nUse DiffusionPipe{where}:\n\n```\n{command}\n```\n"
