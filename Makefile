@@ -147,6 +147,7 @@ docs: install
 	$(BIN)/python docs/make_schedules.py
 	PYTHONPATH=tests $(BIN)/python docs/make_combinations.py
 	$(BIN)/python docs/make_models.py
+	$(BIN)/python docs/make_other_words.py
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -29,6 +29,8 @@ from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelE
 from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.course import preparation, run
 from diffusionpipe.trainer.course.documents import write_documents
@@ -39,7 +41,7 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.model.members import objective_of
-from diffusionpipe.trainer.recipe import ObjectiveSection
+from diffusionpipe.trainer.recipe import ObjectiveSection, load_recipe
 from diffusionpipe.trainer.reporting import trackers
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.workflows.job_profiles import CachedProfiles
@@ -428,6 +430,43 @@ def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
     longer = recipe(copied, training={"steps": 8}, learning_rate={"schedule": "constant"})
     assert train_here(longer, "latest") == 8
     assert list(losses_of(copied)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_epochs_end_a_run_where_as_many_steps_do_also_when_it_goes_on(recipe, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    own = recipe(tmp_path / "epochs", training={"steps": None, "epochs": 0.6})  # of 20 pictures, 4 a step
+    assert train_here(own) == 3
+    assert load_recipe(tmp_path / "epochs" / "recipe.toml").training.steps == 3
+    longer = recipe(tmp_path / "epochs", training={"steps": None, "epochs": 1.2})
+    assert train_here(longer, "latest") == 6
+    assert "changed since step 3: training.epochs 0.6 -> 1.2" in caplog.text
+    epochs = losses_of(tmp_path / "epochs", "epoch")
+    assert epochs == {1: 0.2, 2: 0.4, 3: 0.6, 4: 0.8, 5: 1.0, 6: 1.2}
+
+
+@pytest.mark.slow
+def test_with_steps_and_epochs_a_run_ends_at_what_comes_first(recipe, tmp_path):
+    at_first = {"schedule": "constant", "warmup_steps": 2}
+    steps = recipe(tmp_path / "steps", training={"steps": 6}, learning_rate=at_first)
+    same = recipe(tmp_path / "same", training={"steps": 9, "epochs": 1.1}, learning_rate=at_first)
+    assert train_here(steps) == train_here(same) == 6
+    assert losses_of(tmp_path / "steps") == losses_of(tmp_path / "same")
+
+
+def test_a_warm_up_longer_than_the_epochs_is_refused_before_anything_is_measured(recipe, place, monkeypatch):
+    monkeypatch.setattr(run, "open_session", None)
+    with pytest.raises(RecipeError, match=r"learning_rate.warmup_steps: 2 is not less than the 2 steps"):
+        train_here(recipe("short", training={"steps": None, "epochs": 0.4}))
+
+
+def test_a_run_draws_and_validates_at_its_start_as_the_untrained_model(recipe, tmp_path):
+    folder = tmp_path / "start"
+    own = recipe(folder, training={"steps": 1}, learning_rate={"warmup_steps": 0}, sampling={"at_start": True})
+    assert train_here(own) == 1
+    with joined(membership({}), device="cpu") as job:
+        assert_same_pictures(pictures_of(folder, step=0), draw_untrained(job, own))
+    assert list(losses_of(folder, "validation_loss")) == [0, 1]
+    assert np.abs(pictures_of(folder, step=0).astype(int) - pictures_of(folder, step=1)).max() > 0
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def origin_of(
     from diffusionpipe.workflows.run_recipe import recipe_of
 
     recipe = recipe_of(run)
-    step = load_recipe(recipe).training.steps if recipe.is_file() else None
+    step = load_recipe(recipe).training.num_steps if recipe.is_file() else None
     return Origin(
         settings=settings,
         resolution=size.resolution,

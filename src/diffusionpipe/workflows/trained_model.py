@@ -128,7 +128,7 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
     if not recipe.is_file():
         return trained_model(run)  # nothing says how long it was trained
     loaded, folder = load_recipe(recipe), recipe.parent
-    if loaded.training.steps == step and (folder / "export").is_dir():
+    if loaded.training.num_steps == step and (folder / "export").is_dir():
         return trained_model(folder)
     kept = {int(path.name.rpartition("-")[2]): path for path in saved_checkpoints(folder)}
     if step not in kept:

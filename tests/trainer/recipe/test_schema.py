@@ -100,8 +100,6 @@ def test_the_word_none_switches_off_what_is_on():
         ({"lora": {"rank": 8, "alpha": 0.0}}, "greater than 0"),
         ({"lora": {"rank": "none", "merge": True}}, "merge: it has no effect without adapters; set rank"),
         ({"lora": {"rank": "none", "target_modules": ["to_q"]}}, "target_modules: it has no effect without adapters"),
-        ({"lora": {"rank": 8, "dropout": 0.1}}, "dropout: dropout is not supported.*remove it"),
-        ({"lora": {"rank": 8, "lora_dropout": 0.1}}, "lora_dropout: dropout is not supported"),
         (
             {"lora": {"rank": 8}, "model": {"from_scratch": True}},
             "model.from_scratch: adapters need pretrained weights",

@@ -163,7 +163,7 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     else:
         yield _line(**_predicted(expected), predicted_samples_per_s=f"{plan.batch / expected.step:.4g}")
     begin = "none" if start.checkpoint is None else str(start.checkpoint)
-    yield _line(steps=recipe.training.steps, from_step=start.step, resumed=begin)
+    yield _line(steps=recipe.training.num_steps, from_step=start.step, resumed=begin)
 
 
 def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
@@ -263,7 +263,7 @@ def _step(start: "Start", expected: Expectation) -> str:
 
 
 def _training(start: "Start") -> str:
-    steps = start.recipe.training.steps
+    steps = start.recipe.training.num_steps
     if start.checkpoint is None:
         return _number(steps, "step")
     return f"steps {start.step + 1} to {steps}, from {start.checkpoint}"

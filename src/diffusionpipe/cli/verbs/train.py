@@ -262,7 +262,7 @@ def _join(part: _Part, screen: "Screen") -> None:
             raise
         leave(error, member)
     recipe = report.recipe or recipe
-    if steps < recipe.training.steps:
+    if steps < recipe.training.num_steps:
         _end_stopped()
     if member.rank == 0:
         with screen.work("drawing results"):

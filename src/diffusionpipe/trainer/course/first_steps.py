@@ -192,7 +192,7 @@ class FirstSteps:
         session, recipe = state.session, state.session.recipe
         self._state, self._first = state, state.step + WARM_UP
         has_prediction = recipe.pipeline.is_profiled and session.worker.window is None
-        is_long_enough = recipe.training.steps - state.step > WARM_UP + COUNTED
+        is_long_enough = recipe.training.num_steps - state.step > WARM_UP + COUNTED
         wanted = state.hooks.judge is not None and has_prediction and is_long_enough
         self._recorder = StepRecorder(session) if wanted else None
         self._judge = state.hooks.judge if session.is_first else None
@@ -219,7 +219,7 @@ class FirstSteps:
     def _round_over(self, recorder: StepRecorder) -> None:
         """Have the recorded steps judged, or record as many again because too few of them count."""
         step = self._state.step + 1
-        left = self._state.session.recipe.training.steps - step
+        left = self._state.session.recipe.training.num_steps - step
         counted = steps_that_count(recorder.notes(), enough=min(ENOUGH, COUNTED))
         if counted.why_more and left > COUNTED and recorder.num_steps < MOST_ROUNDS * COUNTED:
             logger.info('prediction_checked_after=%d reason="%s"', step + COUNTED, counted.why_more)

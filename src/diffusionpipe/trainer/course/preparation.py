@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 from diffusionpipe.costs.graph import as_fraction
@@ -23,7 +24,7 @@ from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
 from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
 from diffusionpipe.trainer.data.listing import is_same
-from diffusionpipe.trainer.data.order import growth_of, num_epochs
+from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
 from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
@@ -33,7 +34,7 @@ from diffusionpipe.trainer.model.guidance import trained_guidance
 from diffusionpipe.trainer.model.members import Model
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
-from diffusionpipe.trainer.recipe import OnError, Recipe
+from diffusionpipe.trainer.recipe import OnError, Recipe, with_values
 from diffusionpipe.trainer.reporting.screen import Work
 
 logger = logging.getLogger(__name__)
@@ -144,12 +145,28 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
         return Data(
             train=replace(source, skipping=_skipping(opened.recipe)),
             validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
-            survey=_survey(opened, scanned, source, resumed) if scanned else (),
+            survey=_survey(with_steps(opened, train), scanned, source, resumed) if scanned else (),
             ledger=ledgers[0] if ledgers else None,
             is_continued=any(known),
         )
 
     return on_all(sources)
+
+
+def with_steps(opened: Model, dataset: Dataset) -> Model:
+    """The model of a recipe that ends after a number of steps, also where the recipe counts epochs of this data.
+
+    Raises:
+        RecipeError: other keys do not fit to so few steps.
+    """
+    training = opened.recipe.training
+    if training.epochs is None:
+        return opened
+    steps = ceil(num_positions(training.epochs, len(dataset.samples), dataset.growth) / training.batch)
+    steps = min(steps, training.steps or steps)
+    recipe = with_values(opened.recipe, {"training.steps": steps})
+    members = tuple(replace(member, recipe=recipe.alone(member.name)) for member in opened.members)
+    return replace(opened, recipe=recipe, members=members)
 
 
 def _ledger_before(recipe: Recipe, resumed: Resumed) -> Ledger | None:
@@ -197,9 +214,9 @@ def _survey(opened: Model, scanned: Sequence[Folder], source: BatchSource, resum
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
     dataset = scanned[0].dataset
     use = Use(
-        steps=training.steps,
+        steps=training.num_steps,
         batch=training.batch,
-        epochs=num_epochs(training.steps * training.batch, len(dataset.samples), dataset.growth),
+        epochs=num_epochs(training.num_steps * training.batch, len(dataset.samples), dataset.growth),
         from_step=0 if resumed is None else resumed.step,
         size=(data.resolution, data.height or data.resolution),
         readings=readings_of(source.inputs, source.tokenizers),

@@ -121,6 +121,8 @@ def _staying(recipe: Recipe, stated: Values, before: Values, stated_before: Valu
 def _changes(before: Values, now: Values) -> Iterator[tuple[str, JsonValue, JsonValue]]:
     """Keys whose values differ; a key that one of the two lacks has its default there."""
     for key in dict.fromkeys((*before, *now)):
+        if key == "training.steps" and now.get(key) is None:  # epochs give it, once the data are counted
+            continue
         try:
             old, new = (values[key] if key in values else default_of(key) for values in (before, now))
         except KeyError:  # a key that another version had

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -34,7 +35,7 @@ from diffusionpipe.trainer.course.documents import write_documents
 from diffusionpipe.trainer.course.evaluation import averaged, validate
 from diffusionpipe.trainer.course.first_steps import FirstSteps
 from diffusionpipe.trainer.course.kept_samples import keep_in_session, sample_folder
-from diffusionpipe.trainer.course.preparation import Data, Resumed, locked_folder, prepare_folder, read_data
+from diffusionpipe.trainer.course.preparation import Data, Resumed, locked_folder, prepare_folder, read_data, with_steps
 from diffusionpipe.trainer.course.recipe_changes import Settled, settle, state_of
 from diffusionpipe.trainer.course.resuming import checkpoint_of
 from diffusionpipe.trainer.course.run_end import EXPORT, forget_end, has_ended, note_end
@@ -104,11 +105,16 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: check_sampling(opened), resumed=resumed)
+        opened = on_all(lambda: with_steps(opened, data.train.dataset))
+        recipe = opened.recipe
+        settled = replace(settled, recipe=recipe)
+        if hooks.settled is not None:
+            hooks.settled(recipe)
     identity = run_identity(opened, data.train.dataset)
     step = 0 if resumed is None else resumed.step
     if checkpoint is not None:
         _check(checkpoint, identity, recipe, data)
-        if step == recipe.training.steps:
+        if step == recipe.training.num_steps:
             _end_again(opened, job, checkpoint, screen)
             return step
     if is_first and hooks.tell_data is not None:
@@ -172,7 +178,7 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
         trackers = open_trackers(recipe, step)
     state.metrics = MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers)
     state.progress = TrainingProgress(
-        num_steps=recipe.training.steps, first_step=step, batch=session.plan.batch, screen=state.screen
+        num_steps=recipe.training.num_steps, first_step=step, batch=session.plan.batch, screen=state.screen
     )
 
 
@@ -204,7 +210,7 @@ def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, dat
 
     def check() -> None:
         compared = {name: value for name, value in identity.items() if not (data.is_continued and name in OF_DATA)}
-        check_resumed(read_state(checkpoint), compared, recipe.training.steps, str(checkpoint))
+        check_resumed(read_state(checkpoint), compared, recipe.training.num_steps, str(checkpoint))
 
     from_first(check)
 
@@ -253,16 +259,18 @@ def _train(state: RunState) -> None:
         progress.phase(STEP),
         ExitStack() as beginning,
     ):
+        if recipe.sampling.at_start and state.step == 0:
+            _evaluate(state, is_wanted=True)
         beginning.enter_context(state.screen.work("first step"))
         stepper = _stepper(state, batches)
         if (first := worker.prologue) is not None:
             worker.feed(first, next(batches))
             first.run()
-        while state.step < recipe.training.steps:
+        while state.step < recipe.training.num_steps:
             started, progress.step = perf_counter(), state.step + 1
             inputs = next(batches) if worker.window is None else {}  # a window takes the batches that begin in it
             waited = perf_counter() - started
-            is_traced = worker.window is None and state.step >= recipe.training.steps - NUM_TRACED
+            is_traced = worker.window is None and state.step >= recipe.training.num_steps - NUM_TRACED
             if is_traced:
                 dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
             reports.waited(state.step + 1, waited)
@@ -284,14 +292,14 @@ def _train(state: RunState) -> None:
             _evaluate(state)
             stops = any(result.decision.stops for result in results)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
-                _save(state, is_last=stops or state.step == recipe.training.steps)
+                _save(state, is_last=stops or state.step == recipe.training.num_steps)
             if state.progress is not None:
                 state.progress.pause()
             if stops:
                 status = ExitStatus.STOPPED
                 logger.warning("stopped step=%d reason=requested exit_status=%d resume=latest", state.step, status)
                 break
-    if traces and state.step == recipe.training.steps:
+    if traces and state.step == recipe.training.num_steps:
         state.timeline = measured_timeline(session, traces)
 
 
@@ -304,7 +312,7 @@ def _loader(state: RunState) -> StepLoader:
         batch=session.plan.batch,
         positions=session.positions,
         first_step=state.step,
-        num_steps=recipe.training.steps - state.step + session.worker.encodes_ahead,
+        num_steps=recipe.training.num_steps - state.step + session.worker.encodes_ahead,
         workers=data_workers_for(session.job.device.type, os.environ) if workers is None else workers,
         pin_memory=session.job.device.type == "cuda",
         has_levels=keeps_levels(session.job.device),
@@ -323,12 +331,12 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
 def is_flush(recipe: Recipe, step: int) -> bool:
     """Whether the pipeline of a training without a flush is empty after `step` steps."""
     every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
-    return step >= recipe.pipeline.num_unflushed(recipe.training.steps) or any(_is_due(one, step) for one in every)
+    return step >= recipe.pipeline.num_unflushed(recipe.training.num_steps) or any(_is_due(one, step) for one in every)
 
 
 def _reading_weights(recipe: Recipe) -> tuple[int | None, ...]:
     """After how many steps the weights are read outside of training."""
-    return recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.steps
+    return recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.num_steps
 
 
 def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool:
@@ -342,11 +350,11 @@ def _is_due(every: int | None, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def _evaluate(state: RunState) -> None:
-    """Validation and pictures, where they are due."""
+def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
+    """Validation and pictures where they are due, and after the last step; all that the recipe has where wanted."""
     session, recipe = state.session, state.session.recipe
-    is_last = state.step == recipe.training.steps
-    if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_last):
+    is_wanted = is_wanted or state.step == recipe.training.num_steps
+    if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_wanted):
         with state.screen.work("validating"):
             result = validate(session, state.data.validation)
         if not isfinite(result.loss):
@@ -360,7 +368,7 @@ def _evaluate(state: RunState) -> None:
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
             by_backbone = {f"validation_loss/{name}": loss for name, loss in result.by_backbone if name}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
-    if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
+    if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_wanted):
         rate = drawn_rate(recipe, state.data.train.dataset)
         wish, settings = request_of(recipe, rate), [sampling_settings(member) for member in session.members]
         started = perf_counter()
@@ -386,7 +394,7 @@ def _save(state: RunState, *, is_last: bool) -> None:
 def _finish(state: RunState) -> None:
     """Export and timeline, on rank 0; the others wait at the job's end."""
     session, recipe = state.session, state.session.recipe
-    if not session.is_first or state.step < recipe.training.steps:
+    if not session.is_first or state.step < recipe.training.num_steps:
         return
     folder = recipe.run.folder
     if state.timeline is not None:
@@ -403,7 +411,7 @@ def _export(recipe: Recipe, members: Sequence[Member], checkpoint: Path, screen:
         for member in members:
             export(checkpoint, destination / member.name, export_settings(member))
     note_end(recipe, checkpoint)
-    logger.info("step=%d export=%s export_s=%.1f", recipe.training.steps, destination, perf_counter() - started)
+    logger.info("step=%d export=%s export_s=%.1f", recipe.training.num_steps, destination, perf_counter() - started)
 
 
 def _end_again(opened: Model, job: Job, checkpoint: Path, screen: Screen) -> None:
@@ -412,7 +420,7 @@ def _end_again(opened: Model, job: Job, checkpoint: Path, screen: Screen) -> Non
     is_complete = from_first(lambda: has_ended(recipe, checkpoint))
     if job.membership.rank:
         return
-    folder, steps = recipe.run.folder, f"all {recipe.training.steps:,} steps are done"
+    folder, steps = recipe.run.folder, f"all {recipe.training.num_steps:,} steps are done"
     if is_complete:
         logger.info("nothing to do: %s, and %s is complete; raise training.steps to train on", steps, folder / EXPORT)
         return

@@ -16,9 +16,11 @@ OF_DATA = ("data", "picture files", GROWTH)
 
 
 def check_resumed(
-    state: Mapping[str, object], identity: Mapping[str, object], num_steps: int, source: str = "the checkpoint"
+    state: Mapping[str, object], identity: Mapping[str, object], num_steps: int | None, source: str = "the checkpoint"
 ) -> int:
     """The step to continue with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
+
+    `num_steps`: where the run ends; None where the data, whose epochs end it, are not counted yet.
 
     Raises:
         CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
@@ -33,7 +35,7 @@ def check_resumed(
     step = state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise CheckpointError(f"{source}: state.json has the step {str(step)[:100]!r}; it was not written by a run")
-    if step > num_steps:
+    if num_steps is not None and step > num_steps:
         raise CheckpointError(
             f"{source} is from step {step}, but the recipe ends at step {num_steps}; "
             "resume from an earlier one with --resume STEP, or raise training.steps"

@@ -13,6 +13,7 @@ from typing import Self
 
 from diffusionpipe.runtime.machine.occupied_memory import PEAK, occupied_memory
 from diffusionpipe.trainer.course.run_state import RunState
+from diffusionpipe.trainer.data.order import num_epochs
 from diffusionpipe.trainer.data.skipped import count_skipped
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
 from diffusionpipe.units import Seconds
@@ -54,8 +55,19 @@ class StepReports:
             self._write(one)
         peak = {PEAK: memory[PEAK]} if PEAK in memory else {}
         for result, waited, _ in fresh:
-            values = {"loss": result.loss, **self._rate(result.seconds + waited), **self._bubble, **peak}
+            values = {
+                "loss": result.loss,
+                "epoch": self._epoch(result.step),
+                **self._rate(result.seconds + waited),
+                **self._bubble,
+                **peak,
+            }
             self._state.progress.update(result.step - 1, values)
+
+    def _epoch(self, step: int) -> float:
+        """The passes over the training data that so many steps have made, to four digits after the point."""
+        dataset, batch = self._state.data.train.dataset, self._state.session.plan.batch
+        return round(num_epochs(step * batch, len(dataset.samples), dataset.growth), 4)
 
     def _rate(self, step_s: Seconds) -> dict[str, float]:
         return {"step_s": step_s, "samples_per_s": self._state.session.plan.batch / step_s}
@@ -72,6 +84,7 @@ class StepReports:
             result.step,
             {
                 "loss": result.loss,
+                "epoch": self._epoch(result.step),
                 "gradient_norm": result.gradient_norm,
                 "learning_rate": result.learning_rate,
                 **{key: value for one in result.backbones for key, value in one.numbers().items()},

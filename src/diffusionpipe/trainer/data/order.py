@@ -9,6 +9,7 @@ order of a running epoch never changes.
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 Growth = tuple[tuple[int, int], ...]
@@ -53,6 +54,22 @@ def num_epochs(positions: int, num_samples: int, growth: Growth = ()) -> float:
     """The number of epochs in this number of positions."""
     place = place_of(positions, num_samples, growth)
     return place.epoch + place.number / place.size
+
+
+def num_positions(epochs: float, num_samples: int, growth: Growth = ()) -> int:
+    """The number of positions that hold this number of epochs, rounded up: the inverse of `num_epochs`.
+
+    >>> [num_positions(epochs, 25, ((30, 5),)) for epochs in (0.5, 2, 3, 3.1)]
+    [10, 40, 65, 68]
+    """
+    start, before = 0, 0
+    size = num_samples - sum(count for _, count in growth)
+    for since, count in growth:
+        whole = max(0, -(-(since - start) // size))
+        if epochs < before + whole:
+            break
+        start, before, size = start + whole * size, before + whole, size + count
+    return start + ceil(round((epochs - before) * size, 6))  # 0.1 x 30 is not 4
 
 
 def growth_of(counts: Sequence[tuple[int, int]]) -> Growth:

@@ -83,6 +83,6 @@ def learning_rates(recipe: Recipe) -> LearningRateSchedule:
         peak=recipe.optimizer.learning_rate,
         decay=Decay(recipe.learning_rate.schedule.value),
         warmup_steps=recipe.learning_rate.warmup_steps,
-        total_steps=recipe.training.steps,
+        total_steps=recipe.training.num_steps,
         final_fraction=recipe.learning_rate.final,
     )

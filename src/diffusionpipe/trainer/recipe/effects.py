@@ -60,7 +60,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "training": {
         Effect.FIXED: "seed batch",
-        Effect.SAID: "steps precision clip_norm clip on_spike ema_decay",
+        Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay",
         Effect.SILENT: "deterministic post_validation activation_checkpointing",
     },
     "optimizer": {Effect.FIXED: "name", Effect.SAID: "learning_rate arguments"},
@@ -72,7 +72,8 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "validation": {Effect.SAID: "timesteps samples", Effect.SILENT: "every"},
     "sampling": {
-        Effect.SILENT: "every prompts negative_prompt labels steps guidance true_cfg_scale noise_level scheduler seed"
+        Effect.SILENT: "every at_start prompts negative_prompt labels steps guidance true_cfg_scale noise_level "
+        "scheduler seed"
     },
     "checkpoint": {Effect.SILENT: "every keep asynchronous"},
     "run": {Effect.SILENT: "folder trackers project name stuck_after patience"},

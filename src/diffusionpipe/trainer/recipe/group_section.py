@@ -92,11 +92,9 @@ def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) 
             build_optimizer(optimizer.name, {}, optimizer.learning_rate, optimizer.arguments)
         except RecipeError as error:
             yield f"{key}.optimizer_arguments: {error}"
-    if own.warmup_steps is not None and own.warmup_steps >= training.steps:
-        yield (
-            f"{key}.warmup_steps: {own.warmup_steps} is not less than the {training.steps} steps of the run; use a "
-            "shorter warm-up"
-        )
+    warmup, steps = own.warmup_steps, training.steps
+    if warmup is not None and steps is not None and warmup >= steps:
+        yield (f"{key}.warmup_steps: {warmup} is not less than the {steps} steps of the run; use a shorter warm-up")
     if own.learning_rate_final not in (None, 0, 1) and rates.schedule is RateSchedule.CONSTANT:
         yield (
             f"{key}.learning_rate_final: it has no effect on a constant schedule; set learning_rate_schedule to linear "

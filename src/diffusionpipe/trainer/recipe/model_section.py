@@ -1,6 +1,5 @@
 """[model] and [lora] of a recipe: the model and the parts of it that are trained."""
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -59,16 +58,6 @@ class LoraSection(Section):
     """Name suffixes of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_dropout(cls, values: object) -> object:
-        named = [key for key in ("dropout", "lora_dropout") if isinstance(values, Mapping) and key in values]
-        raise_problems(
-            f"{key}: dropout is not supported, because its random numbers would depend on the rank; remove it"
-            for key in named
-        )
-        return values
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:

@@ -26,6 +26,7 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.files.input_file import read_named
 from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, SWITCHED_OFF, GroupSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models, without_models
+from diffusionpipe.trainer.recipe.other_words import answer
 from diffusionpipe.trainer.recipe.overrides import Table, override
 from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
 from diffusionpipe.trainer.recipe.section import Section
@@ -76,7 +77,7 @@ def recipe_from_table(
     problems += [*wrong, *problems_of_members]
     if models:
         problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
-    problems.extend(("", f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
+    problems.extend((name, f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
     right = sections if wrong or problems_of_members else {**sections, "models": members}
     problems.extend((line.partition(":")[0], line) for line in problems_between(right, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
@@ -179,11 +180,15 @@ def _unknown(path: KeyPath) -> str:
     *parents, last = map(str, path)
     keys = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
     moved = [key for key in keys if key.endswith(f".{last}")]
+    if not parents and (hint := answer((), last)):
+        return hint
     if not parents:
         nearest = [f"[{name}]" for name in get_close_matches(last, SECTIONS, n=1)] or moved
         return "unknown section; " + (f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(SECTIONS)}")
     of_component = "components" in parents[1:-1]
     here = (GroupSection if of_component else SECTIONS.get(parents[0], MemberSection)).model_fields
+    if hint := answer(parents, last, here):
+        return hint
     near = [".".join([*parents, key]) for key in get_close_matches(last, here, n=1)]
     if of_component:
         return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; a component has {', '.join(here)}"

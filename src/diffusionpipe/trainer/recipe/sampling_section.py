@@ -27,6 +27,8 @@ class SamplingSection(Section):
 
     every: Maybe[Count] = None
     """Steps between drawings."""
+    at_start: bool = False
+    """Also draw and validate before the first step, to compare with what the model could before."""
     prompts: Several[str] = ()
     """Captions to draw, or the path of a file with one a line; for models with text."""
     negative_prompt: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()

@@ -221,7 +221,8 @@ def _groups_can_be_trained(
 
 
 def _warmup_ends_before_the_run(*, training: TrainingSection, learning_rate: LearningRateSection) -> Iterator[str]:
-    if learning_rate.warmup_steps >= training.steps:
+    # Where the run ends by epochs, its steps are known, and this is checked again, once its data are counted.
+    if training.steps is not None and learning_rate.warmup_steps >= training.steps:
         yield (
             f"learning_rate.warmup_steps: {learning_rate.warmup_steps} is not less than the {training.steps} steps of "
             "the run; use a shorter warm-up"
@@ -233,6 +234,14 @@ def _validation_has_data(*, data: DataSection, validation: ValidationSection) ->
         yield "validation.every: there is no data to validate on; set data.validation to a folder"
     if data.validation is not None and validation.every is None:
         yield "data.validation: this folder is never used; set validation.every to a number of steps"
+
+
+def _start_has_something_to_show(*, sampling: SamplingSection, validation: ValidationSection) -> Iterator[str]:
+    if sampling.at_start and sampling.every is None and validation.every is None:
+        yield (
+            "sampling.at_start: nothing is drawn or validated; set sampling.every or validation.every to a number of "
+            "steps"
+        )
 
 
 def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator[str]:
@@ -280,5 +289,6 @@ _CHECKS: tuple[Check, ...] = (
     _groups_can_be_trained,
     _warmup_ends_before_the_run,
     _validation_has_data,
+    _start_has_something_to_show,
     versions_suit_the_training,
 )

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from diffusionpipe.trainer.recipe.section import (
     Choice,
@@ -46,7 +46,9 @@ class TrainingSection(Section):
 
     seed: Seed = 0
     """Seed of all random numbers of the run."""
-    steps: Count
+    epochs: Maybe[Positive] = None
+    """Passes over the training data of the whole run, in place of steps; with both it ends at what comes first."""
+    steps: Annotated[Maybe[Count], Field(validate_default=True)] = None
     """Optimizer steps of the whole run."""
     batch: Annotated[Count, Field(le=1_000_000)]
     """Global batch: samples of one step over all ranks."""
@@ -68,3 +70,16 @@ class TrainingSection(Section):
     activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
     """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
     backward pass instead of kept."""
+
+    @field_validator("steps")
+    @classmethod
+    def _ends(cls, steps: int | None, others: ValidationInfo) -> int | None:
+        if steps is None and others.data.get("epochs", 0) is None:  # else epochs are wrong, which is said
+            raise ValueError(": this key is required: optimizer steps of the whole run; or set training.epochs")
+        return steps
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run, once the size of the data is known (`preparation.with_steps`)."""
+        assert self.steps is not None, "the data have not been counted yet"
+        return self.steps

@@ -202,7 +202,7 @@ class WindowStepper:
         """The learning rates of a block's groups in update `step`, counted from 0."""
         rates, recipe = self._trained.rates_at(step), self._session.recipe
         fading = recipe.learning_rate.by_staleness
-        if fading is None or step >= recipe.pipeline.num_unflushed(recipe.training.steps):
+        if fading is None or step >= recipe.pipeline.num_unflushed(recipe.training.num_steps):
             return rates
         factor = factor_at(step, self._staleness[block], fading)
         return {group: rate * factor for group, rate in rates.items()}
