@@ -33,7 +33,7 @@ SAME: Mapping[str, str] = {
     "data.workers": "dataloader_num_workers max_data_loader_n_workers num_workers",
     "training.steps": "max_train_steps max_steps num_train_steps max_num_steps total_steps iterations",
     "training.epochs": "max_train_epochs num_train_epochs num_epochs max_epochs epoch",
-    "training.batch": "batch_size train_batch_size global_batch_size total_batch_size",
+    "training.batch": "batch_size train_batch_size global_batch_size total_batch_size micro_batch_size_per_gpu",
     "training.seed": "random_seed training_seed",
     "training.precision": "mixed_precision dtype train_dtype full_bf16 bf16 fp16 full_fp16 dit_dtype",
     "training.clip_norm": "max_grad_norm gradient_clipping grad_clip clip_grad_norm",
@@ -67,7 +67,7 @@ SAME: Mapping[str, str] = {
     "sampling.guidance": "cfg cfg_scale guidance_scale validation_guidance",
     "sampling.steps": "num_inference_steps sample_steps diffusion_steps validation_num_inference_steps",
     "sampling.scheduler": "sampler sample_sampler noise_scheduler",
-    "sampling.at_start": "sample_at_first first_sample eval_before_first_step skip_first_sample",
+    "sampling.at_start": "sample_at_first first_sample eval_before_first_step",
     "checkpoint.every": "save_every_n_steps save_every checkpointing_steps save_steps checkpoint_every_n_steps "
     "save_every_n_epochs",
     "checkpoint.keep": "save_last_n_steps checkpoints_total_limit save_total_limit max_step_saves_to_keep",
