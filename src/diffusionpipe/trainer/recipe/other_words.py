@@ -28,6 +28,7 @@ SAME: Mapping[str, str] = {
     "data.frame_rate": "fps target_fps source_fps",
     "data.caption_dropout": "caption_dropout_rate uncond_fraction cond_dropout proportion_empty_prompts "
     "caption_dropout_probability",
+    "data.caption_chunks": "max_token_length",
     "data.flip": "flip_aug flip_x random_flip",
     "data.random_crop": "crop_style",
     "data.workers": "dataloader_num_workers max_data_loader_n_workers num_workers",
