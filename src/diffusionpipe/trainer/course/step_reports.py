@@ -65,7 +65,7 @@ class StepReports:
             self._state.progress.update(result.step - 1, values)
 
     def _epoch(self, step: int) -> float:
-        """The passes over the training data that so many steps have made, to four digits after the point."""
+        """The passes over the training data that are done after `step` steps, to four digits after the point."""
         dataset, batch = self._state.data.train.dataset, self._state.session.plan.batch
         return round(num_epochs(step * batch, len(dataset.samples), dataset.growth), 4)
 
