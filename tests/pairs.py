@@ -92,6 +92,18 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/trainer/test_larger_models.py::test_a_controlnet_draws_from_the_conditioning_pictures_of_validation": [
         (Feature.PICTURES, Feature.CONTROLNET)
     ],
+    "tests/runtime/test_adapters.py::test_gradients_of_norms_are_those_of_one_process": [
+        (Feature.DORA, other)
+        for other in (
+            Feature.LORA,
+            Feature.TEXT_ENCODER,
+            Feature.REPLICAS,
+            Feature.DATA_PARALLEL,
+            Feature.SPLIT,
+            Feature.RECOMPUTE,
+            Feature.SEVERAL_STAGES,
+        )
+    ],
     "tests/trainer/test_lora_runs.py::test_two_stages_learn_what_one_process_learns": [(Feature.LORA, Feature.EMA)],
     "tests/trainer/test_lora_runs.py::test_base_weights_kept_in_bfloat16_give_the_same_run_bit_for_bit": [
         (Feature.LORA, Feature.NARROW_STORE),

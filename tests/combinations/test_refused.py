@@ -133,17 +133,10 @@ CASES = {
     (F.SHARDED, F.TIED): [tied(-1, stages=1, data_parallel=2, sharded=True, buckets=2)],
     (F.VERSIONS, F.TIED): [tied(-1, stages=2, versions=Versions.STASHED)],
     (F.LORA, F.FROM_SCRATCH): [recipe_with(lora={"rank": 8}, model={"from_scratch": True})],
-    (F.LORA, F.TEXT_ENCODER): [
-        recipe_with(lora={"rank": 8}, model={"train": ["unet", "text_encoder"]}),
-        lambda: family_graph(
-            REGISTRY["StableDiffusionPipeline"],
-            {},
-            None,
-            resolution=8,
-            train=["unet", "text_encoder"],
-            dtype="float32",
-            lora=LoraSettings(rank=2),
-        ),
+    (F.DORA, F.NARROW_STORE): [
+        recipe_with(
+            lora={"rank": 8, "dora": True}, model={"frozen_dtype": "bfloat16"}, training={"precision": "bfloat16"}
+        )
     ],
     (F.LORA, F.DIT): [adapters_on(tiny_dit, "transformer")],
     (F.LORA, F.CONTROLNET): [adapters_on(tiny_controlled, "controlnet")],

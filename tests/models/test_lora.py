@@ -11,6 +11,7 @@ from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.opening.folder import weight_sources
 from diffusionpipe.models.parameters.lora import ATTENTION, LoraSettings, add_lora
 from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters
+from diffusionpipe.models.parameters.lora_targets import Breadth
 from diffusionpipe.models.parameters.stored import stored_weights
 from diffusionpipe.models.parameters.weights import materialize
 
@@ -223,6 +224,77 @@ def test_adapters_beside_random_weights_are_refused(tmp_path):
         match=r"transformer has no weights \(there is no such folder\), and adapters need pretrained weights",
     ):
         weight_sources(tmp_path, graph)
+
+
+def _adapted_layers(component, name, **settings):
+    component.requires_grad_(True)  # all of it is read
+    add_lora({name: component}, name, LoraSettings(rank=2, **settings))
+    return {n.partition(".lora_A")[0]: p.shape[0] for n, p in component.named_parameters() if ".lora_A." in n}
+
+
+@pytest.mark.parametrize(
+    ("breadth", "kinds"), [(Breadth.LINEAR, (torch.nn.Linear,)), (Breadth.ALL, (torch.nn.Linear, torch.nn.Conv2d))]
+)
+def test_a_word_stands_for_all_layers_of_its_kinds_but_the_excluded_ones(breadth, kinds):
+    unet = tiny_stable_diffusion().components["unet"]
+    named = {n for n, module in unet.named_modules() if isinstance(module, kinds)}
+    expected = {n for n in named if not n.endswith((".linear_1", ".to_out.0"))}
+    assert expected < named
+    assert set(_adapted_layers(unet, "unet", target_modules=breadth, exclude=("linear_1", "to_out.0"))) == expected
+
+
+def test_attention_of_text_encoders_has_other_names_and_exact_ends_give_ranks():
+    components = tiny_flux().components
+    found = _adapted_layers(
+        components["text_encoder"], "text_encoder", rank_pattern={"q_proj": 3, "1.self_attn.q_proj": 1}
+    )
+    ends = ("q_proj", "k_proj", "v_proj", "out_proj")
+    layers = {f"encoder.layers.{i}.self_attn.{end}": 2 for i in (0, 1) for end in ends}
+    assert found == layers | {"encoder.layers.0.self_attn.q_proj": 3, "encoder.layers.1.self_attn.q_proj": 1}
+    found = _adapted_layers(components["text_encoder_2"], "text_encoder_2", target_modules=Breadth.LINEAR)
+    linear = {n for n, m in components["text_encoder_2"].named_modules() if isinstance(m, torch.nn.Linear)}
+    assert set(found) == {name.removesuffix(".base_layer") for name in linear if ".lora_" not in name}
+
+
+@pytest.mark.parametrize(("is_stabilized", "factor"), [(False, 6 / 4), (True, 6 / 2)])
+def test_other_ranks_and_stabilised_ones_have_the_scale_of_the_usual_rank(is_stabilized, factor):
+    unet = tiny_stable_diffusion().components["unet"]
+    settings = LoraSettings(rank=4, alpha=6.0, rank_pattern={"to_k": 2}, rank_stabilized=is_stabilized)
+    add_lora({"unet": unet}, "unet", settings)
+    scales = [module.scaling["default"] for module in unet.modules() if hasattr(module, "scaling")]
+    assert scales == pytest.approx([factor] * len(scales), rel=1e-14)
+    assert settings.scale == pytest.approx(factor, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"exclude": ("ff.net.2",)}, "unet has no layers with adapters named ff.net.2"),
+        (
+            {"rank_pattern": {"ff.net.2": 1}},
+            "no layer with an adapter has a name that ends as in rank_pattern: ff.net.2",
+        ),
+        ({"exclude": ATTENTION}, "unet would have no adapter, because lora.exclude leaves none of its layers"),
+        ({"target_modules": Breadth.ALL, "rank": 8}, r"larger than unet.conv_\S+, whose .* or name it in lora.exclude"),
+    ],
+)
+def test_settings_that_leave_no_effect_are_refused(settings, message):
+    unet = tiny_stable_diffusion().components["unet"]
+    with pytest.raises(ModelError, match=message):
+        add_lora({"unet": unet}, "unet", LoraSettings(**{"rank": 2} | settings))
+
+
+def test_norms_of_dora_start_as_those_of_the_weights_and_change_no_loss():
+    plain, graph = _with_lora(tiny_flux, "transformer", dora=True)
+    inputs = raw_inputs(plain, 2)
+    losses = [run_layers(g.layers, g.components, inputs, targets=["loss"])["loss"] for g in (plain, graph)]
+    assert torch.allclose(*losses, rtol=1e-13, atol=0)
+    weights = dict(plain.components["transformer"].named_parameters())
+    norms = {n: p for n, p in graph.components["transformer"].named_parameters() if ".lora_magnitude_vector." in n}
+    assert norms
+    for name, norm in norms.items():
+        rows = weights[name.partition(".lora_")[0] + ".weight"].pow(2).sum(1).sqrt()
+        assert torch.allclose(norm, rows, rtol=1e-14, atol=0)
 
 
 def test_a_rank_that_is_larger_than_a_layer_is_refused():

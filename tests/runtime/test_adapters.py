@@ -7,10 +7,11 @@ import torch
 from descriptions import described
 from layouts import CPU, assert_same_step, feed_rows, merge, reference_step, step_in_threads
 from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_flux, tiny_stable_diffusion
+from tiny_models import raw_inputs, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
-from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_second_matrix
+from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_adapter, is_second_matrix
+from diffusionpipe.models.parameters.lora_targets import Breadth
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
@@ -21,20 +22,25 @@ BATCH = 8
 MODELS = {"stable diffusion": (tiny_stable_diffusion, "unet"), "flux": (tiny_flux, "transformer")}
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def prepared(request):
-    """The second matrices are not zero, else the first would have no gradients."""
-    tiny, trained = MODELS[request.param]
+def adapted(tiny, trained, size=1.0, **settings):
+    """The second matrices are not zero, else the first would have no gradients; their numbers are about `size`."""
     graph = tiny()
-    add_lora(graph.components, trained, LoraSettings(rank=2, alpha=3.0))
+    adapt(graph, trained, LoraSettings(rank=2, alpha=3.0, **settings))
     materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in graph.components[trained].named_parameters():
-            if is_second_matrix(name):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        for name in trained:
+            for parameter_name, parameter in graph.components[name].named_parameters():
+                if is_second_matrix(parameter_name):
+                    parameter.copy_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     inputs = raw_inputs(graph, BATCH)
     return graph, described(graph), inputs, reference_step(graph, inputs)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def prepared(request):
+    tiny, trained = MODELS[request.param]
+    return adapted(tiny, [trained])
 
 
 LAYOUTS = {
@@ -51,6 +57,44 @@ def test_gradients_of_adapters_are_those_of_one_process(prepared, layout):
     graph, model, inputs, expected = prepared
     assert all(gradient.abs().max() > 0 for gradient in expected.gradients.values())
     assert_same_step(step_in_threads(graph, model, LAYOUTS[layout], inputs), expected)
+
+
+ENCODERS = {
+    "stable diffusion": (tiny_stable_diffusion, ["unet", "text_encoder"]),
+    "text encoder alone": (tiny_stable_diffusion, ["text_encoder"]),
+    "sdxl": (tiny_sdxl, ["unet", "text_encoder", "text_encoder_2"]),
+    "sd3": (tiny_sd3, ["transformer", "text_encoder", "text_encoder_2", "text_encoder_3"]),
+    "flux": (tiny_flux, ["transformer", "text_encoder", "text_encoder_2"]),
+}
+WITH_ENCODERS = [(model, layout) for model in ENCODERS for layout in ("1f1b", "two pipelines", "zb-v, recomputed")]
+QUICK = [("text encoder alone", "zb-v, recomputed")]
+
+
+@pytest.mark.parametrize(("model", "layout"), quick_and_slow(WITH_ENCODERS, quick=QUICK))
+def test_gradients_of_adapters_of_text_encoders_are_those_of_one_process(model, layout):
+    tiny, trained = ENCODERS[model]
+    graph, description, inputs, expected = adapted(tiny, trained, size=0.1)
+    assert {name.partition(".")[0] for name in expected.gradients} == set(trained)
+    assert all(is_adapter(name) and gradient.abs().max() > 0 for name, gradient in expected.gradients.items())
+    assert_same_step(step_in_threads(graph, description, LAYOUTS[layout], inputs), expected)
+
+
+@pytest.mark.parametrize("layout", quick_and_slow(LAYOUTS, quick=[]))
+def test_gradients_of_norms_are_those_of_one_process(layout):
+    _check_norms(layout, ["unet", "text_encoder"], target_modules=Breadth.ALL, exclude=("conv_in", "conv_out"))
+
+
+def test_gradients_of_norms_of_a_text_encoder_are_those_of_one_process():
+    _check_norms("replicas", ["text_encoder"])
+
+
+def _check_norms(layout, trained, **settings):
+    settings = {"size": 0.1, "dora": True, "rank_stabilized": True, **settings}
+    graph, description, inputs, expected = adapted(tiny_stable_diffusion, trained, **settings)
+    norms = [gradient for name, gradient in expected.gradients.items() if ".lora_magnitude_vector." in name]
+    assert len(norms) == len(expected.gradients) / 3
+    assert all(gradient.abs().max() > 0 for gradient in norms)
+    assert_same_step(step_in_threads(graph, description, LAYOUTS[layout], inputs), expected)
 
 
 def _in_the_middle(unfilled):

@@ -13,7 +13,7 @@ from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_s
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.ir import Range
-from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.lora import LoraSettings, adapt
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.passes import PlacedFill
@@ -38,18 +38,25 @@ SCHEDULES = {
 """Schedules with exactly these features."""
 
 
+def adapted(graph, components):
+    adapt(graph, components, LoraSettings(rank=2))
+    dtype = next(graph.components["vae"].parameters()).dtype
+    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=dtype, seed=0)
+    return graph
+
+
 @cache
-def prepared(kind, dtype):
+def prepared(kinds, dtype):
     """A model, its description, inputs, and the step of one process."""
-    match kind:
+    match next(iter(kinds)) if len(kinds) == 1 else len(kinds):
+        case 2:
+            graph = adapted(tiny_stable_diffusion(dtype), ["unet", "text_encoder"])
         case Feature.CONTROLNET:
             graph = tiny_controlled(dtype)
         case Feature.TEXT_ENCODER:
             graph = tiny_stable_diffusion(dtype, train=("unet", "text_encoder"))
         case Feature.LORA:
-            graph = tiny_flux(dtype)
-            add_lora(graph.components, "transformer", LoraSettings(rank=2))
-            materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=dtype, seed=0)
+            graph = adapted(tiny_flux(dtype), ["transformer"])
         case _:
             graph = tiny_dit(dtype, transformer={"num_layers": 6})
     inputs = raw_inputs(graph, BATCH)
@@ -113,7 +120,7 @@ def test_two_features_learn_what_one_process_learns(one, other):
     kinds = features & {Feature.CONTROLNET, Feature.TEXT_ENCODER, Feature.LORA}
     is_narrow = Feature.BFLOAT16 in features
     dtype = torch.float32 if is_narrow else torch.float64
-    graph, model, inputs, expected = prepared(next(iter(kinds), None), dtype)
+    graph, model, inputs, expected = prepared(kinds, dtype)
     plan = build_plan(model, layout_of(features), filler=halves if Feature.FILL in features else None)
     own = None if Feature.SHARDED in features else copies_of(graph, plan.mesh.num_ranks)
 

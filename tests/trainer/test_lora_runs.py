@@ -282,9 +282,9 @@ def test_a_checkpoint_of_other_adapters_is_refused(place, recipe, trained, resum
         ("sd", {"lora": {"rank": 9}}, ModelError, "rank 9 is larger than unet.down_blocks.*use at most 8"),
         (
             "sd",
-            {"model": {"train": ("text_encoder",)}},
+            {"model": {"train": ("unet", "vae")}},
             ModelError,
-            "only unet can have adapters, not text_encoder; remove model",
+            "vae can have no adapters; in model.train choose from unet, text_encoder",
         ),
         ("sd", {"lora": {"target_modules": ("to_w",)}}, ModelError, "unet has no modules named to_w"),
         ("sd", {"lora": {"target_modules": ("norm1",)}}, ModelError, "is a LayerNorm; name linear layers"),

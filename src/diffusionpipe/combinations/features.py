@@ -14,6 +14,7 @@ class Feature(StrEnum):
     BUCKETS = "buckets"
     OFFLOAD = "offload"
     LORA = "LoRA"
+    DORA = "DoRA"
     SPLIT = "split backward"
     POST_VALIDATION = "post-validation"
     RECOMPUTE = "recompute"
@@ -55,6 +56,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.BUCKETS: "gradients of a stage are summed in several parts",
     Feature.OFFLOAD: "`pipeline.offload_frozen`: weights of encoders are in host memory",
     Feature.LORA: "`[lora]`: adapters are trained, all other weights are frozen",
+    Feature.DORA: "`lora.dora`: adapters whose weights have trained norms",
     Feature.SPLIT: "a schedule with I and W instead of B, such as `zb-h1`",
     Feature.POST_VALIDATION: "`training.post_validation`: the update comes before the gradient norm is known",
     Feature.RECOMPUTE: "`training.activation_checkpointing`: activations are computed again in the backward",

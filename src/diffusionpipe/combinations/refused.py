@@ -31,10 +31,6 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         "sharded"
     ),
     (Feature.LORA, Feature.FROM_SCRATCH): "adapters need pretrained weights; remove from_scratch, or remove [lora]",
-    (Feature.LORA, Feature.TEXT_ENCODER): (
-        "only {denoiser} can have adapters, not {chosen}; remove model.train, or [lora] to train these components as a "
-        "whole"
-    ),
     **dict.fromkeys(
         [(Feature.LORA, Feature.DIT), (Feature.LORA, Feature.CONTROLNET)],
         "{trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all",
@@ -52,6 +48,10 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.SEVERAL_MODELS, Feature.ORDERS_FILE): "an orders file has one model; remove it and set pipeline.schedule",
     (Feature.OFFLOAD, Feature.NO_ENCODERS): "the model has no frozen part; leave out offload_frozen",
     (Feature.FILL, Feature.NO_ENCODERS): "there are no frozen layers to fill with; run the schedule as it is",
+    (Feature.DORA, Feature.NARROW_STORE): (
+        "DoRA reads the norms of frozen weights outside autocast, so weights stored in bfloat16 would change its "
+        "results; remove frozen_dtype, or remove lora.dora"
+    ),
     (Feature.NARROW_STORE, Feature.WIDE): (
         'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
         "remove frozen_dtype"

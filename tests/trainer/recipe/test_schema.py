@@ -104,9 +104,16 @@ def test_the_word_none_switches_off_what_is_on():
             {"lora": {"rank": 8}, "model": {"from_scratch": True}},
             "model.from_scratch: adapters need pretrained weights",
         ),
+        ({"lora": {"rank": 8, "target_modules": "everything"}}, 'words "attention", "linear", "all"; got .everything'),
+        ({"lora": {"rank": 8, "rank_pattern": {"to_q": 0}}}, "greater than or equal to 1"),
+        ({"lora": {"rank": "none", "dora": True}}, "dora: it has no effect without adapters"),
         (
-            {"lora": {"rank": 8}, "model": {"train": ["unet", "text_encoder"]}},
-            "model.train: only the denoiser can have adapters",
+            {
+                "lora": {"rank": 8, "dora": True},
+                "model": {"frozen_dtype": "bfloat16"},
+                "training": {"precision": "bfloat16"},
+            },
+            "model.frozen_dtype: DoRA reads the norms of frozen weights outside autocast.*remove frozen_dtype",
         ),
         ({"model": {"frozen_dtype": "bfloat16"}}, 'compute in float32 .*training.precision = "bfloat16"'),
     ],

@@ -41,7 +41,8 @@ from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.opening.hub import fetched
 from diffusionpipe.models.opening.meta import check_nulls, module_on_meta
-from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
+from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_adapter
+from diffusionpipe.models.parameters.lora_targets import is_text_encoder
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
 from diffusionpipe.models.parameters.weights import fill, misfits_of
 from diffusionpipe.plugins import Kind, load
@@ -144,11 +145,8 @@ def family_graph(
     Raises ModelError.
     """
     chosen = tuple(train) if train is not None else family.trainable[:1]
-    if lora is not None and chosen != family.trainable[:1]:
-        own, others = family.trainable[0], ", ".join(chosen)
-        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser=own, chosen=others)}")
-    if lora is not None and not family.has_adapters:
-        raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {chosen[0]}")
+    if lora is not None:
+        _check_adapted(family, chosen)
     if objective.settings.self_conditioning and lora is not None:
         raise ModelError(f"lora: {refusal(Feature.LORA, Feature.SELF_CONDITIONING)}")
     if objective.settings.self_conditioning and "controlnet" in family.trainable:
@@ -173,12 +171,14 @@ def family_graph(
     if captions != WHOLE:
         _check_captions(family, captions)
         more["captions"] = captions
-    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **more)
+    # Encoders with adapters are no trained components for their family: they stay in evaluation mode, without dropout.
+    whole = chosen if lora is None else family.trainable[:1]
+    graph = family.graph(components, objective=objective, resolution=resolution, train=whole, dtype=dtype, **more)
     if objective.settings.self_conditioning:
         graph = self_conditioned(graph, family.trainable[0], family.convolution)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
     if lora is not None:
-        add_lora(graph.components, chosen[0], lora)
+        adapt(graph, chosen, lora)
     return graph
 
 
@@ -192,6 +192,21 @@ def _check_captions(family: Family, captions: CaptionReading) -> None:
         raise ModelError(
             f"clip_skip: it has no effect, because this model has its layer by itself; it is for {able}; leave it out"
         )
+
+
+def _check_adapted(family: Family, chosen: Collection[str]) -> None:
+    """Refuses components that can have no adapters."""
+    own = family.trainable[0]
+    if not family.has_adapters:
+        raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {own}")
+    able = (own, *(name for name, kind in family.components.items() if is_text_encoder(kind)))
+    if others := [name for name in chosen if name not in able]:
+        raise ModelError(
+            f"lora: {', '.join(others)} can have no adapters; in model.train choose from {', '.join(able)}, or remove "
+            "[lora] to train whole components"
+        )
+    if not chosen:
+        raise ModelError(f"lora: nothing is trained; choose from {', '.join(able)}")
 
 
 def resolve_folder(folder_or_id: str | Path, variant: str | None = None) -> Path:

@@ -4,8 +4,11 @@ peft replaces linear layers in place, by modules that hold the old one as "base_
 The layers of a graph name whole blocks, so they find both; only trainability and the names of parameters change.
 """
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import torch
@@ -14,15 +17,19 @@ from torch import nn
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.graphs.graph import LayerGraph, own_parameters
+from diffusionpipe.models.parameters.lora_targets import (
+    ATTENTION,
+    Breadth,
+    Targets,
+    ends_with,
+    is_text_encoder,
+    layers_to_adapt,
+)
 
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-"""The projections of every attention of diffusers' denoisers."""
-
-_FUSED = "to_qkv_mlp_proj"
-"""FLUX.2's single-stream attention has one layer for its inputs, and "to_out" for its output."""
-
-_LOADED = ("unet", "transformer")
-"""Components whose adapters diffusers' pipelines save and load."""
+DENOISERS = ("unet", "transformer")
+"""Denoisers whose adapters diffusers' pipelines save and load, by their names in a folder."""
+_MAGNITUDE = ".lora_magnitude_vector."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +39,40 @@ class LoraSettings:
     rank: int = 16
     alpha: float | None = None
     """Numerator of the factor alpha / rank with which the adapters are added; None for alpha = rank."""
-    target_modules: tuple[str, ...] = ATTENTION
-    """Ends of the names of the linear layers and convolutions that get an adapter; `ATTENTION` stands for all linear
-    layers of attention, under any names."""
+    target_modules: Targets = ATTENTION
+    """Ends of the names of the linear layers and convolutions that get an adapter, or a word; `ATTENTION` stands for
+    all linear layers of attention, under any names."""
+    exclude: tuple[str, ...] = ()
+    """Ends of the names of those among them that get none."""
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    """Other ranks, by ends of names; the longest end that fits holds. Their alphas follow, so that `scale` holds for
+    all."""
+    dora: bool = False
+    """Whether the norm of each row of a weight is trained apart from its direction (DoRA)."""
+    rank_stabilized: bool = False
+    """Whether the factor is alpha / sqrt(rank)."""
 
     @property
     def scale(self) -> float:
         """The factor of adapters' outputs before they are added."""
+        if self.rank_stabilized:
+            return self.alpha_of(self.rank) / sqrt(self.rank)
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
+    def rank_of(self, name: str) -> int:
+        """The rank of the adapter of a layer of that name."""
+        end = ends_with(name, self.rank_pattern)
+        return self.rank if end is None else self.rank_pattern[end]
+
+    def alpha_of(self, rank: int) -> float:
+        """The alpha with which an adapter of that rank has the same scale as all others."""
+        alpha = self.rank if self.alpha is None else self.alpha
+        return alpha * (sqrt(rank / self.rank) if self.rank_stabilized else rank / self.rank)
+
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ModelError(f"lora: rank {self.rank} must be at least 1, e.g. 16")
+        for key, rank in {"rank": self.rank, **self.rank_pattern}.items():
+            if rank < 1:
+                raise ModelError(f"lora: {key} {rank} must be at least 1, e.g. 16")
         if self.alpha is not None and self.alpha <= 0:
             raise ModelError(f"lora: alpha {self.alpha} must be positive, e.g. the rank, {self.rank}")
         if not self.target_modules:
@@ -55,8 +84,24 @@ def needs_peft(error: ImportError) -> ModelError:
     return ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'")
 
 
-def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSettings) -> None:
-    """Adds adapters to the component `trained` and freezes all that it had before.
+def adapt(graph: LayerGraph, chosen: Collection[str], settings: LoraSettings) -> None:
+    """Adds adapters to the chosen components of a graph and freezes all other parameters; see `add_lora`.
+
+    A text encoder may be frozen before; its layers that some layer of the graph reads get adapters, the others none,
+    such as the last of SDXL's first encoder.
+    """
+    for name, component in graph.components.items():
+        if name not in chosen:
+            component.requires_grad_(False)
+        elif is_text_encoder(type(component).__name__):
+            for layer in graph.layers:
+                for parameter in own_parameters(layer, component) if layer.component == name else ():
+                    parameter.requires_grad_(True)
+    add_lora(graph.components, chosen, settings)
+
+
+def add_lora(components: Mapping[str, nn.Module], trained: str | Collection[str], settings: LoraSettings) -> None:
+    """Adds adapters to the components `trained` (one, by its name, or several) and freezes all that they had before.
 
     The adapters' parameters are on the meta device, for `materialize` to initialise them by name: no output changes
     until the first step, because the second matrix is zero. Targets whose own weights are not to be trained get none:
@@ -65,83 +110,87 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     Raises ModelError without peft, for a class that takes no adapters, if a target names nothing or only layers that
     are never read, or for a rank that is larger than a layer.
     """
-    component: Any = components[trained]
-    if trained not in _LOADED or not hasattr(component, "add_adapter"):
-        kind = type(component).__name__
-        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.DIT, trained=trained, kind=kind)}")
+    names = (trained,) if isinstance(trained, str) else tuple(trained)
+    for name in names:
+        kind = type(components[name]).__name__
+        if not is_text_encoder(kind) and (name not in DENOISERS or not hasattr(components[name], "add_adapter")):
+            raise ModelError(f"lora: {refusal(Feature.LORA, Feature.DIT, trained=name, kind=kind)}")
+    layers = layers_to_adapt({name: components[name] for name in names}, settings.target_modules, settings.exclude)
+    unused = [
+        end for end in settings.rank_pattern if not any(ends_with(n, (end,)) for own in layers.values() for n in own)
+    ]
+    if unused:
+        raise ModelError(f"lora: no layer with an adapter has a name that ends as in rank_pattern: {', '.join(unused)}")
+    for name, own in layers.items():
+        ranks = {layer: settings.rank_of(layer) for layer in own}
+        _check_ranks(name, own, ranks, settings)
+        alphas = {layer: settings.alpha_of(rank) for layer, rank in ranks.items()}
+        inject(components[name], ranks, alphas, dora=settings.dora, rank_stabilized=settings.rank_stabilized)
+        for parameter_name, parameter in components[name].named_parameters():
+            parameter.requires_grad_(is_adapter(parameter_name))
+
+
+def inject(
+    component: nn.Module,
+    ranks: Mapping[str, int],
+    alphas: Mapping[str, float],
+    *,
+    dora: bool = False,
+    rank_stabilized: bool = False,
+) -> None:
+    """Puts adapters on the meta device into a component, by the names of its layers.
+
+    Raises ModelError without peft.
+    """
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise needs_peft(error) from error
-    names = [name for name, _ in component.named_modules()]
-    targets = _targets(names, settings)
-    unused = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]
-    if unused:
-        raise ModelError(
-            f"lora: {trained} has no modules named {', '.join(unused)}; attention has {', '.join(ATTENTION)}"
-        )
-    unread = _check_targets(component, trained, targets, settings.rank)
+    exact = {layer: f"^{re.escape(layer)}" for layer in ranks}
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    others = [layer for layer, rank in ranks.items() if rank != usual]
     config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.rank if settings.alpha is None else settings.alpha,
-        target_modules=list(targets),
-        exclude_modules=unread or None,
+        r=usual,
+        lora_alpha=next(alphas[layer] for layer, rank in ranks.items() if rank == usual),
+        target_modules=f"({'|'.join(map(re.escape, ranks))})",  # whole names: an end may fit other layers too
+        rank_pattern={exact[layer]: ranks[layer] for layer in others},
+        alpha_pattern={exact[layer]: alphas[layer] for layer in others},
+        use_dora=dora,
+        use_rslora=rank_stabilized,
     )
+    library_module: Any = component
     with torch.device("meta"):  # nothing is drawn from the global generator
-        component.add_adapter(config)
-    for name, parameter in component.named_parameters():
-        parameter.requires_grad_(is_adapter(name))
+        library_module.add_adapter(config)
 
 
-def _targets(names: Collection[str], settings: LoraSettings) -> tuple[str, ...]:
-    """Ends of the names of what gets an adapter in a component with modules of these names."""
-    if settings.target_modules != ATTENTION:
-        return settings.target_modules
-    fused = [name.removesuffix(f".{_FUSED}") for name in names if name.endswith(f".{_FUSED}")]
-    return (*ATTENTION, *(f"{attention}.{layer}" for attention in fused for layer in (_FUSED, "to_out")))
-
-
-def _check_targets(component: nn.Module, trained: str, targets: Collection[str], rank: int) -> list[str]:
-    """Refuses targets that take no adapter, and a rank that a layer is smaller than.
-
-    Returns targets that are never read.
-    """
-    sides: dict[str, int] = {}
-    unread: list[str] = []
-    for name, module in component.named_modules():
-        if not any(name == target or name.endswith(f".{target}") for target in targets):
-            continue
-        if not isinstance(module, nn.Linear | nn.Conv2d):
-            raise ModelError(
-                f"lora: {trained}.{name} is a {type(module).__name__}; name linear layers or convolutions in "
-                f"target_modules, e.g. {', '.join(ATTENTION)}"
-            )
-        if module.weight.requires_grad:
-            sides[name] = min(module.weight.shape[:2])
-        else:
-            unread.append(name)
-    if not sides:
+def _check_ranks(
+    component: str, layers: Mapping[str, nn.Module], ranks: Mapping[str, int], settings: LoraSettings
+) -> None:
+    """Refuses a rank that a layer is smaller than."""
+    sides = {name: min(layer.weight.shape[:2]) for name, layer in layers.items()}  # type: ignore[index]
+    worst = min(sides, key=lambda name: sides[name] - ranks[name])
+    if ranks[worst] > sides[worst]:
+        is_word = isinstance(settings.target_modules, Breadth)
+        way = "name it in lora.exclude" if is_word else "leave that layer out of target_modules"
         raise ModelError(
-            f"lora: nothing depends on what {', '.join(unread)} of {trained} give; name other target_modules, e.g. "
-            f"{', '.join(ATTENTION)}"
+            f"lora: rank {ranks[worst]} is larger than {component}.{worst}, whose smaller side is {sides[worst]}; "
+            f"use at most {sides[worst]}, or {way}"
         )
-    smallest = min(sides, key=lambda name: sides[name])
-    if rank > sides[smallest]:
-        raise ModelError(
-            f"lora: rank {rank} is larger than {trained}.{smallest}, whose smaller side is {sides[smallest]}; "
-            f"use at most {sides[smallest]}, or leave that layer out of target_modules"
-        )
-    return unread
 
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter or module of that name belongs to an adapter."""
-    return ".lora_A." in name or is_second_matrix(name)
+    return ".lora_A." in name or is_second_matrix(name) or is_magnitude(name)
 
 
 def is_second_matrix(name: str) -> bool:
     """Whether it belongs to the matrix that starts as zero."""
     return ".lora_B." in name
+
+
+def is_magnitude(name: str) -> bool:
+    """Whether it holds the norms that DoRA trains, one of each row of a weight."""
+    return _MAGNITUDE in name
 
 
 def stored_name(name: str) -> str:

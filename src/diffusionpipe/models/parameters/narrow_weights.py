@@ -55,22 +55,6 @@ class _Widening:
 
 
 @contextmanager
-def as_float32(module: nn.Module) -> Iterator[None]:
-    """Narrow parameters of the module have float32 numbers of no value within the block, which take no memory.
-
-    peft rounds the adapters that it loads to the type of the weights that they belong to.
-    """
-    stored = {parameter: parameter.data for parameter in module.parameters() if is_narrow(parameter)}
-    try:
-        for parameter, value in stored.items():
-            parameter.data = torch.zeros((), dtype=torch.float32, device=value.device).expand(value.shape)
-        yield
-    finally:
-        for parameter, value in stored.items():
-            parameter.data = value
-
-
-@contextmanager
 def _wide(parameters: tuple[nn.Parameter, ...]) -> Iterator[None]:
     """The parameters are float32 within the block."""
     stored = [parameter.data for parameter in parameters]

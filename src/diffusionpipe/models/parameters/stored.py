@@ -78,6 +78,10 @@ class Tensors(Protocol):
         """A copy of a tensor in host memory."""
         ...
 
+    def metadata(self) -> dict[str, str]:
+        """The texts beside the tensors."""
+        ...
+
 
 def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | None:
     """The files that hold a component's weights; None if the folder holds none.
@@ -148,6 +152,9 @@ class _Safetensors:
         tensor: Tensor = self._file.get_tensor(key)
         return tensor
 
+    def metadata(self) -> dict[str, str]:
+        return self._file.metadata() or {}
+
 
 class _Bin:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -161,6 +168,9 @@ class _Bin:
 
     def get(self, key: str) -> Tensor:
         return self._tensors[key].detach().clone()  # else it would be a part of the file, which may change
+
+    def metadata(self) -> dict[str, str]:
+        return {}
 
 
 def _read_bin(file: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.graph import LayerGraph, attribute, own_parameters
-from diffusionpipe.models.parameters.lora import is_adapter, is_second_matrix, stored_name
+from diffusionpipe.models.parameters.lora import is_adapter, is_magnitude, is_second_matrix, stored_name
 from diffusionpipe.models.parameters.narrow_weights import is_narrow
 from diffusionpipe.models.parameters.stored import StoredWeights, Tensors, opened
 
@@ -50,7 +50,8 @@ def materialize(
     Of a component with a source only the tensors of these layers are read from its files. Parameters of a
     component without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator
     keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
-    here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
+    here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero,
+    and DoRA's norms are those of the weights.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
     component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that. With
     `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
@@ -81,6 +82,7 @@ def materialize(
             values[name] = base | stored
             values[name] |= added | _initialised(name, component, added, seed, problems)
         if not problems:
+            values[name] |= _magnitudes(component, values[name], dtype)
             problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"
                          for key, tensor in values[name].items() if tensor.is_meta]  # fmt: skip
         values[name] |= empty
@@ -162,7 +164,7 @@ def _initialised(
 ) -> dict[str, Tensor]:
     """Values of the needed parameters that are on the meta device."""
     values: dict[str, Tensor] = {}
-    missing = [name for name, tensor in needed.items() if tensor.is_meta]
+    missing = [name for name, tensor in needed.items() if tensor.is_meta and not is_magnitude(name)]
     for path in dict.fromkeys(name.rpartition(".")[0] for name in missing):
         module: Any = attribute(component, path)
         names = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
@@ -193,6 +195,17 @@ def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> di
         return {path: module._parameters[name].detach() for path, name in own.items()}
     finally:
         module._parameters.update(before)
+
+
+def _magnitudes(component: nn.Module, values: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The norms that DoRA starts from, of the weights as they are: the adapters of the first step add nothing."""
+    found = {}
+    for name in (name for name, tensor in values.items() if is_magnitude(name) and tensor.is_meta):
+        layer, _, _ = name.partition(".lora_magnitude_vector.")
+        weight = values[f"{layer}.base_layer.weight"].detach().to(dtype)
+        norms: Any = attribute(component, name.removesuffix(".weight"))
+        found[name] = norms.get_weight_norm(weight, torch.zeros((), dtype=dtype), 1.0)
+    return found
 
 
 def _place_randomly(pooling: Any) -> None:

@@ -26,7 +26,7 @@ from diffusionpipe.models.opening.folder import (
 )
 from diffusionpipe.models.opening.pipeline_defaults import default_guidance
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
-from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters, save_adapters
+from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters, merge_adapters, save_adapters
 from diffusionpipe.models.parameters.stored import StoredWeights, opened, stored_weights
 from diffusionpipe.models.parameters.weights import names_in, tensors_of
 from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
@@ -89,7 +89,7 @@ class Export:
     self_conditioning: bool = False
     """Whether the denoiser reads its own estimate."""
     lora: LoraSettings | None = None
-    """The adapters, where they alone were trained; then `trained` is the one component that has them."""
+    """The adapters, where they alone were trained; then `trained` are the components that have them."""
     is_merged: bool = False
     """Whether adapters are added to the weights of the base model, instead of being exported alone."""
 
@@ -118,7 +118,7 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
         if absent := [component for component in settings.trained if component not in modules]:
             raise ModelError(f"{settings.source_model} has no component {absent[0]}; it has {', '.join(modules)}")
         if settings.lora is not None and not settings.is_merged:
-            has_ema = _write_adapters(checkpoint, temporary, modules, settings, str(index.get("_class_name")))
+            has_ema = _write_adapters(checkpoint, temporary, _trained(modules, settings), settings)
         else:
             has_ema = _write_model(checkpoint, temporary, modules, settings, index)
         card = _card(settings, original, index, step=read_manifest(checkpoint).step, is_average=has_ema)
@@ -191,44 +191,51 @@ def _write_model(
     """Writes the whole model; returns whether averages were among what was trained."""
     _copy_frozen(settings, index, destination)
     has_ema = False
-    for component, prefix in settings.trained.items():
-        folder, module = destination / component, modules[component]
-        if settings.lora is None:
-            has_ema |= _write_component(checkpoint, folder, module, prefix, settings)
-        else:
-            has_ema |= _write_merged(checkpoint, folder, module, settings, str(index.get("_class_name")))
+    if settings.lora is not None:
+        has_ema = _write_merged(checkpoint, destination, _trained(modules, settings), settings)
+    else:
+        for component, prefix in settings.trained.items():
+            has_ema |= _write_component(checkpoint, destination / component, modules[component], prefix, settings)
     index[_SCHEDULER] = _write_scheduler(settings, index, destination / _SCHEDULER)
     _write_json(destination / _INDEX, index)
     return has_ema
 
 
-def _write_adapters(
-    checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export, pipeline: str
-) -> bool:
-    """Writes the adapters alone, as diffusers does; returns whether they are averages."""
+def _trained(modules: Mapping[str, nn.Module], settings: Export) -> dict[str, nn.Module]:
+    return {name: modules[name] for name in settings.trained}
+
+
+def _write_adapters(checkpoint: Path, folder: Path, modules: Mapping[str, nn.Module], settings: Export) -> bool:
+    """Writes the adapters of these components alone, as diffusers does; returns whether they are averages."""
     assert settings.lora is not None
-    ((component, prefix),) = settings.trained.items()
-    for name, parameter in modules[component].named_parameters():
-        if f"{component}.{name}" in settings.untrained:  # weights with an adapter have another name there
-            parameter.requires_grad_(False)
-    add_lora(modules, component, settings.lora)
-    names = [name for name in modules[component].state_dict() if is_adapter(name)]
-    adapters, is_average = _trained_tensors(checkpoint, names, component, prefix, use_ema=settings.use_ema)
-    save_adapters(adapters, destination, modules[component], component, settings.lora, pipeline=pipeline)
-    return is_average
+    for component, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if f"{component}.{name}" in settings.untrained:  # weights with an adapter have another name there
+                parameter.requires_grad_(False)
+    add_lora(modules, tuple(modules), settings.lora)
+    adapters, has_average = {}, False
+    for component, module in modules.items():
+        names = [name for name in module.state_dict() if is_adapter(name)]
+        prefix = settings.trained[component]
+        adapters[component], is_average = _trained_tensors(
+            checkpoint, names, component, prefix, use_ema=settings.use_ema
+        )
+        has_average |= is_average
+    save_adapters(adapters, folder, modules, settings.lora)
+    return has_average
 
 
-def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: Export, pipeline: str) -> bool:
-    """Writes the component with the adapters added to its weights; returns whether they are averages."""
-    folder.mkdir()
-    merged = open_component(settings.source_model, folder.name, device=torch.device("cpu"), variant=settings.variant)
-    is_average = _write_adapters(checkpoint, folder, {folder.name: module}, settings, pipeline)
-    load_adapters(merged, folder, folder.name)
-    (folder / ADAPTERS).unlink()
-    merged.fuse_lora()
-    merged.unload_lora()
-    merged.save_pretrained(folder, safe_serialization=True)
-    _write_as_source(folder, merged, settings)
+def _write_merged(checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export) -> bool:
+    """Writes the components with the adapters added to their weights; returns whether they are averages."""
+    is_average = _write_adapters(checkpoint, destination, modules, settings)
+    for component in modules:
+        folder = destination / component
+        merged = open_component(settings.source_model, component, device=torch.device("cpu"), variant=settings.variant)
+        load_adapters(merged, destination, component)
+        merge_adapters(merged)
+        merged.save_pretrained(folder, safe_serialization=True)
+        _write_as_source(folder, merged, settings)
+    (destination / ADAPTERS).unlink()
     return is_average
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Clip, LowResolution
 from diffusionpipe.models.base.self_conditioning import ESTIMATE
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
@@ -15,7 +16,7 @@ from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import build_graph, reads_estimate, scheduler_config, weight_sources
-from diffusionpipe.models.parameters.lora_file import load_adapters
+from diffusionpipe.models.parameters.lora_file import ADAPTERS, adapted_components, has_norms, load_adapters
 from diffusionpipe.models.parameters.narrow_weights import upcast_in_forward
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.runtime.compute.stage import LayerStage
@@ -65,7 +66,7 @@ class Source:
     resolution: int
     """Side of the pictures, in pixels."""
     adapters: Path | None = None
-    """A folder with the file of adapters that diffusers writes, to be added to the denoiser."""
+    """A folder with the file of adapters that diffusers writes, to be added to the components that it names."""
     name: str = ""
     """Name of the model among several."""
     small: int | None = None
@@ -182,7 +183,9 @@ class Opened:
         """
         for component in self.graph.components.values():
             component.requires_grad_(False)  # nothing is trained, and frozen factors may be as autocast reads them
-        names = [layer.name for layer in layers]
+        names, adapters = [layer.name for layer in layers], self.source.adapters
+        # DoRA reads the norms of weights outside autocast.
+        narrow = None if adapters is not None and has_norms(adapters) else arithmetic.narrow
         sources = weight_sources(self.source.folder, self.graph, variant=self.source.variant)
         materialize(
             self.graph,
@@ -191,11 +194,22 @@ class Opened:
             device=device,
             dtype=torch.float32,
             seed=0,
-            frozen_dtype=arithmetic.narrow,
+            frozen_dtype=narrow,
             keeps_narrow=arithmetic.narrow is None,
         )
-        if self.source.adapters is not None and any(layer.component == self.denoiser for layer in layers):
-            load_adapters(self.graph.components[self.denoiser], self.source.adapters, self.denoiser)
+        if adapters is not None:
+            for adapted in self._adapted(adapters) & {layer.component for layer in layers}:
+                load_adapters(self.graph.components[adapted], adapters, adapted)
+
+    def _adapted(self, folder: Path) -> set[str]:
+        """The components with adapters in a folder's file. Raises ModelError for adapters of other components."""
+        found = set(adapted_components(folder))
+        if not found or not found <= self.graph.components.keys():
+            raise ModelError(
+                f"{folder / ADAPTERS} holds adapters of {', '.join(sorted(found)) or 'nothing'}, not of "
+                f"{self.denoiser}; it belongs to another kind of model"
+            )
+        return found
 
     def order(self, settings: SamplingSettings, num_samples: int, device: torch.device) -> Order:
         """The pictures to draw with these settings."""

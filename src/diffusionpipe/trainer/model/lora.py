@@ -2,8 +2,10 @@
 
 import torch
 
-from diffusionpipe.models.parameters.lora import ATTENTION, LoraSettings
+from diffusionpipe.models.parameters.lora import LoraSettings
+from diffusionpipe.models.parameters.lora_targets import ATTENTION, Breadth, Targets
 from diffusionpipe.trainer.recipe import FrozenDtype, Recipe
+from diffusionpipe.trainer.recipe.model_section import AdaptedLayers
 
 
 def lora_of(recipe: Recipe) -> LoraSettings | None:
@@ -11,7 +13,21 @@ def lora_of(recipe: Recipe) -> LoraSettings | None:
     section = recipe.lora
     if section.rank is None:
         return None
-    return LoraSettings(rank=section.rank, alpha=section.alpha, target_modules=section.target_modules or ATTENTION)
+    return LoraSettings(
+        rank=section.rank,
+        alpha=section.alpha,
+        target_modules=_targets(section.target_modules),
+        exclude=section.exclude,
+        rank_pattern=section.rank_pattern,
+        dora=section.dora,
+        rank_stabilized=section.rank_stabilized,
+    )
+
+
+def _targets(stated: tuple[str, ...] | AdaptedLayers) -> Targets:
+    if isinstance(stated, AdaptedLayers):
+        return ATTENTION if stated is AdaptedLayers.ATTENTION else Breadth(stated.value)
+    return stated or ATTENTION
 
 
 def lora_identity(recipe: Recipe) -> str | None:
@@ -19,7 +35,13 @@ def lora_identity(recipe: Recipe) -> str | None:
     lora = lora_of(recipe)
     if lora is None:
         return None
-    return f"rank {lora.rank}, alpha {lora.scale * lora.rank:g}, on {', '.join(lora.target_modules)}"
+    targets = lora.target_modules
+    on = f"{targets} layers" if isinstance(targets, Breadth) else ", ".join(targets)
+    parts = [f"rank {lora.rank}, alpha {lora.alpha_of(lora.rank):g}, on {on}"]
+    parts += [f"but for {', '.join(lora.exclude)}"] if lora.exclude else []
+    parts += [f"{end} of rank {rank}" for end, rank in sorted(lora.rank_pattern.items())]
+    parts += ["DoRA"] * lora.dora + ["rank-stabilized"] * lora.rank_stabilized
+    return ", ".join(parts)
 
 
 def frozen_dtype_of(recipe: Recipe) -> torch.dtype | None:

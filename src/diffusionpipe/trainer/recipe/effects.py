@@ -46,7 +46,11 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SILENT: "from_scratch microbatches",
     },
     COMPONENT: {Effect.SAID: _OF_GROUP},
-    "lora": {Effect.FIXED: "rank", Effect.JUDGED: "alpha target_modules", Effect.SILENT: "merge"},
+    "lora": {
+        Effect.FIXED: "rank",
+        Effect.JUDGED: "alpha target_modules exclude rank_pattern dora rank_stabilized",
+        Effect.SILENT: "merge",
+    },
     "objective": {
         Effect.JUDGED: "kind",
         Effect.FIXED: "snr_gamma time_sampling logit_mean logit_std mode_scale beta_alpha beta_beta "

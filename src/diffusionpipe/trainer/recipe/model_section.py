@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from diffusionpipe.trainer.recipe.group_section import GroupSection
 from diffusionpipe.trainer.recipe.section import (
@@ -47,25 +47,52 @@ class ModelSection(Section):
     results. "none": frozen weights have the dtype of the trained weights."""
 
 
+class AdaptedLayers(StrEnum):
+    """A word for the layers that get an adapter."""
+
+    ATTENTION = "attention"
+    LINEAR = "linear"
+    ALL = "all"
+
+
+def _names_or_word(value: object) -> object:
+    words = [word.value for word in AdaptedLayers]
+    if isinstance(value, str) and value in words:
+        return AdaptedLayers(value)
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    named = ", ".join(f'"{word}"' for word in words)
+    raise ValueError(f": expected a list of the ends of layers' names, or one of the words {named}; got {value!r}")
+
+
 class LoraSection(Section):
-    """[lora]: low-rank adapters beside the denoiser's weights, which stay frozen."""
+    """[lora]: low-rank adapters beside the weights of model.train's components, which stay frozen."""
 
     rank: Maybe[Count]
     """Rank of every adapter, e.g. 16; "none" trains whole components."""
     alpha: Maybe[Positive] = None
     """The output of an adapter is scaled by alpha / rank; "none": alpha = rank."""
-    target_modules: Several[str] = ()
-    """Name suffixes of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
+    target_modules: Annotated[tuple[str, ...] | AdaptedLayers, BeforeValidator(_names_or_word)] = ()
+    """Name suffixes of the layers that get an adapter, or "attention", "linear" or "all", which adds convolutions;
+    empty: attention's to_q, to_k, to_v, to_out.0, of CLIP q_proj, k_proj, v_proj, out_proj."""
+    exclude: Several[str] = ()
+    """Name suffixes of layers that get none."""
+    rank_pattern: dict[str, Count] = Field(default_factory=dict)
+    """Other ranks, by name suffixes; the longest that fits holds. Alphas follow, so that the scale is the same."""
+    dora: bool = False
+    """Whether the norm of each row of a weight is trained apart from its direction (DoRA)."""
+    rank_stabilized: bool = False
+    """Whether outputs are scaled by alpha / sqrt(rank) in place of alpha / rank."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
         if self.rank is None:
-            others = {"alpha": self.alpha is not None, "target_modules": self.target_modules, "merge": self.merge}
+            defaults = LoraSection.model_construct(rank=None)
             raise_problems(
                 f"{key}: it has no effect without adapters; set rank, e.g. 16, or remove it"
-                for key, is_given in others.items()
-                if is_given
+                for key in type(self).model_fields
+                if key != "rank" and getattr(self, key) != getattr(defaults, key)
             )
         return self

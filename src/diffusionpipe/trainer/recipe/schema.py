@@ -249,9 +249,8 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
         return
     if model.from_scratch:
         yield f"model.from_scratch: {refusal(Feature.LORA, Feature.FROM_SCRATCH)}"
-    if len(model.train) > 1:
-        chosen = ", ".join(model.train)
-        yield f"model.train: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser='the denoiser', chosen=chosen)}"
+    if lora.dora and model.frozen_dtype is not None:
+        yield f"model.frozen_dtype: {refusal(Feature.DORA, Feature.NARROW_STORE)}"
 
 
 def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: TrainingSection) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""Layers that get an adapter: linear layers and convolutions of a denoiser or of a text encoder, by their names."""
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+"""The projections of every attention of diffusers' denoisers."""
+
+_FUSED = "to_qkv_mlp_proj"
+"""FLUX.2's single-stream attention has one layer for its inputs, and "to_out" for its output."""
+
+_CLIP = (("q_proj", "k_proj", "v_proj", "out_proj"), ("fc1", "fc2"))
+_T5 = (("q", "k", "v", "o"), ("wi", "wi_0", "wi_1", "wo"))
+_ENCODERS = {"CLIPTextModel": _CLIP, "CLIPTextModelWithProjection": _CLIP, "T5EncoderModel": _T5}
+"""Ends of the names of the linear layers in each block of a text encoder, by its class: attention's, and the others."""
+_LISTED = 3
+"""Names that an error lists."""
+
+
+class Breadth(StrEnum):
+    """A word for all layers of a kind."""
+
+    LINEAR = "linear"
+    ALL = "all"
+    """Convolutions too."""
+
+
+_KINDS: Mapping[Breadth, tuple[type[nn.Module], ...]] = {
+    Breadth.LINEAR: (nn.Linear,),
+    Breadth.ALL: (nn.Linear, nn.Conv2d),
+}
+
+Targets = tuple[str, ...] | Breadth
+"""Ends of names, or a word; `ATTENTION` stands for all linear layers of attention, under any names."""
+
+
+def is_text_encoder(kind: str) -> bool:
+    """Whether it is the name of a class of text encoders that can have adapters."""
+    return kind in _ENCODERS
+
+
+def layers_to_adapt(
+    components: Mapping[str, nn.Module], targets: Targets, exclude: Collection[str]
+) -> dict[str, dict[str, nn.Module]]:
+    """The layers of each component that get an adapter, by their names in it.
+
+    Layers whose own weights are not to be trained get none: their results are never read, see `unread`.
+
+    Raises ModelError for a target or an exclusion that names nothing, for layers that take no adapter, and for a
+    component that would have none.
+    """
+    named = {name: _named(module, targets) for name, module in components.items()}
+    if not isinstance(targets, Breadth) and targets != ATTENTION:
+        names = {name: [path for path, _ in module.named_modules()] for name, module in components.items()}
+        _check_named("modules", targets, names)
+    _check_named("layers with adapters", exclude, named)
+    return {name: _checked(name, components[name], found, targets, exclude) for name, found in named.items()}
+
+
+def ends_with(name: str, ends: Iterable[str]) -> str | None:
+    """The longest of the ends that the dotted name has.
+
+    >>> ends_with("mid.attn.to_q", ["to_q", "attn.to_q", "o_q"])
+    'attn.to_q'
+    """
+    return max((end for end in ends if name == end or name.endswith(f".{end}")), key=len, default=None)
+
+
+def _named(module: nn.Module, targets: Targets) -> dict[str, nn.Module]:
+    """What the targets name in one component, by its name."""
+    kind, layers = type(module).__name__, dict(module.named_modules())
+    if isinstance(targets, Breadth) and kind not in _ENCODERS:
+        return {name: layer for name, layer in layers.items() if isinstance(layer, _KINDS[targets])}
+    ends = targets if isinstance(targets, tuple) else ()
+    if kind in _ENCODERS and (targets == ATTENTION or isinstance(targets, Breadth)):
+        attention, others = _ENCODERS[kind]
+        ends = attention if targets == ATTENTION else (*attention, *others)
+    elif targets == ATTENTION:
+        fused = [name.removesuffix(f".{_FUSED}") for name in layers if name.endswith(f".{_FUSED}")]
+        ends = (*ATTENTION, *(f"{attention}.{layer}" for attention in fused for layer in (_FUSED, "to_out")))
+    return {name: layer for name, layer in layers.items() if ends_with(name, ends)}
+
+
+def _check_named(what: str, ends: Iterable[str], names: Mapping[str, Collection[str]]) -> None:
+    """Refuses ends that no name of any component has."""
+    unused = [end for end in ends if not any(ends_with(name, (end,)) for own in names.values() for name in own)]
+    if unused:
+        has = "has" if len(names) == 1 else "have"
+        usual = dict.fromkeys((*ATTENTION, *(_CLIP[0] if len(names) > 1 else ())))
+        raise ModelError(
+            f"lora: {' and '.join(names)} {has} no {what} named {', '.join(unused)}; attention has {', '.join(usual)}"
+        )
+
+
+def _checked(
+    component: str, module: nn.Module, named: Mapping[str, nn.Module], targets: Targets, exclude: Collection[str]
+) -> dict[str, nn.Module]:
+    """What of the named layers gets an adapter."""
+    usual = _ENCODERS.get(type(module).__name__, (ATTENTION,))[0]
+    chosen = {name: layer for name, layer in named.items() if not ends_with(name, exclude)}
+    if not chosen:
+        why = "lora.exclude leaves none of its layers" if named else "the target_modules name none of its layers"
+        raise ModelError(
+            f"lora: {component} would have no adapter, because {why}; its attention has {', '.join(usual)}"
+        )
+    for name, layer in chosen.items():
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            raise ModelError(
+                f"lora: {component}.{name} is a {type(layer).__name__}; name linear layers or convolutions in "
+                f"target_modules, e.g. {', '.join(usual)}"
+            )
+    read = {name: layer for name, layer in chosen.items() if layer.weight.requires_grad}
+    if not read:
+        first = ", ".join(list(chosen)[:_LISTED]) + (f" and {more} more" if (more := len(chosen) - _LISTED) > 0 else "")
+        raise ModelError(
+            f"lora: nothing depends on what {first} of {component} give; name other target_modules, e.g. "
+            f"{', '.join(usual)}"
+        )
+    return read
