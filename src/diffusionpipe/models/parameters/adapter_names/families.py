@@ -38,6 +38,8 @@ class Form:
     """The prefix where blocks are not whole."""
     only: tuple[str, ...] = ()
     """Starts of the names that readers know; empty: all."""
+    originals: tuple[str, ...] = ()
+    """Starts of diffusers' names in whose place the original ones stand nevertheless."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Prefixes of the text encoders, by component."""
 
@@ -50,14 +52,20 @@ _WAN = (
 _CLIPS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
 FORMS: Mapping[str, Form] = {
     "StableDiffusionPipeline": Form(is_original=False, texts={"text_encoder": "lora_te_"}),
-    "StableDiffusionXLPipeline": Form(is_original=False, texts=_CLIPS),
+    # diffusers' reader knows this layer by its authors' name alone.
+    "StableDiffusionXLPipeline": Form(is_original=False, originals=("add_embedding.",), texts=_CLIPS),
     "StableDiffusion3Pipeline": Form(texts=_CLIPS | {"text_encoder_3": "lora_te3_"}),
     "FluxPipeline": Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"}),
     "Flux2Pipeline": Form(),
     "Flux2KleinPipeline": Form(),
     "ChromaPipeline": Form(),
     "QwenImagePipeline": Form(is_original=False),
-    "WanPipeline": Form(whole_blocks=_WAN, partial="diffusion_model."),
+    # diffusers refuses a file with any other layer.
+    "WanPipeline": Form(
+        whole_blocks=_WAN,
+        partial="diffusion_model.",
+        only=("blocks.", "time_embedding.", "time_projection.", "text_embedding.", "img_emb.", "head."),
+    ),
     "LTXPipeline": Form(prefix="diffusion_model."),
     # ComfyUI gives the layers outside of these blocks other names than the authors' files.
     "HunyuanVideoPipeline": Form(

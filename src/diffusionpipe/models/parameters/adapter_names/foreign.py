@@ -57,12 +57,15 @@ def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline
     form = FORMS.get(pipeline)
     targets = {component: list(own) for component, own in adapters.items()}
     if missing := unreadable_layers(pipeline, modules, targets):
-        raise ModelError(f"ComfyUI has no name for {_listed(missing)} of {pipeline}; write diffusers' format alone")
+        raise ModelError(
+            f'the format "comfy" has no name for {_listed(missing)} of {pipeline}; write "diffusers" alone, or leave '
+            "these layers without adapters"
+        )
     assert form is not None
     if any(adapter.magnitude is not None for own in adapters.values() for adapter in own.values()):
         raise ModelError(
-            "DoRA cannot be written for ComfyUI, which divides by the norm of other weights, and diffusers drops the "
-            "magnitudes there; write diffusers' format alone"
+            'DoRA cannot be written in the format "comfy": ComfyUI divides by the norm of other weights, and diffusers '
+            'drops the magnitudes; write "diffusers" alone'
         )
     written: dict[str, Tensor] = {}
     for component, own in adapters.items():
@@ -131,7 +134,11 @@ def _layers(component: str, module: nn.Module, form: Form) -> Iterator[tuple[str
 def _denoiser_layers(module: nn.Module, form: Form) -> tuple[Layer, ...]:
     if form.is_original:
         return original_layers(module)
-    return tuple(Layer(name, (Part(name, rows),)) for name, rows in layer_sizes(module).items())
+    own = tuple(Layer(name, (Part(name, rows),)) for name, rows in layer_sizes(module).items())
+    if not form.originals:
+        return own
+    original = {layer.parts[0].module: layer for layer in original_layers(module)}
+    return tuple(original[layer.name] if layer.name.startswith(form.originals) else layer for layer in own)
 
 
 def _has_whole_blocks(form: Form, layers: list[Layer]) -> bool:
