@@ -1,4 +1,4 @@
-"""Adapters between our names, which are diffusers', and those of other programs.
+"""Adapters in files in which the layers have other programs' names, not diffusers'.
 
 `to_foreign` makes the tensors of a file that ComfyUI reads. `from_foreign` takes adapters from a file in any usual
 names. `unreadable_layers` says before training which layers have no name there.

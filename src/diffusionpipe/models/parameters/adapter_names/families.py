@@ -28,9 +28,9 @@ class Form:
     """How the file of a pipeline names the layers that have adapters."""
 
     prefix: str = KOHYA
-    """What stands before the name of a layer of the denoiser; with "." at its end the name keeps its dots."""
+    """The text before the name of a layer of the denoiser; with "." at its end the name keeps its dots."""
     is_original: bool = True
-    """Whether the names are those of the model's authors; else diffusers'."""
+    """Whether the layers have the names that the model's authors gave them; else diffusers'."""
     whole_blocks: tuple[str, ...] = ()
     """Ends of the layers that each block must have for `prefix`, and beside which there may be no others; see
     `Form.partial`."""
@@ -39,7 +39,7 @@ class Form:
     only: tuple[str, ...] = ()
     """Starts of the names that readers know; empty: all."""
     originals: tuple[str, ...] = ()
-    """Starts of diffusers' names in whose place the original ones stand nevertheless."""
+    """Starts of diffusers' names that are replaced by the original ones nevertheless."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Prefixes of the text encoders, by component."""
 

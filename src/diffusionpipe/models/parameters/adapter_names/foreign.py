@@ -34,7 +34,7 @@ _SAID = 3
 
 
 def unreadable_layers(pipeline: str, modules: Mapping[str, nn.Module], targets: Mapping[str, list[str]]) -> list[str]:
-    """Those of the `targets`, layers by component, that ComfyUI has no name for; all where it reads none at all."""
+    """The `targets`, layers by component, that the comfy format has no name for; all where it has no such pipeline."""
     form = FORMS.get(pipeline)
     if form is None:
         return [f"{component}.{name}" for component, names in targets.items() for name in names]
@@ -89,12 +89,12 @@ def from_foreign(
     """The adapters of a file in any of the names that diffusers, peft, kohya's scripts and ComfyUI know.
 
     Of the `modules`, components of that pipeline, each layer is known under diffusers' and its authors' name, with dots
-    or underscores, with each usual prefix. A layer that joins several is separated. `scale(component, layer, rank)` is
-    that of an adapter without an alpha beside it, from the file's header or adapter_config.json.
+    or underscores, with each usual prefix. A layer that joins several is separated. `scale(component, layer, rank)`
+    gives the scale of an adapter without an alpha beside it, from the file's header or adapter_config.json.
 
     Raises:
         ModelError: names that are none of these layers', matrices without their partner or of other sizes, or
-            adapters that are no product of two matrices. Each lists the first few.
+            other kinds of adapters than two matrices. Each error lists the first few.
     """
     found, alphas, magnitudes, others = _sorted_by_layer(tensors)
     known = _known_names(modules, FORMS.get(pipeline))
@@ -142,7 +142,7 @@ def _denoiser_layers(module: nn.Module, form: Form) -> tuple[Layer, ...]:
 
 
 def _has_whole_blocks(form: Form, layers: list[Layer]) -> bool:
-    """Whether the layers are those of blocks 0, 1, 2 ..., all of them, and no others."""
+    """Whether the layers are all layers of blocks 0, 1, 2 ..., and no others."""
     names = {layer.name for layer in layers}
     number = len(names) // len(form.whole_blocks)
     return names == {f"blocks.{block}.{end}" for block in range(number) for end in form.whole_blocks}

@@ -11,7 +11,7 @@ from diffusionpipe.models.parameters.adapter_names.originals import Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What is added to one layer: scale * up * down."""
+    """One layer's adapter, which adds scale * up * down to its weight."""
 
     down: Tensor
     """(rank, inputs), of a convolution (rank, inputs, height, width)."""
@@ -29,7 +29,7 @@ class Adapter:
 
 
 def scaled(adapter: Adapter) -> Adapter:
-    """The same with its scale multiplied into the second matrix."""
+    """The adapter with its scale multiplied into the second matrix."""
     if adapter.scale == 1.0:
         return adapter
     return Adapter(down=adapter.down, up=adapter.up * adapter.scale, magnitude=adapter.magnitude)
@@ -38,7 +38,7 @@ def scaled(adapter: Adapter) -> Adapter:
 def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
     """One adapter for the layer that joins `parts`; a part without an adapter has zero rows.
 
-    The first matrices stand one above the other, the second ones block by block: the rank is the sum of the ranks. One
+    The first matrices are stacked, the second ones are blocks on a diagonal: the rank is the sum of the ranks. One
     scale belongs to all; where the parts have several, these are multiplied in first.
     """
     present = [adapters[part.module] for part in parts if part.module in adapters]
@@ -63,8 +63,8 @@ def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
 def separated(parts: Sequence[Part], adapter: Adapter) -> dict[str, Adapter]:
     """The adapters of `parts` from one of the layer that joins them, by module: the inverse of `joined`.
 
-    A part whose rows are all zero has none. Second matrices that are no blocks leave every part the whole rank. The
-    rows of `adapter.up` are those of all parts.
+    A part whose rows are all zero has none. Where the second matrix has no blocks on its diagonal, every part keeps the
+    whole rank. `adapter.up` has the rows of all parts.
     """
     sizes = [part.rows for part in parts]
     ups = [_ordered(part, rows) for part, rows in zip(parts, adapter.up.split(sizes), strict=True)]

@@ -26,7 +26,7 @@ class Part:
     rows: int
     """Its outputs."""
     is_swapped: bool = False
-    """Whether its halves stand in the other order, as scale and shift of some last norms do."""
+    """Whether its halves are in the other order, as scale and shift of some last norms are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class _Converter:
     name: str
     """A function of diffusers.loaders.single_file_utils."""
     rows: int = 12
-    """Rows of the numbered tensors; what the function's own widths add up to, where it has some."""
+    """Rows of the numbered tensors; the sum of the function's own widths, where it has some."""
     prefix: str = ""
     """Prefix without which the function overlooks a name."""
     renames: tuple[tuple[str, str], ...] = ()
-    """Patterns in diffusers' names and what stands in the original ones instead, one after the other."""
+    """Patterns in diffusers' names and the texts that replace them in the original ones, one after the other."""
     counted: tuple[tuple[str, str], ...] = ()
     """Names by which the function counts blocks, and the names of these blocks in diffusers."""
 
@@ -253,7 +253,7 @@ def original_layers(denoiser: nn.Module) -> tuple[Layer, ...]:
 def _converted(
     converter: _Converter, sizes: Mapping[str, int], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, int, bool]]:
-    """Of each layer that the converter makes: its name, the original's, its first row there, whether halves swap."""
+    """Name, original's name, first row there and whether halves swap, of each layer that the converter makes."""
     import diffusers.loaders.single_file_utils as converters
 
     names = _proposed(converter, sizes, config)
