@@ -98,7 +98,20 @@ def test_frozen_components_communication_and_reduction_have_colours_and_names_of
     path = tmp_path / "chart.svg"
     gantt([("", Timeline(num_workers=1, spans=spans))], path, schedule=replace(schedule, fills=fills))
     assert {"vae", "text", "send", "receive", "gradient reduction"} <= set(texts(path))
-    assert {"#e69f00", "#009e73", "#9ecae1", "#4d4d4d", "#a6a6a6", "#d55e00"} <= colours(path)
+    assert {
+        palette.COMPONENT_COLOURS["vae"],
+        palette.OTHER_COLOURS[0],
+        "#9ecae1",
+        "#4d4d4d",
+        "#a6a6a6",
+        "#d55e00",
+    } <= colours(path)
+
+
+def test_a_component_has_the_same_colour_beside_any_others():
+    alone = palette.component_colours({0: "vae"})
+    beside = palette.component_colours({0: "text_encoder", 1: "small/vae", 2: "vae"})
+    assert alone["vae"] == beside["vae"] == beside["small/vae"] != beside["text_encoder"]
 
 
 def test_the_second_direction_has_a_hue_of_its_own_and_the_legend_says_so(tmp_path):

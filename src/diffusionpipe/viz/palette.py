@@ -48,8 +48,16 @@ GATHER = "#e7c36a"
 UPDATE = "#8c564b"
 PHASE_COLOURS = {"sum over all ranks": "#ead9d4", "clip": "#c9a096", "average": "#5a332b"}
 """Colours of the parts that follow an iteration; the optimizer, and an update that is not divided, have `UPDATE`."""
-ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a5")
-"""Okabe and Ito's remaining hues, one per component, then again from the start."""
+COMPONENT_COLOURS = {
+    "text_encoder": "#e69f00",
+    "vae": "#009e73",
+    "text_encoder_2": "#cc79a7",
+    "text_encoder_3": "#f0e442",
+    "objective": "#b2a08a",
+}
+"""The colours of frozen components, Okabe and Ito's remaining hues: the same in every picture."""
+OTHER_COLOURS = ("#66c2a5", "#d9b38c", "#a6761d", "#e7298a")
+"""The colours of components with other names, by name, then again from the start."""
 
 
 def named_hues(schedule: Schedule | None) -> Iterator[tuple[str, Mapping[Op, str]]]:
@@ -119,6 +127,16 @@ def components(timelines: tuple[Timeline, ...], schedule: Schedule | None) -> di
 
 
 def component_colours(names: dict[int, str]) -> dict[str, str]:
-    """A colour for each component, by order of appearance."""
+    """The colour of each component, in the order of their slots; those of several models share one.
+
+    >>> component_colours({0: "vae", 1: "base/text_encoder", 2: "image_encoder"})
+    {'vae': '#009e73', 'base/text_encoder': '#e69f00', 'image_encoder': '#66c2a5'}
+    """
     unique = dict.fromkeys(names.values())
-    return {name: ENCODE_COLOURS[i % len(ENCODE_COLOURS)] for i, name in enumerate(unique)}
+    others = sorted({_without_model(name) for name in unique} - set(COMPONENT_COLOURS))
+    colours = COMPONENT_COLOURS | dict(zip(others, cycle(OTHER_COLOURS), strict=False))
+    return {name: colours[_without_model(name)] for name in unique}
+
+
+def _without_model(component: str) -> str:
+    return component.rpartition("/")[2]

@@ -1,6 +1,7 @@
 """The pictures of a run's measured timeline: timeline.png, with the prediction above it, and trace.json."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def draw_timeline(recipe: "Recipe") -> None:
     timeline, plan = read_timeline(folder / "timeline.json"), read_plan(folder / "plan.json")
     predicted = predicted_step(recipe, plan)
     panels = [predicted_panel(predicted, plan.mesh)] if predicted is not None else []
-    title = timeline_title(plan)
+    names = [Path(recipe.alone(name).model.path).name for name in recipe.backbones]
+    title = f"{' and '.join(names)}, {timeline_title(plan)}"
     if "" not in shown_copies(timeline):
         title += " (fastest, median and slowest copy)"
     gantt([*panels, panel_of("measured", timeline)], folder / "timeline.png", title=title, schedule=plan.train)

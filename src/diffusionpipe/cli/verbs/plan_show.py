@@ -70,6 +70,7 @@ def show(
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.timing.legal import check_plan
+    from diffusionpipe.workflows.run_timeline import timeline_title
 
     if (profile is None) != (cluster is None):
         raise ConfigError(
@@ -87,7 +88,8 @@ def show(
         console.print(line, markup=False, soft_wrap=True)
     for path in (png, svg):
         if path:
-            viz.gantt([("", times.timeline)], path, title=plan_file.stem, schedule=plan.train, axis=times.axis)
+            title = timeline_title(plan)
+            viz.gantt([("", times.timeline)], path, title=title, schedule=plan.train, axis=times.axis)
     if perfetto:
         viz.perfetto(times.timeline, perfetto, schedule=plan.train)
     for path in (png, svg, perfetto):
