@@ -62,7 +62,7 @@ def exact_order(problem: Problem, *, time_limit: Seconds = 60.0, num_threads: in
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise ConfigError(f"the exact solver needs OR-tools ({error}); pip install 'diffusionpipe[exact]'") from error
+        raise ConfigError(f"the exact solver needs OR-tools ({error}); pip install ortools") from error
     model = cp_model.CpModel()
     m, durations = problem.num_microbatches, problem.durations
     horizon = m * (sum(durations) + sum(problem.lags))

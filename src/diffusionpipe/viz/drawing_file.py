@@ -67,7 +67,7 @@ def _check_encoder() -> None:
     except ImportError as error:
         raise ConfigError(
             f".mp4 files are encoded by PyAV, which cannot be imported ({error}); install it with: "
-            "pip install 'diffusionpipe[clips]', or use .webp"
+            "pip install av, or use .webp"
         ) from error
     except ValueError as error:
         raise ConfigError("this PyAV has no encoder for H.264; use .webp, or install PyAV from PyPI") from error

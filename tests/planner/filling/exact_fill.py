@@ -114,7 +114,7 @@ def exact_fill(
     try:
         values = program.minimise(makespan, time_limit)
     except ImportError as error:
-        raise ConfigError(f"the exact solver needs scipy ({error}); pip install 'diffusionpipe[exact]'") from error
+        raise ConfigError(f"the exact solver needs scipy ({error}); pip install scipy") from error
     pieces = [
         _pieces(case, hosts[worker], values) if worker in hosts else [] for worker in range(case.graph.num_workers)
     ]

@@ -81,7 +81,7 @@ class LoraSettings:
 
 def needs_peft(error: ImportError) -> ModelError:
     """The error where peft, or a package that it imports, is missing."""
-    return ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'")
+    return ModelError(f"lora needs peft ({error}); install it with pip install peft")
 
 
 def adapt(graph: LayerGraph, chosen: Collection[str], settings: LoraSettings) -> None:

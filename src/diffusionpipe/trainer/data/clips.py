@@ -90,7 +90,7 @@ def check_decoder() -> None:
     except ImportError as error:
         raise ConfigError(
             f"data.frames: clips are decoded by PyAV, which cannot be imported ({error}); install it with: "
-            "pip install 'diffusionpipe[clips]'"
+            "pip install av"
         ) from error
 
 
