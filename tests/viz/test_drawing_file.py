@@ -104,5 +104,5 @@ def test_an_mp4_without_pyav_is_refused_with_what_to_install(tmp_path, monkeypat
 
     monkeypatch.setattr(builtins, "__import__", missing)
     check_drawing_file(tmp_path / "a.gif")
-    with pytest.raises(ConfigError, match=r"pip install 'diffusionpipe\[clips\]', or use \.webp"):
+    with pytest.raises(ConfigError, match=r"pip install av, or use \.webp"):
         check_drawing_file(tmp_path / "a.mp4")

@@ -127,7 +127,7 @@ def components(timelines: tuple[Timeline, ...], schedule: Schedule | None) -> di
 
 
 def component_colours(names: dict[int, str]) -> dict[str, str]:
-    """The colour of each component, in the order of their slots; those of several models share one.
+    """The colour of each component, in the order of their slots. Components with one name in several models share it.
 
     >>> component_colours({0: "vae", 1: "base/text_encoder", 2: "image_encoder"})
     {'vae': '#009e73', 'base/text_encoder': '#e69f00', 'image_encoder': '#66c2a5'}
