@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
@@ -234,6 +235,14 @@ def test_every_line_says_ok_or_has_a_remedy_below():
     at = next(index for index, line in enumerate(lines) if line.startswith("fail"))
     assert "--shm-size" in lines[at + 1]
     assert sum(line.startswith("ok ") for line in lines) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"), [("doctor_healthy", HEALTHY), ("doctor_shared_memory", on_host("heron", shared_memory=2**20))]
+)
+def test_the_screen_is_the_kept_one(name, facts):
+    found = [*findings_of(facts), links_finding(RATES, HOSTS)]
+    assert_screen(name, "\n".join(lines_of(found)))
 
 
 def test_what_a_rank_sees_here_is_real(tmp_path):

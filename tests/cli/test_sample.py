@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 import pytest
+from screen_files import assert_screen, masked
 from tiny_runs import save_stable_diffusion
 
 from diffusionpipe import cli
@@ -77,6 +78,15 @@ def test_ranks_get_the_options_of_the_command_and_draw_what_one_process_draws(mo
     assert {"--prompt=-a", "--prompt=b", "--steps=2"} <= set(commands[0])
     assert not any(word.startswith("--ranks") for word in commands[0])
     assert pictures[0] == pictures[1]
+
+
+def test_the_screen_of_a_pipe_is_the_kept_one(model, tmp_path, capsys):
+    out = tmp_path / "owls.png"
+    with suppress(SystemExit):
+        cli.main(f"sample {model} --prompt a --count 2 --steps 2 --resolution 16 --device cpu --out {out}".split())
+    written = capsys.readouterr()
+    text = masked(written.err + written.out, {str(tmp_path): ".", str(model): "models/sd", r"[0-9.]+ s\b": "# s"})
+    assert_screen("sample_pipe", text)
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,16 @@ class _Need:
     """For each rank."""
     remedy: str
 
-    def amount(self, size: Bytes) -> str:
-        """A size in the unit of the least."""
-        return f"{size / 2**30:.1f} GiB" if self.least >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+def _amount(size: Bytes) -> str:
+    """A size in the largest unit of which it has one.
+
+    >>> [_amount(size) for size in (2**35, 64 * 2**20, 2**19)]
+    ['32.0 GiB', '64 MiB', '512 KiB']
+    """
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
 _SHARED = _Need(
@@ -172,11 +179,11 @@ def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Fi
         least[host] = min(size, least.get(host, size))
     parts = [(host, size // hosts.count(host)) for host, size in least.items() if size]
     problems = [
-        (Status.FAIL, f"{host} has {need.amount(part)} of {need.name} for each rank", need.remedy)
+        (Status.FAIL, f"{host} has {_amount(part)} of {need.name} for each rank", need.remedy)
         for host, part in parts
         if part < need.least
     ]
-    text = f"{need.amount(min(part for _, part in parts))} for each rank" if parts else "unknown"
+    text = f"{_amount(min(part for _, part in parts))} for each rank" if parts else "unknown"
     return _finding(need.name, text, *problems)
 
 
@@ -189,7 +196,7 @@ def _disk(facts: Sequence[Facts]) -> Finding:
 
 def _files(facts: Sequence[Facts]) -> Finding:
     host, least = min(((one.host, one.open_files) for one in facts), key=lambda pair: pair[1])
-    text = f"{least} open files allowed"
+    text = f"{least:,} open files allowed"
     return _finding(
         "open files", text, *[(Status.WARN, f"{text} on {host}", "run `ulimit -n 65536`")] * (least < LEAST_FILES)
     )
