@@ -30,12 +30,11 @@ def decoding_of_recipe(recipe: "Recipe") -> Decoding | None:
     Raises:
         ModelError: there is no model folder, or its configuration makes no VAE.
     """
-    from diffusionpipe.models.opening.folder import resolve_folder
     from diffusionpipe.trainer.inference.decoding import folder_decoding
-    from diffusionpipe.trainer.model.members import sample_size
+    from diffusionpipe.trainer.model.members import folder_of, sample_size
 
     models = (recipe.alone(name) for name in recipe.backbones) if samples_shown(recipe) else ()
-    found = (folder_decoding(resolve_folder(one.model.path), sample_size(one)) for one in models)
+    found = (folder_decoding(folder_of(one), sample_size(one)) for one in models)
     return max((one for one in found if one is not None), key=lambda one: one.whole, default=None)
 
 

@@ -93,8 +93,7 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
         ConfigError: there is no such recipe, or its model cannot be read.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.opening.folder import resolve_folder
-    from diffusionpipe.trainer.model.members import prediction_of
+    from diffusionpipe.trainer.model.members import folder_of, prediction_of
     from diffusionpipe.trainer.model.scheduler import sampling_scheduler
     from diffusionpipe.trainer.recipe import load_recipe
 
@@ -104,7 +103,7 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
             "folder, or load them with diffusers' load_lora_weights"
         )
     loaded = load_recipe(recipe)
-    folder = resolve_folder(loaded.model.path, loaded.model.variant)
+    folder = folder_of(loaded)
     scheduler = sampling_scheduler(folder, prediction_of(loaded, folder), loaded.objective.shift)
     return TrainedModel(folder=folder, adapters=adapters, scheduler=scheduler, variant=loaded.model.variant)
 

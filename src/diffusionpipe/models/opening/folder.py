@@ -41,6 +41,7 @@ from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.opening.hub import fetched
 from diffusionpipe.models.opening.meta import check_nulls, module_on_meta
+from diffusionpipe.models.opening.single_file import linked_folder, parts_in
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_adapter
 from diffusionpipe.models.parameters.lora_targets import is_text_encoder
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
@@ -209,8 +210,11 @@ def _check_adapted(family: Family, chosen: Collection[str]) -> None:
         raise ModelError(f"lora: nothing is trained; choose from {', '.join(able)}")
 
 
-def resolve_folder(folder_or_id: str | Path, variant: str | None = None) -> Path:
+def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config: str | None = None) -> Path:
     """The folder itself, or the local copy of the hub's repository where no such folder exists.
+
+    A model in one safetensors file becomes a folder of links (see `single_file`); all that the file lacks is in the
+    folder or hub id `config`.
 
     Of a repository only the components' configurations and safetensors are fetched; .bin files of components without
     these. Variants of the weights are left out, but for the one that is asked for.
@@ -218,21 +222,66 @@ def resolve_folder(folder_or_id: str | Path, variant: str | None = None) -> Path
     Raises ModelError if there is neither.
     """
     path = _own(folder_or_id)
+    if path.is_file():
+        return _of_file(path, variant, config)
+    if config is not None:
+        raise ModelError(
+            f"model.config: it belongs to a model in one file, and {folder_or_id} is "
+            f"{'a folder' if path.is_dir() else 'no file here'}; remove it"
+        )
     if path.is_dir():
         return path
     if not is_hub_id(folder_or_id):
         raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
+    return _fetched(str(folder_or_id), _parts(), variant)
+
+
+def _parts() -> set[str]:
+    """The names of all folders that are read of a repository."""
     folders = {name for family in REGISTRY.values() for name in family.components}
     folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
-    folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
+    return folders | {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
+
+
+def _fetched(name_of_model: str, folders: Collection[str], variant: str | None) -> Path:
+    """The local copy of a repository's folders, and of .bin files where there is nothing else. Raises ModelError."""
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
-    found = fetched(str(folder_or_id), ("model_index.json", *patterns), variant)
+    found = fetched(name_of_model, ("model_index.json", *patterns), variant)
     bare = [name for name in sorted(folders) if (found / name / "config.json").is_file()]
     bare = [name for name in bare if not any((found / name).glob("*.safetensors*"))]
     if bare:  # old repositories have nothing else, and others everything twice
         ends = ("*.bin", "*.bin.index.json")
-        found = fetched(str(folder_or_id), [f"{name}/{end}" for name in bare for end in ends], variant)
+        found = fetched(name_of_model, [f"{name}/{end}" for name in bare for end in ends], variant)
     return found
+
+
+def _of_file(file: Path, variant: str | None, config: str | None) -> Path:
+    """The folder of links for a model in one file.
+
+    Of a hub id the weights that the file has are not fetched.
+
+    Raises ModelError.
+    """
+    if file.suffix != ".safetensors":
+        raise ModelError(f"{file} is a file; give a diffusers folder, a hub id owner/name or a .safetensors file")
+    if config is None:
+        raise ModelError(
+            f"{file} is a model in one file; set model.config to the diffusers folder or hub id that has its "
+            'configurations, tokenizers and scheduler, e.g. "stable-diffusion-v1-5/stable-diffusion-v1-5"'
+        )
+    is_here = _own(config).is_dir()
+    if not is_here and not is_hub_id(config):
+        raise ModelError(f"model.config: there is no folder {config}; give a diffusers folder or a hub id owner/name")
+    folder = _own(config)
+    if not is_here:
+        ends = [f"{name}/*{end}" for name in _parts() for end in (".json", ".txt")]
+        folder = fetched(config, ("model_index.json", *ends), variant)
+    family, pipeline = family_of(folder), str(model_index(folder).get("_class_name"))
+    configs = {name: component_config(folder, name) for name in family.components}
+    found = parts_in(file, pipeline, family, configs)
+    if not is_here and (lacking := set(family.components) - set(found)):
+        folder = _fetched(config, lacking, variant)
+    return linked_folder(file, folder, found)
 
 
 def _own(folder_or_id: str | Path) -> Path:

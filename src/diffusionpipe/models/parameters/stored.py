@@ -8,7 +8,8 @@ Files are looked for in diffusers' order: a plain file before a variant, safeten
     model.fp16.safetensors                        the variant fp16
     model.safetensors.index.fp16.json             the variant fp16, in shards
 
-A single safetensors file with any other name is read too. Nothing in a .bin file is executed: only tensors are read.
+A single safetensors file with any other name is read too, and a component of a whole model in one file, where
+`single_file.json` names it. Nothing in a .bin file is executed: only tensors are read.
 """
 
 import re
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import problem_of_file, read_json
+from diffusionpipe.models.parameters.single_file.reading import POINTER, file_behind, opened_part
 
 SAFETENSORS, BIN = "safetensors", "bin"
 _STEMS = {
@@ -52,6 +54,12 @@ class StoredWeights:
     """E.g. "fp16"; None for the plain files."""
     stem: str
     """How the name begins, e.g. "model"."""
+
+    @property
+    def source(self) -> Path:
+        """The file that people know: the index of shards, the file, or the whole model's."""
+        first = self.files[0]
+        return self.index or (file_behind(first) if first.name == POINTER else first)
 
     def plain_name(self, file: Path) -> str:
         """The name of one of the files, or of the index, without the variant.
@@ -92,6 +100,8 @@ def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | 
     Raises:
         ModelError: several variants without a plain file; an index or a file that cannot be read.
     """
+    if (folder / POINTER).is_file():
+        return StoredWeights(files=(folder / POINTER,), index=None, variant=None, stem=POINTER)
     found = dict(_complete(folder))
     variants = sorted({name for name, _ in found if name is not None})
     wanted: list[str | None] = [variant] if variant in variants else []
@@ -129,7 +139,10 @@ def opened(file: Path) -> Iterator[Tensors]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        if file.suffix == ".bin":
+        if file.name == POINTER:
+            with opened_part(file) as part:
+                yield part
+        elif file.suffix == ".bin":
             yield _Bin(_read_bin(file))
         else:
             with safe_open(file, framework="pt") as tensors:

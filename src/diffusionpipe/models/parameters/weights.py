@@ -300,8 +300,9 @@ class _Misfits:
         parts += [_listed(self.misshapen)] if self.misshapen else []
         if not parts:
             return []
-        file = source.index or source.files[0]
-        return [f"{file} does not fit {file.parent / 'config.json'}: {'; '.join(parts)}; get the model again"]
+        config = source.files[0].parent / "config.json"
+        shown = config.readlink() if config.is_symlink() and source.source.parent != config.parent else config
+        return [f"{source.source} does not fit {shown}: {'; '.join(parts)}; get the model again"]
 
 
 def _listed(names: list[str]) -> str:

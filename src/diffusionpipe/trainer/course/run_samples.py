@@ -2,7 +2,7 @@
 
 import torch
 
-from diffusionpipe.models.opening.folder import family_of, resolve_folder
+from diffusionpipe.models.opening.folder import family_of
 from diffusionpipe.trainer.inference.cascade_drawing import check_chain, links
 from diffusionpipe.trainer.inference.conditions import (
     SampleRequest,
@@ -15,7 +15,7 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings, build_sche
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order, check_pipeline
 from diffusionpipe.trainer.inference.drawing import spacing_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
-from diffusionpipe.trainer.model.members import Member, Model, clip_of, learns_variance
+from diffusionpipe.trainer.model.members import Member, Model, clip_of, folder_of, learns_variance
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
 from diffusionpipe.trainer.recipe import Recipe
 
@@ -62,7 +62,7 @@ def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
         DataError: a picture of the validation data has no conditioning picture.
     """
     drawn, data = recipe.sampling, recipe.data.validation
-    is_first_steered = is_steered(resolve_folder(recipe.alone(recipe.backbones[0]).model.path))
+    is_first_steered = is_steered(folder_of(recipe.alone(recipe.backbones[0])))
     return SampleRequest(
         prompts=drawn.prompts,
         labels=drawn.labels,

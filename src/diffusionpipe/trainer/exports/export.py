@@ -27,6 +27,7 @@ from diffusionpipe.models.opening.folder import (
 from diffusionpipe.models.opening.pipeline_defaults import default_guidance
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters, merge_adapters, save_adapters
+from diffusionpipe.models.parameters.single_file.reading import POINTER
 from diffusionpipe.models.parameters.stored import StoredWeights, opened, stored_weights
 from diffusionpipe.models.parameters.weights import names_in, tensors_of
 from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
@@ -47,6 +48,7 @@ _SCHEDULER = "scheduler"
 _SCHEDULER_CONFIG = "scheduler_config.json"
 # Weights that a source folder may hold several times: other formats and variants; what is read is copied by itself.
 _WEIGHTS = (
+    POINTER,
     *("*.safetensors", "*.bin", "*.safetensors.index.*json", "*.bin.index.*json"),
     *("*.msgpack", "*.msgpack.index.json", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data"),
 )
@@ -254,12 +256,21 @@ def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
         stored = stored_weights(source, settings.variant)
         shutil.copytree(source, destination / name, ignore=shutil.ignore_patterns(*_WEIGHTS) if stored else None)
         if stored:
-            _copy_weights(stored, destination / name)
+            _copy_weights(stored, destination / name, is_diffusers=entry[0] == "diffusers")
 
 
-def _copy_weights(stored: StoredWeights, folder: Path) -> None:
-    """Copies the files of weights under their plain names, which every program looks for first."""
+def _copy_weights(stored: StoredWeights, folder: Path, *, is_diffusers: bool) -> None:
+    """Copies the files of weights under their plain names, which every program looks for first.
+
+    `is_diffusers`: whether the component is diffusers' own, not one of transformers.
+    """
     for file in stored.files:
+        if file.name == POINTER:  # a part of a model in one file
+            with opened(file) as tensors:
+                name = "diffusion_pytorch_model" if is_diffusers else "model"
+                values = {key: tensors.get(key) for key in tensors.names()}
+                save_file(values, folder / f"{name}.safetensors", metadata={"format": "pt"})
+            continue
         shutil.copyfile(file, folder / stored.plain_name(file))
     if stored.index is not None:
         content = _read_json(stored.index)

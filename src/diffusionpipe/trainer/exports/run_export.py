@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from diffusionpipe.models.graphs.graph import canonical_names
-from diffusionpipe.models.opening.folder import resolve_folder
 from diffusionpipe.trainer.exports.export import Export, export
 from diffusionpipe.trainer.model.lora import lora_of
-from diffusionpipe.trainer.model.members import Member, learns_variance, open_member
+from diffusionpipe.trainer.model.members import Member, folder_of, learns_variance, open_member
 from diffusionpipe.trainer.recipe import Recipe
 
 
@@ -45,5 +44,5 @@ def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Pa
     Raises:
         ConfigError: the model's folder cannot be read, or the checkpoint is damaged or of another model.
     """
-    member = open_member(recipe, resolve_folder(recipe.model.path, recipe.model.variant))
+    member = open_member(recipe, folder_of(recipe))
     return export(checkpoint, destination, export_settings(member))

@@ -79,6 +79,11 @@ def only(members: Sequence[Member]) -> Member:
     return member
 
 
+def folder_of(recipe: Recipe) -> Path:
+    """The diffusers folder of a recipe of one model. Raises ModelError, as `resolve_folder`."""
+    return resolve_folder(recipe.model.path, recipe.model.variant, recipe.model.config)
+
+
 def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
     """The quantity that the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
     if recipe.objective.kind is not ObjectiveKind.AUTO:
@@ -182,7 +187,7 @@ def build_model(recipe: Recipe, device: str) -> Model:
     members: tuple[Member, ...] = ()
     for name, own in recipes.items():
         before = members[-1].recipe.data.resolution if members else None
-        members += (open_member(own, resolve_folder(own.model.path, own.model.variant), name, before=before),)
+        members += (open_member(own, folder_of(own), name, before=before),)
     graph = members[0].graph
     if recipe.models:
         common = common_encoders(

@@ -1,8 +1,8 @@
 """The memory that a recipe's training holds besides the model."""
 
 from diffusionpipe.costs import Workload
-from diffusionpipe.models.opening.folder import resolve_folder
 from diffusionpipe.trainer.model.guidance import drawn_guidance
+from diffusionpipe.trainer.model.members import folder_of
 from diffusionpipe.trainer.model.parameter_groups import has_average
 from diffusionpipe.trainer.optim.optimizer import state_per_parameter
 from diffusionpipe.trainer.recipe import Precision, Recipe
@@ -42,5 +42,5 @@ def samples_drawn_together(recipe: Recipe) -> int:
     if not sampling.every:
         return 0
     models = (recipe.alone(name) for name in recipe.backbones)
-    is_guided = any(drawn_guidance(one, resolve_folder(one.model.path)).is_guided for one in models)
+    is_guided = any(drawn_guidance(one, folder_of(one)).is_guided for one in models)
     return (len(sampling.prompts) or len(sampling.labels)) * (2 if is_guided else 1)

@@ -37,7 +37,7 @@ MODEL = "models"
 """The section of one of several models."""
 
 _OF_GROUP = "learning_rate learning_rate_schedule warmup_steps learning_rate_final optimizer_arguments ema_decay"
-_OF_MODEL = "path train low_resolution noise_augmentation"
+_OF_MODEL = "path config train low_resolution noise_augmentation"
 _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "model": {Effect.FIXED: _OF_MODEL, Effect.SAID: "variant", Effect.SILENT: "from_scratch frozen_dtype"},
     MODEL: {

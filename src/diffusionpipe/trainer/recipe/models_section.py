@@ -25,7 +25,10 @@ class MemberSection(GroupSection):
     """[models.NAME]: one of several models that train together."""
 
     path: str
-    """A diffusers folder, or the id of one on the Hugging Face Hub."""
+    """A diffusers folder, the id of one on the Hugging Face Hub, or a model in one .safetensors file."""
+    config: Maybe[str] = None
+    """Of a model in one file: the folder or id that has its configurations, tokenizers, scheduler, and components that
+    the file lacks; "none": `path` has all."""
     train: Several[str] = ()
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False

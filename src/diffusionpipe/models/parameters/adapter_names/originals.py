@@ -71,11 +71,34 @@ _CONVERTERS: Mapping[str, _Converter] = {
             (r"\.conv2$", ".out_layers.3"),
             (r"\.time_emb_proj$", ".emb_layers.1"),
             (r"\.conv_shortcut$", ".skip_connection"),
+            (r"^((?:input|output)_blocks\.\d+\.0|middle_block\.\d)\.norm1$", r"\1.in_layers.0"),
+            (r"^((?:input|output)_blocks\.\d+\.0|middle_block\.\d)\.norm2$", r"\1.out_layers.0"),
+            (r"^conv_norm_out$", "out.0"),
+        ),
+    ),
+    "AutoencoderKL": _Converter(
+        name="convert_ldm_vae_checkpoint",
+        prefix="first_stage_model.",
+        renames=(
+            (r"_blocks\.(\d+)\.resnets\.", r".\1.block."),
+            (r"down_blocks\.(\d+)\.downsamplers\.0", r"down.\1.downsample"),
+            (r"up_blocks\.(\d+)\.upsamplers\.0", r"up.\1.upsample"),
+            (r"mid_block\.resnets\.0", "mid.block_1"),
+            (r"mid_block\.resnets\.1", "mid.block_2"),
+            (r"mid_block\.attentions\.0", "mid.attn_1"),
+            (r"\.group_norm$", ".norm"),
+            (r"\.to_([qkv])$", r".\1"),
+            (r"\.to_out\.0$", ".proj_out"),
+            (r"\.conv_shortcut$", ".nin_shortcut"),
+            (r"\.conv_norm_out$", ".norm_out"),
         ),
     ),
     "SD3Transformer2DModel": _Converter(
         name="convert_sd3_transformer_checkpoint_to_diffusers",
-        counted=(("joint_blocks.{}.attn2.", "transformer_blocks"),),
+        counted=(
+            ("joint_blocks.{}.attn2.", "transformer_blocks"),
+            ("joint_blocks.{}.attn.ln_q", "transformer_blocks"),
+        ),
     ),
     "FluxTransformer2DModel": _Converter(
         name="convert_flux_transformer_checkpoint_to_diffusers",
@@ -195,7 +218,7 @@ _CONVERTERS: Mapping[str, _Converter] = {
         ),
     ),
 }
-"""By the class of the denoiser. The layers of all other classes have their authors' names in diffusers too."""
+"""By the class of the component. Denoisers of all other classes have their authors' names in diffusers too."""
 
 
 class _Numbered(dict[str, Tensor]):
@@ -254,27 +277,39 @@ def _converted(
     converter: _Converter, sizes: Mapping[str, int], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, int, bool]]:
     """Name, original's name, first row there and whether halves swap, of each layer that the converter makes."""
+    for name, original, rows in _tensors(converter, sizes, config):
+        module = name.removesuffix(_WEIGHT)
+        if name.endswith(_WEIGHT) and module in sizes:
+            yield module, original.removesuffix(_WEIGHT), int(rows.min()), bool(rows[0] > rows[-1])
+
+
+def original_tensors(kind: str, modules: Collection[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """For each tensor of the authors' file the tensors of diffusers that it joins, from its first row to its last.
+
+    `modules` are all modules of a component of class `kind` that hold tensors. The names of tensors that the component
+    does not have may be among them.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name, original, rows in _tensors(_CONVERTERS[kind], modules, config):
+        found.setdefault(original, []).append((int(rows.min()), name))
+    return {original: [name for _, name in sorted(parts)] for original, parts in found.items()}
+
+
+def _tensors(
+    converter: _Converter, modules: Collection[str], config: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Of each tensor that the converter makes: its name, the original's, and the numbers of its rows there."""
     import diffusers.loaders.single_file_utils as converters
 
-    names = _proposed(converter, sizes, config)
-    numbered = _Numbered(names, converter.rows)
+    numbered = _Numbered(_proposed(converter, modules, config), converter.rows)
     convert = getattr(converters, converter.name)
-    result = convert(numbered, config=config)
-    for name, numbers in result.items():
-        module = name.removesuffix(_WEIGHT)
-        if not name.endswith(_WEIGHT) or module not in sizes or numbers is None:
-            continue
-        original = numbered.names[int(numbers[0]) // converter.rows]
-        rows = numbers % converter.rows
-        yield (
-            module,
-            original.removeprefix(converter.prefix).removesuffix(_WEIGHT),
-            int(rows.min()),
-            bool(rows[0] > rows[-1]),
-        )
+    for name, numbers in convert(numbered, config=config).items():
+        if numbers is not None:
+            original = numbered.names[int(numbers[0]) // converter.rows]
+            yield name, original.removeprefix(converter.prefix), numbers % converter.rows
 
 
-def _proposed(converter: _Converter, sizes: Mapping[str, int], config: Mapping[str, Any]) -> list[str]:
+def _proposed(converter: _Converter, sizes: Collection[str], config: Mapping[str, Any]) -> list[str]:
     """Names of tensors that the converter is given, each once."""
     names = []
     for pattern, blocks in converter.counted:
@@ -284,6 +319,10 @@ def _proposed(converter: _Converter, sizes: Mapping[str, int], config: Mapping[s
         level = config.get("layers_per_block")
         for module in sizes:
             name = _block_of_unet(module, level, sizes) if isinstance(level, int) else module
+            if found := re.match(
+                r"decoder\.up_blocks\.(\d+)(\..*)", name
+            ):  # of a VAE, whose authors count from the last
+                name = f"decoder.up_blocks.{len(config['up_block_types']) - 1 - int(found[1])}{found[2]}"
             for before, after in converter.renames:
                 name = re.sub(before, after, name)
             names += [f"{converter.prefix}{name}{end}" for end in (_WEIGHT, ".bias")]

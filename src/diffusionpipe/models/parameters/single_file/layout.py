@@ -1,0 +1,148 @@
+"""The tensors of a single file of a pipeline: their names and shapes, from those of its components in diffusers.
+
+    StableDiffusionPipeline      model.diffusion_model., first_stage_model., cond_stage_model.
+    StableDiffusionXLPipeline    model.diffusion_model., first_stage_model., conditioner.embedders.
+    StableDiffusion3Pipeline     model.diffusion_model., first_stage_model., text_encoders.
+    FluxPipeline                 the transformer alone, without a prefix
+
+A layout is a proposal: `origins` says what diffusers makes of it, and it holds if that is each tensor of the component.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.parameters.adapter_names.originals import original_tensors
+from diffusionpipe.models.parameters.single_file.origins import Origin, Shape, Shapes, origins_of
+
+_DENOISER, _VAE = "model.diffusion_model.", "first_stage_model."
+_PROJECTION = "text_projection.weight"
+_NOT_NEEDED = ("position_ids",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a component stands in the file."""
+
+    prefix: str
+    is_open_clip: bool = False
+    """Whether it has OpenCLIP's names; else it has today's, or those of its authors."""
+
+
+_PLACES: Mapping[str, Mapping[str, _Place]] = {
+    "StableDiffusionPipeline": {
+        "unet": _Place(_DENOISER),
+        "vae": _Place(_VAE),
+        "text_encoder": _Place("cond_stage_model.transformer."),
+    },
+    "StableDiffusionXLPipeline": {
+        "unet": _Place(_DENOISER),
+        "vae": _Place(_VAE),
+        "text_encoder": _Place("conditioner.embedders.0.transformer."),
+        "text_encoder_2": _Place("conditioner.embedders.1.model.", is_open_clip=True),
+    },
+    "StableDiffusion3Pipeline": {
+        "transformer": _Place(_DENOISER),
+        "vae": _Place(_VAE),
+        "text_encoder": _Place("text_encoders.clip_l.transformer."),
+        "text_encoder_2": _Place("text_encoders.clip_g.transformer."),
+        "text_encoder_3": _Place("text_encoders.t5xxl.transformer."),
+    },
+    "FluxPipeline": {"transformer": _Place("")},
+}
+PIPELINES = tuple(_PLACES)
+"""Classes of pipelines that have such files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A component of a diffusers folder."""
+
+    kind: str
+    config: Mapping[str, Any]
+    shapes: Shapes
+    """Of its tensors, by the names of diffusers."""
+
+
+def parts_of(pipeline: str) -> tuple[str, ...]:
+    """The components of a pipeline that stand in its files."""
+    return tuple(_PLACES[pipeline])
+
+
+def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str, Shape], dict[str, Origin]]:
+    """The shapes of a component's tensors in a file, and for each tensor of diffusers where it stands there.
+
+    Raises:
+        ModelError: diffusers' converter does not make the component again from such a file.
+    """
+    place = _PLACES[pipeline][name]
+    if component.config.get("hidden_act") == "gelu" and pipeline == "StableDiffusionPipeline":  # Stable Diffusion 2
+        place = replace(place, prefix="cond_stage_model.model.", is_open_clip=True)
+    plain = {key.removeprefix("text_model."): shape for key, shape in component.shapes.items()}
+    plain = {key: shape for key, shape in plain.items() if not key.endswith(_NOT_NEEDED)}
+    if component.kind.startswith("CLIPText"):
+        proposed = (
+            _open_clip(plain) if place.is_open_clip else _clip(plain, has_projection=".clip_l." not in place.prefix)
+        )
+    elif component.kind == "T5EncoderModel":
+        proposed = dict(plain)
+    else:
+        proposed = _denoiser_or_vae(component, plain)
+    shapes = {place.prefix + key: shape for key, shape in proposed.items()}
+    try:
+        found = origins_of(component.kind, component.config, shapes)
+    except (KeyError, ValueError, IndexError, RuntimeError) as error:
+        raise _refused(name, f"{type(error).__name__}: {error}") from error
+    origins = {key.removeprefix("text_model."): origin for key, origin in (found or {}).items()}
+    wrong = [key for key, shape in plain.items() if key not in origins or origins[key].shape != shape]
+    wrong += [key for key in origins if key not in plain]
+    if wrong:
+        raise _refused(name, f"{wrong[0]} would be lost" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
+    return shapes, origins
+
+
+def _refused(name: str, why: str) -> ModelError:
+    return ModelError(
+        f"{name} cannot be written into one file, because diffusers would not read it back ({why}); use the folder"
+    )
+
+
+def _denoiser_or_vae(component: Component, shapes: Shapes) -> dict[str, Shape]:
+    """Fused rows are one tensor; a VAE's attention has convolutions of 1 x 1."""
+    modules = dict.fromkeys(key.rpartition(".")[0] for key in shapes)
+    found = {}
+    for original, parts in original_tensors(component.kind, modules, component.config).items():
+        own = [shapes[part] for part in parts if part in shapes]
+        if not own:
+            continue
+        shape = (sum(one[0] for one in own), *own[0][1:])
+        is_flat = component.kind == "AutoencoderKL" and ".attn_1." in original and len(shape) == 2
+        found[original] = (*shape, 1, 1) if is_flat else shape
+    return found
+
+
+def _clip(shapes: Shapes, *, has_projection: bool) -> dict[str, Shape]:
+    found = {f"text_model.{key}": shape for key, shape in shapes.items() if key != _PROJECTION}
+    return found | ({_PROJECTION: shapes[_PROJECTION]} if has_projection and _PROJECTION in shapes else {})
+
+
+def _open_clip(shapes: Shapes) -> dict[str, Shape]:
+    """Names by the inverse of diffusers' table; q, k and v are one tensor, and the projection is transposed."""
+    from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
+
+    table = DIFFUSERS_TO_LDM_MAPPING["openclip"]
+    of_layers = [(new, old) for new, old in table["transformer"].items() if not new.startswith("transformer.")]
+    found: dict[str, Shape] = {}
+    for key, shape in shapes.items():
+        name = key if key == _PROJECTION else f"text_model.{key}"
+        if name in table["layers"]:
+            found[table["layers"][name]] = shape[::-1] if key == _PROJECTION else shape
+            continue
+        for new, old in of_layers:
+            name = name.replace(new, old)
+        name, is_fused = re.subn(r"\.[qkv]_proj\.(weight|bias)$", r".in_proj_\1", name)
+        rows = 3 * shape[0] if is_fused else shape[0]
+        found[f"transformer.{name}"] = (rows, *shape[1:])
+    return found

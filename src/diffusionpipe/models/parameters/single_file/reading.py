@@ -1,0 +1,118 @@
+"""A component of a single file, read as if it had a file of its own.
+
+Beside the component's config.json a small file stands in place of weights:
+
+    unet/config.json         {"_class_name": "UNet2DConditionModel", ...}
+    unet/single_file.json    {"file": "/models/v1-5.safetensors", "kind": "UNet2DConditionModel"}
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.models.parameters.single_file.origins import Origin, Shape, Shapes, origins_of
+
+POINTER = "single_file.json"
+"""The name of the file that stands in place of weights."""
+
+
+def pointer_text(file: Path, kind: str) -> str:
+    """The contents of a `POINTER` to a component of class `kind`."""
+    return json.dumps({"file": str(file), "kind": kind})
+
+
+def file_behind(pointer: Path) -> Path:
+    """The single file that a pointer names."""
+    return Path(_read(pointer)["file"])
+
+
+def shapes_in(file: Path) -> dict[str, Shape]:
+    """The shapes of the tensors of a safetensors file, from its header.
+
+    Raises:
+        ModelError: it is damaged, or no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as content:
+            return {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118 (no dict)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; get the model again") from error
+
+
+def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -> dict[str, Origin] | None:
+    """The origins of a component's tensors in a file of these shapes; None if the file has nothing of it.
+
+    Raises:
+        ModelError: the file has only a part of it, or it is of another kind.
+    """
+    try:
+        return origins_of(kind, config, shapes) or None
+    except (KeyError, ValueError, IndexError, RuntimeError) as error:
+        raise ModelError(
+            f"{file} is no {kind} as model.config says: diffusers' converter stops at {type(error).__name__}: {error}; "
+            "give the configuration of this model"
+        ) from error
+
+
+@contextmanager
+def opened_part(pointer: Path) -> Iterator["Part"]:
+    """The component that a pointer names, tensor by tensor.
+
+    Raises:
+        ModelError: the file is damaged, or does not hold the component.
+    """
+    from safetensors import safe_open
+
+    found = _read(pointer)
+    file, config = Path(found["file"]), _read(pointer.with_name("config.json"))
+    origins = found_in(file, shapes_in(file), found["kind"], config)
+    if origins is None:
+        raise ModelError(f"{file} holds no {found['kind']} any more; get the model again")
+    with safe_open(file, framework="pt") as content:
+        yield Part(origins, content)
+
+
+class Part:
+    """The tensors of one component in an open single file."""
+
+    def __init__(self, origins: Mapping[str, Origin], content: Any) -> None:
+        self._origins, self._content = origins, content
+
+    def names(self) -> list[str]:
+        """The names in diffusers."""
+        return list(self._origins)
+
+    def shape(self, key: str) -> Shape:
+        """The shape in diffusers."""
+        return self._origins[key].shape
+
+    def get(self, key: str) -> Tensor:
+        """A copy of the tensor; no other rows are read."""
+        origin = self._origins[key]
+        return origin.read(self._rows(origin.name))
+
+    def _rows(self, name: str) -> Callable[[int, int], Tensor]:
+        def rows(first: int, end: int) -> Tensor:
+            part = self._content.get_slice(name)
+            shape = part.get_shape()
+            tensor: Tensor = part[first:end] if shape and end - first < shape[0] else self._content.get_tensor(name)
+            return tensor
+
+        return rows
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    assert isinstance(content, dict), "it is our own file, or a configuration that was read before"
+    return content
