@@ -15,7 +15,14 @@ from torch import Tensor
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.output_file import reason_of
 from diffusionpipe.models.opening.folder import component_config, family_of, model_index
-from diffusionpipe.models.parameters.single_file.layout import PIPELINES, Component, layout_of, parts_of
+from diffusionpipe.models.parameters.single_file.layout import (
+    PIPELINES,
+    Component,
+    check_whole,
+    layout_of,
+    parts_of,
+    plain_names,
+)
 from diffusionpipe.models.parameters.single_file.origins import Origin
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, opened, stored_weights
 
@@ -38,6 +45,7 @@ def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tu
             f"{folder} is a {pipeline}, which is not written into one file; these are: {', '.join(PIPELINES)}"
         )
     family, tensors = family_of(folder), dict[str, Tensor]()
+    components, known = dict[str, Component](), dict[str, Mapping[str, Origin]]()
     for name in parts_of(pipeline):
         source = stored_weights(folder / name, variant)
         if source is None:
@@ -45,13 +53,14 @@ def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tu
         stored, kind = _tensors_in(source), family.components[name]
         if kind == "T5EncoderModel":
             stored |= {new: stored[own] for new, own in _TIED.items() if new not in stored and own in stored}
-        component = Component(
+        components[name] = Component(
             kind=kind,
             config=component_config(folder, name),
             shapes={key: tuple(tensor.shape) for key, tensor in stored.items()},
         )
-        shapes, origins = layout_of(pipeline, name, component)
-        tensors |= _filled(name, shapes, origins, {key.removeprefix("text_model."): t for key, t in stored.items()})
+        shapes, known[name] = layout_of(pipeline, name, components[name])
+        tensors |= _filled(name, shapes, known[name], plain_names(stored))
+    check_whole(components, {key: tuple(tensor.shape) for key, tensor in tensors.items()}, known)
     _save(tensors, out, {"format": "pt"})
     return parts_of(pipeline)
 

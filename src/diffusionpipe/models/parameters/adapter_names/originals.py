@@ -319,9 +319,7 @@ def _proposed(converter: _Converter, sizes: Collection[str], config: Mapping[str
         level = config.get("layers_per_block")
         for module in sizes:
             name = _block_of_unet(module, level, sizes) if isinstance(level, int) else module
-            if found := re.match(
-                r"decoder\.up_blocks\.(\d+)(\..*)", name
-            ):  # of a VAE, whose authors count from the last
+            if found := re.match(r"decoder\.up_blocks\.(\d+)(\..*)", name):  # a VAE's authors count from its end
                 name = f"decoder.up_blocks.{len(config['up_block_types']) - 1 - int(found[1])}{found[2]}"
             for before, after in converter.renames:
                 name = re.sub(before, after, name)

@@ -11,12 +11,13 @@ A layout is a proposal: `origins` says what diffusers makes of it, and it holds 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names.originals import original_tensors
 from diffusionpipe.models.parameters.single_file.origins import Origin, Shape, Shapes, origins_of
 
+T = TypeVar("T")
 _DENOISER, _VAE = "model.diffusion_model.", "first_stage_model."
 _PROJECTION = "text_projection.weight"
 _NOT_NEEDED = ("position_ids",)
@@ -80,8 +81,7 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
     place = _PLACES[pipeline][name]
     if component.config.get("hidden_act") == "gelu" and pipeline == "StableDiffusionPipeline":  # Stable Diffusion 2
         place = replace(place, prefix="cond_stage_model.model.", is_open_clip=True)
-    plain = {key.removeprefix("text_model."): shape for key, shape in component.shapes.items()}
-    plain = {key: shape for key, shape in plain.items() if not key.endswith(_NOT_NEEDED)}
+    plain = {key: shape for key, shape in plain_names(component.shapes).items() if not key.endswith(_NOT_NEEDED)}
     if component.kind.startswith("CLIPText"):
         proposed = (
             _open_clip(plain) if place.is_open_clip else _clip(plain, has_projection=".clip_l." not in place.prefix)
@@ -95,12 +95,28 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
         found = origins_of(component.kind, component.config, shapes)
     except (KeyError, ValueError, IndexError, RuntimeError) as error:
         raise _refused(name, f"{type(error).__name__}: {error}") from error
-    origins = {key.removeprefix("text_model."): origin for key, origin in (found or {}).items()}
+    origins = plain_names(found or {})
     wrong = [key for key, shape in plain.items() if key not in origins or origins[key].shape != shape]
     wrong += [key for key in origins if key not in plain]
     if wrong:
         raise _refused(name, f"{wrong[0]} would be lost" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
     return shapes, origins
+
+
+def check_whole(components: Mapping[str, Component], shapes: Shapes, known: Mapping[str, Mapping[str, Origin]]) -> None:
+    """Checks that readers of the whole file, of these shapes, find each component where it stands by itself.
+
+    Raises:
+        ModelError: another component would be read in its place.
+    """
+    for name, component in components.items():
+        if plain_names(origins_of(component.kind, component.config, shapes) or {}) != known[name]:
+            raise _refused(name, "it would read another component, since it tells them apart by their widths")
+
+
+def plain_names(tensors: Mapping[str, T]) -> dict[str, T]:
+    """The tensors of a component by names that are the same in all versions of transformers."""
+    return {key.removeprefix("text_model."): tensor for key, tensor in tensors.items()}
 
 
 def _refused(name: str, why: str) -> ModelError:

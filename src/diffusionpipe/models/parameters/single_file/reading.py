@@ -99,6 +99,10 @@ class Part:
         origin = self._origins[key]
         return origin.read(self._rows(origin.name))
 
+    def metadata(self) -> dict[str, str]:
+        """The texts beside the file's tensors."""
+        return self._content.metadata() or {}
+
     def _rows(self, name: str) -> Callable[[int, int], Tensor]:
         def rows(first: int, end: int) -> Tensor:
             part = self._content.get_slice(name)
