@@ -242,7 +242,7 @@ def test_a_projection_that_a_file_would_lose_is_refused(saved, tmp_path):
     nn.init.ones_(pipeline.text_encoder.text_projection.weight)
     pipeline.save_pretrained(tmp_path)
     said = refusal(lambda: write_single_file(tmp_path, tmp_path / "x.safetensors"))
-    assert "text_projection.weight that is no identity" in said
+    assert "text_projection.weight that is not an identity" in said
     assert not (tmp_path / "x.safetensors").exists()
 
 

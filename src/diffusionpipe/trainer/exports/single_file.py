@@ -89,7 +89,7 @@ def _filled(
         if not origin.name:
             if not torch.equal(tensor.float(), torch.eye(*tensor.shape)):
                 raise ModelError(
-                    f"{name} has a {key} that is no identity, and a file has no place for it; use the folder"
+                    f"{name} has a {key} that is not an identity, and a file has no place for it; use the folder"
                 )
             continue
         origin.write(tensor, whole[origin.name])

@@ -27,8 +27,8 @@ class MemberSection(GroupSection):
     path: str
     """A diffusers folder, the id of one on the Hugging Face Hub, or a model in one .safetensors file."""
     config: Maybe[str] = None
-    """Of a model in one file: the folder or id that has its configurations, tokenizers, scheduler, and components that
-    the file lacks; "none": `path` has all."""
+    """The folder or id with all that a model in one file lacks: configurations, tokenizers, scheduler, some components;
+    "none": `path` has all."""
     train: Several[str] = ()
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False

@@ -298,7 +298,7 @@ def original_tensors(kind: str, modules: Collection[str], config: Mapping[str, A
 def _tensors(
     converter: _Converter, modules: Collection[str], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Of each tensor that the converter makes: its name, the original's, and the numbers of its rows there."""
+    """Name, original's name and numbers of its rows there, of each tensor that the converter makes."""
     import diffusers.loaders.single_file_utils as converters
 
     numbered = _Numbered(_proposed(converter, modules, config), converter.rows)

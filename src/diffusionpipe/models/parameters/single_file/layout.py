@@ -25,11 +25,11 @@ _NOT_NEEDED = ("position_ids",)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a component stands in the file."""
+    """The place of a component in the file."""
 
     prefix: str
     is_open_clip: bool = False
-    """Whether it has OpenCLIP's names; else it has today's, or those of its authors."""
+    """Whether it has OpenCLIP's names; else its names are today's, or its authors'."""
 
 
 _PLACES: Mapping[str, Mapping[str, _Place]] = {
@@ -64,16 +64,16 @@ class Component:
     kind: str
     config: Mapping[str, Any]
     shapes: Shapes
-    """Of its tensors, by the names of diffusers."""
+    """The shapes of its tensors, by the names of diffusers."""
 
 
 def parts_of(pipeline: str) -> tuple[str, ...]:
-    """The components of a pipeline that stand in its files."""
+    """The components of a pipeline that are in its files."""
     return tuple(_PLACES[pipeline])
 
 
 def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str, Shape], dict[str, Origin]]:
-    """The shapes of a component's tensors in a file, and for each tensor of diffusers where it stands there.
+    """The shapes of a component's tensors in a file, and for each tensor of diffusers its origin there.
 
     Raises:
         ModelError: diffusers' converter does not make the component again from such a file.
@@ -94,7 +94,7 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
     try:
         found = origins_of(component.kind, component.config, shapes)
     except (KeyError, ValueError, IndexError, RuntimeError) as error:
-        raise _refused(name, f"{type(error).__name__}: {error}") from error
+        raise _refused(name, f"its converter stops at {type(error).__name__}: {error}") from error
     origins = plain_names(found or {})
     wrong = [key for key, shape in plain.items() if key not in origins or origins[key].shape != shape]
     wrong += [key for key in origins if key not in plain]
@@ -104,7 +104,7 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
 
 
 def check_whole(components: Mapping[str, Component], shapes: Shapes, known: Mapping[str, Mapping[str, Origin]]) -> None:
-    """Checks that readers of the whole file, of these shapes, find each component where it stands by itself.
+    """Checks that readers of the whole file, of these shapes, find each component at its own place.
 
     Raises:
         ModelError: another component would be read in its place.

@@ -32,11 +32,11 @@ class Origin:
     """Rows of one tensor of a file, one range after the other."""
 
     name: str
-    """Of the file's tensor; "" for an identity, which no file has."""
+    """The file's tensor; "" for an identity, which no file has."""
     ranges: tuple[tuple[int, int], ...]
     """First row and the row after the last one."""
     shape: Shape
-    """Of the tensor in diffusers."""
+    """The shape of the tensor in diffusers."""
     is_transposed: bool = False
 
     def read(self, rows: Callable[[int, int], Tensor]) -> Tensor:

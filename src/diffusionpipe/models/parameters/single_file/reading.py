@@ -1,6 +1,6 @@
 """A component of a single file, read as if it had a file of its own.
 
-Beside the component's config.json a small file stands in place of weights:
+Beside the component's config.json a small file replaces the weights:
 
     unet/config.json         {"_class_name": "UNet2DConditionModel", ...}
     unet/single_file.json    {"file": "/models/v1-5.safetensors", "kind": "UNet2DConditionModel"}
@@ -19,7 +19,7 @@ from diffusionpipe.files.input_file import read_json
 from diffusionpipe.models.parameters.single_file.origins import Origin, Shape, Shapes, origins_of
 
 POINTER = "single_file.json"
-"""The name of the file that stands in place of weights."""
+"""The name of the file that replaces weights."""
 
 
 def pointer_text(file: Path, kind: str) -> str:
@@ -51,14 +51,14 @@ def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -
     """The origins of a component's tensors in a file of these shapes; None if the file has nothing of it.
 
     Raises:
-        ModelError: the file has only a part of it, or it is of another kind.
+        ModelError: the file has only a part of it, or belongs to another model.
     """
     try:
         return origins_of(kind, config, shapes) or None
     except (KeyError, ValueError, IndexError, RuntimeError) as error:
         raise ModelError(
-            f"{file} is no {kind} as model.config says: diffusers' converter stops at {type(error).__name__}: {error}; "
-            "give the configuration of this model"
+            f"{file} has another {kind} than model.config says (diffusers' converter stops at {type(error).__name__}: "
+            f"{error}); set model.config to this model's configuration"
         ) from error
 
 
