@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
+from math import ceil, isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,12 @@ _LINE = 19
 _MAX_LINES = 3
 _CLIP = 4
 """Dimensions of a clip."""
+
+
+def square_columns(count: int) -> int:
+    """Columns of a grid that is about as wide as high, with full rows where that is possible, at most 10."""
+    square = min(10, isqrt(max(0, count - 1)) + 1)
+    return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
 
 def sample_grid(

@@ -1,22 +1,14 @@
 """`diffusionpipe sample RUN`: draw pictures from a trained model."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from diffusionpipe.cli.verbs.drawing_work import drawing_work
 from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.sample_ranks import Drawing, start_ranks
-
-if TYPE_CHECKING:
-    from diffusionpipe.trainer.inference.conditions import SampleRequest
-    from diffusionpipe.trainer.inference.denoise import SamplingSettings
-    from diffusionpipe.trainer.recipe import Precision, SamplingSection
-    from diffusionpipe.workflows.run_recipe import SampleSize
-    from diffusionpipe.workflows.trained_model import TrainedModel
+from diffusionpipe.workflows.sample_request import MAX_COUNT
 
 _GUIDANCE_HELP = (
     "How closely a picture follows its prompt: the scale of classifier-free guidance (1 turns it off), or the guidance "
@@ -24,8 +16,6 @@ _GUIDANCE_HELP = (
 )
 _OF_LAUNCHER = ("ranks",)
 """Options that are not for the ranks."""
-MAX_COUNT = 10_000
-"""The most pictures drawn in one command; they are kept in memory until all are drawn."""
 MAX_GUIDANCE = 1e6
 _TRUE_CFG_HELP = (
     "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 turns it off; default: the run's, or 1."
@@ -201,39 +191,39 @@ def sample(
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.viz.drawing_file import check_drawing_file
-    from diffusionpipe.workflows.device import chosen_device
-    from diffusionpipe.workflows.run_recipe import captions_of, sampling_of
-    from diffusionpipe.workflows.sample_conditions import steered
-    from diffusionpipe.workflows.trained_model import trained_model
+    from diffusionpipe.workflows.sample_request import Asked, drawing_of
 
     check_outputs(out)
     check_drawing_file(out)
     if like is not None:
         _draw_again(context, run, like, out, device)
         return
-    wish = _wish(prompt or (), prompts, negative, label or (), count)
-    chosen_device(device)
-    model, own = _until(trained_model(run, variant), until), sampling_of(run)
-    asked = _Asked(
+    asked = Asked(
+        prompts=tuple(prompt or ()),
+        prompts_file=prompts,
+        negative=negative,
+        labels=tuple(label or ()),
+        conditions=tuple(condition or ()),
+        count=count,
         steps=steps,
         guidance=guidance,
         true_cfg_scale=true_cfg_scale,
         seed=seed,
         scheduler=scheduler,
         noise_level=noise_level,
-    )
-    asked_size = _AskedSize(resolution=resolution, height=height, frames=frames, frame_rate=frame_rate)
-    size = _size(run, model, asked_size)
-    check_drawing_file(out, size.played)
-    drawing = Drawing(
-        model=model,
-        wish=replace(steered(wish, run, model.folder, condition or (), count), frame_rate=size.frame_rate),
-        settings=[_settings(one, own, asked, has_negative=bool(wish.negatives)) for one in model.chain],
-        size=size,
-        precision=_precision(run, precision),
-        captions=captions_of(run, caption_chunks, clip_skip),
+        resolution=resolution,
+        height=height,
+        frames=frames,
+        frame_rate=frame_rate,
+        until=until,
+        precision=precision,
+        variant=variant,
+        caption_chunks=caption_chunks,
+        clip_skip=clip_skip,
         device=device,
     )
+    drawing = drawing_of(run, asked)
+    check_drawing_file(out, drawing.size.played)
     if ranks is None:
         _draw(drawing, run, out, keep)
     else:
@@ -276,174 +266,17 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
     typer.echo(f'"{caption}" in {out}')
 
 
-def _wish(
-    prompt: Sequence[str], prompts: Path | None, negative: str | None, label: Sequence[int], count: int
-) -> "SampleRequest":
-    """The pictures to draw, each prompt or label `count` times.
-
-    Raises:
-        ConfigError: there is nothing to draw, or there are prompts and labels, or the file of prompts is wrong.
-    """
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.inference.conditions import SampleRequest
-    from diffusionpipe.trainer.recipe import Prompt, negatives_of, read_prompts
-
-    asked = (*(Prompt(text, None) for text in prompt), *(read_prompts(prompts) if prompts is not None else ()))
-    if bool(asked) == bool(label):
-        raise ConfigError(
-            'say what to draw: --prompt "..." or --prompts FILE for a text model, or --label N for a class model'
-        )
-    if label and negative is not None:
-        raise ConfigError("--negative is for models with text; leave it out with --label")
-    wanted = count * (len(asked) + len(label))
-    if wanted > MAX_COUNT:
-        raise ConfigError(f"{wanted:,} pictures are asked for; draw at most {MAX_COUNT:,} in one command")
-    repeated = tuple(one for one in asked for _ in range(count))
-    return SampleRequest(
-        prompts=tuple(one.text for one in repeated),
-        labels=tuple(number for number in label for _ in range(count)),
-        negatives=negatives_of(repeated, negative),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """How pictures are to be drawn; None: as the run draws."""
-
-    steps: int | None
-    guidance: float | None
-    true_cfg_scale: float | None
-    seed: int
-    scheduler: str | None
-    noise_level: int | None
-
-
-def _settings(
-    model: "TrainedModel", own: "SamplingSection", asked: _Asked, *, has_negative: bool
-) -> "SamplingSettings":
-    """How one model draws; `own` is the run's recipe section.
-
-    Raises:
-        ConfigError: the guidance has no effect, or there is no such level of noise.
-    """
-    from diffusionpipe.trainer.inference.conditions import check_noise_level
-    from diffusionpipe.trainer.inference.denoise import SamplingSettings
-    from diffusionpipe.trainer.model.guidance import guidance_of
-
-    strength = guidance_of(
-        model.folder,
-        own.guidance if asked.guidance is None else asked.guidance,
-        own.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale,
-        has_negative=has_negative,
-    )
-    level = own.noise_level if asked.noise_level is None else asked.noise_level
-    settings = SamplingSettings(
-        steps=asked.steps or own.steps,
-        guidance=strength.scale,
-        embedded_guidance=strength.embedded,
-        unguided=strength.unguided,
-        seed=asked.seed,
-        scheduler=model.scheduler,
-        scheduler_class=asked.scheduler or own.scheduler,
-        noise_level=level if model.before is not None else None,
-    )
-    check_noise_level(model.folder, settings)
-    return settings
-
-
-def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
-    """The model of this name in the chain; None: the last one.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    from diffusionpipe.errors import ConfigError
-
-    if name is None:
-        return model
-    of_name = {one.name: one for one in model.chain if one.name}
-    if name not in of_name:
-        known = f"its models are {', '.join(of_name)}" if of_name else "the run has one model; leave --until out"
-        raise ConfigError(f"--until {name}: there is no such model; {known}")
-    return of_name[name]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AskedSize:
-    """The size that is asked for; None: as the run, or diffusers' pipeline, has it."""
-
-    resolution: int | None
-    height: int | None
-    frames: int | None
-    frame_rate: float | None
-
-
-def _size(run: Path, model: "TrainedModel", asked: _AskedSize) -> "SampleSize":
-    """The size of what is drawn.
-
-    Raises:
-        ConfigError: it is asked for where the models say it, or nothing says it; or pictures shall have a frame rate.
-    """
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.opening.folder import family_of
-    from diffusionpipe.workflows.run_recipe import SampleSize, size_of
-
-    if model.resolution is None:
-        found = size_of(run, model.folder, asked.resolution, asked.height, asked.frames)
-        if found.frames is None and asked.frame_rate is not None:
-            raise ConfigError("--frame-rate: only clips have frames; give --frames, or leave it out")
-        rate = asked.frame_rate or found.frame_rate or family_of(model.folder).frame_rate
-        return replace(found, frame_rate=rate if found.frames is not None else None)
-    given = {f"--{key.replace('_', '-')}": value for key, value in asdict(asked).items()}
-    if options := [option for option, value in given.items() if value is not None]:
-        raise ConfigError(
-            f"the models of a cascade draw pictures of the sizes that they read; leave out {', '.join(options)}"
-        )
-    return SampleSize(resolution=model.resolution)
-
-
-def _precision(run: Path, asked: str | None) -> "Precision":
-    """In which the denoiser computes.
-
-    Raises:
-        ConfigError: there is no such precision to draw in.
-    """
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.recipe import Precision
-    from diffusionpipe.workflows.run_recipe import precision_of
-
-    if asked is not None:
-        if asked not in (Precision.FLOAT32, Precision.BFLOAT16):
-            raise ConfigError(f"--precision {asked}: pictures are drawn in float32 or bfloat16")
-        return Precision(asked)
-    return Precision.BFLOAT16 if precision_of(run) is Precision.BFLOAT16 else Precision.FLOAT32
-
-
 def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     """Draw in this process or, if it is a rank, with the others, and write the pictures."""
-    from diffusionpipe.cli.verbs.train import grid_columns
-    from diffusionpipe.trainer.course.kept_samples import keep_samples
-    from diffusionpipe.trainer.inference.cascade_drawing import captions_of, shown
-    from diffusionpipe.viz.drawing_file import MOVING, write_clip
-    from diffusionpipe.viz.grid import sample_grid
-    from diffusionpipe.workflows.redraw import origin_of
     from diffusionpipe.workflows.sample_ranks import draw_as_rank, draw_here, is_rank
+    from diffusionpipe.workflows.sample_request import keep_drawn, write_drawn
 
     drawn, rows = draw_as_rank(drawing, drawing_work) if is_rank() else (draw_here(drawing, drawing_work), None)
     if drawn is None:
         return
-    wish, pictures = drawing.wish, shown(drawn)
-    captions = captions_of([one.name for one in drawing.model.chain], wish.captions)
-    rate = drawing.size.played
-    if rate is not None and out.suffix.lower() in MOVING and len(pictures) == 1:
-        write_clip(drawn[-1][0], out, rate=rate)
-    else:
-        shown_in_grid = pictures if rate is None or out.suffix.lower() not in MOVING else drawn[-1]
-        captioned = list(zip(captions, shown_in_grid, strict=True))
-        sample_grid(captioned, out, columns=grid_columns(len(pictures)), rate=rate or 1.0)
+    number = write_drawn(drawing, drawn, out)
     if keep is not None:
-        origin = origin_of(run, drawing.settings[-1], drawing.size, drawing.precision, rows, drawing.captions)
-        keep_samples(drawn[-1], wish, origin, keep)
+        keep_drawn(drawing, drawn, run, rows, keep)
     noun = "picture" if drawing.size.frames is None else "clip"
-    count = f"{len(pictures)} {noun}{'s' * (len(pictures) > 1)}"
+    count = f"{number} {noun}{'s' * (number > 1)}"
     typer.echo(f"{count} in {out}" + (f", and each as a file in {keep}" if keep is not None else ""))

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -283,15 +282,9 @@ def _end_stopped() -> NoReturn:
 
 
 def _save_grid(pictures: "Sequence[Picture]", captions: Sequence[str], path: Path) -> None:
-    from diffusionpipe.viz.grid import sample_grid
+    from diffusionpipe.viz.grid import sample_grid, square_columns
 
-    sample_grid(list(zip(captions, pictures, strict=True)), path, columns=grid_columns(len(pictures)))
-
-
-def grid_columns(count: int) -> int:
-    """Columns of a grid that is about as wide as high, with full rows where that is possible, at most 10."""
-    square = min(10, isqrt(max(0, count - 1)) + 1)
-    return next((columns for columns in range(square, 11) if count % columns == 0), square)
+    sample_grid(list(zip(captions, pictures, strict=True)), path, columns=square_columns(len(pictures)))
 
 
 def _draw_results(recipe: "Recipe") -> None:
