@@ -1,4 +1,4 @@
-"""The question of `diffusionpipe sample`: what to draw from which models, and how; and the files of the answer."""
+"""The drawing that `diffusionpipe sample` is asked for, from its options and a folder; and the files of pictures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
