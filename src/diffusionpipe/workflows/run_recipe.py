@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from diffusionpipe.models.base.family import CaptionReading, Clip
     from diffusionpipe.trainer.recipe import Precision, SamplingSection
 
+_OF_CHECKPOINTS = "adapters"
+"""The folder of a run that has the adapters of its checkpoints; `trainer` is imported only where it is used."""
+_RECIPE = "recipe.toml"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSize:
@@ -156,9 +160,9 @@ def validation_of(run: Path) -> Path | None:
 
 
 def recipe_of(run: Path) -> Path:
-    """Where the resolved recipe of a run or of its export/ is."""
-    own = run / "recipe.toml"
-    return own if own.is_file() else run.parent / "recipe.toml"
+    """Where the resolved recipe of a run, of its export/ or of a folder in its adapters/ is."""
+    places = [run, run.parent, *([run.parent.parent] if run.parent.name == _OF_CHECKPOINTS else [])]
+    return next((place / _RECIPE for place in places if (place / _RECIPE).is_file()), run.parent / _RECIPE)
 
 
 def _table(recipe: Path) -> dict[str, object]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.parameters.adapter_names import Adapter
 from diffusionpipe.models.parameters.lora import DENOISERS, LoraSettings, inject, is_second_matrix
 from diffusionpipe.models.parameters.stored import opened
 
@@ -25,13 +26,21 @@ def save_adapters(
     modules: Mapping[str, nn.Module],
     settings: LoraSettings,
 ) -> None:
-    """Writes the adapters of components, by their names in these, as diffusers' `load_lora_weights(folder)` reads them.
+    """Writes the adapters of components as diffusers' `load_lora_weights(folder)` reads them; see `adapter_tensors`."""
+    from safetensors.torch import save_file
+
+    save_file(adapter_tensors(adapters, modules, settings), folder / ADAPTERS, metadata={"format": "pt"})
+
+
+def adapter_tensors(
+    adapters: Mapping[str, Mapping[str, Tensor]], modules: Mapping[str, nn.Module], settings: LoraSettings
+) -> dict[str, Tensor]:
+    """The tensors of diffusers' file, from the adapters of components by their names in these.
 
     Where the scale is not 1, the second matrices are scaled instead: the file then needs no alpha, and readers that
     know of none add the same. diffusers overlooks those of a T5 in this file, which `load_adapters` reads.
     """
     from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
 
     stored: dict[str, Tensor] = {}
     for component, own in adapters.items():
@@ -52,7 +61,19 @@ def save_adapters(
         if type(module).__name__ == "CLIPTextModel" and not hasattr(module, "text_model"):
             start += "text_model."  # transformers 5.6 left it out, and every other program has it
         stored |= {start + name: tensor for name, tensor in state.items()}
-    save_file(stored, folder / ADAPTERS, metadata={"format": "pt"})
+    return stored
+
+
+def layer_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Adapter]:
+    """A component's adapters by layer, from its tensors under peft's names."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in adapters.items():
+        layer, _, kind = name.partition(".lora_")
+        found.setdefault(layer, {})["lora_" + kind.partition(".")[0]] = tensor
+    return {
+        layer: Adapter(down=own[_DOWN], up=own[_UP], scale=settings.scale, magnitude=own.get(_NORMS))
+        for layer, own in found.items()
+    }
 
 
 def adapted_components(folder: Path) -> tuple[str, ...]:

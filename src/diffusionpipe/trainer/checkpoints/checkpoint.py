@@ -62,12 +62,19 @@ class Saving:
     thread may do it. After an error in any step `give_up` leaves no trace.
     """
 
-    def __init__(self, run_folder: Path, step: int, state: State, group: dist.ProcessGroup | None = None) -> None:
-        """All ranks have the same step and state (JSON values)."""
+    def __init__(
+        self,
+        run_folder: Path,
+        step: int,
+        state: State,
+        group: dist.ProcessGroup | None = None,
+        published: Callable[[Path], None] | None = None,
+    ) -> None:
+        """All ranks have the same step and state (JSON values). The first rank calls `published` with the folder."""
         self.path = run_folder / FOLDER / f"step-{step:08d}"
         """Where the checkpoint will be."""
         self._run_folder, self._step, self._state, self._group = run_folder, step, state, group
-        self._is_first = rank_in(group) == 0
+        self._is_first, self._published = rank_in(group) == 0, published
         self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")
         self._writing = TensorWriting(self._temporary, group)
         self._parts: list[Callable[[], Part]] = []
@@ -108,6 +115,8 @@ class Saving:
         files = (*parts[0].records, *table, *(record for part in parts[1:] for record in part.records))
         self._size = sum(record.size for record in files)
         _publish(self._temporary, self.path, self._state, files)
+        if self._published is not None:
+            self._published(self.path)
 
     def give_up(self, error: CheckpointError) -> CheckpointError:
         """Removes what was written, and returns an error that names the last good checkpoint. All ranks call it."""
@@ -133,11 +142,13 @@ def save(
     *,
     keep: int,
     group: dist.ProcessGroup | None = None,
+    published: Callable[[Path], None] | None = None,
 ) -> Path:
     """Writes this rank's tensors with those of all others, keeps the last `keep` checkpoints, returns the new folder.
 
     Every rank of the group calls it, with the same step and state (JSON values); names may repeat between ranks and
-    then stand for equal values. Older checkpoints go only after the new one is in place. A failure before that leaves
+    then stand for equal values. The first rank calls `published` with the new folder. Older checkpoints go only after
+    that. A failure before the new one is in place leaves
     no trace; a rank that dies leaves a hidden folder, which `clean` removes at the next start, and the collective's own
     error on its peers.
 
@@ -147,7 +158,7 @@ def save(
     assert keep >= 1, "the recipe checks this"
     started = time.perf_counter()
     is_first = rank_in(group) == 0
-    saving = Saving(run_folder, step, state, group)
+    saving = Saving(run_folder, step, state, group, published)
     try:
         saving.plan(tensors)
         saving.collect(together(saving.write, group))

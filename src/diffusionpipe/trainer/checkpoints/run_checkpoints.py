@@ -76,8 +76,18 @@ class _Pending:
 class RunCheckpoints:
     """The checkpoints of one run, on one rank. Mutable: at most one is on its way to the disk."""
 
-    def __init__(self, job: Job, folder: Path, keep: int, screen: Screen, *, is_asynchronous: bool) -> None:
-        """`keep`: how many finished ones are kept."""
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        keep: int,
+        screen: Screen,
+        *,
+        is_asynchronous: bool,
+        published: Callable[[Path], None] | None = None,
+    ) -> None:
+        """`keep`: how many finished ones are kept. `published` is called with each on the first rank, in any thread."""
+        self._published = published
         self._job, self._folder, self._keep, self._screen = job, folder, keep, screen
         self._size = job.membership.world_size
         self._is_first = job.membership.rank == 0
@@ -110,7 +120,7 @@ class RunCheckpoints:
             self.saved, self._is_proven = step, is_proven
             if self._host is None or is_last:
                 check_finite(tensors, step)
-                save(self._folder, step, tensors, others, keep=self._kept)
+                save(self._folder, step, tensors, others, keep=self._kept, published=self._published)
             else:
                 self._begin(step, tensors, others, self._host)
 
@@ -197,7 +207,7 @@ class RunCheckpoints:
     def _begin(self, step: int, tensors: Mapping[str, Tensor], others: State, host: HostCopy) -> None:
         """Start to copy this rank's share of the tensors and to write it."""
         started = perf_counter()
-        saving = Saving(self._folder, step, others)
+        saving = Saving(self._folder, step, others, published=self._published)
         try:
             names = saving.plan(tensors)
         except CheckpointError as error:

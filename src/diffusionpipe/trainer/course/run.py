@@ -48,7 +48,7 @@ from diffusionpipe.trainer.data.ledger import write_ledger
 from diffusionpipe.trainer.data.levels import keeps_levels
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.exports.export import export
-from diffusionpipe.trainer.exports.run_export import export_settings
+from diffusionpipe.trainer.exports.run_export import adapters_of_checkpoints, export_settings
 from diffusionpipe.trainer.inference.cascade_drawing import captions_of, draw_in_session, shown
 from diffusionpipe.trainer.inference.clip_rate import drawn_rate, write_rate
 from diffusionpipe.trainer.launching.exit_status import ExitStatus
@@ -140,7 +140,12 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             step=step,
             spikes=Spikes(recipe.training.on_spike),
             checkpoints=RunCheckpoints(
-                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=can_checkpoint_async(session)
+                job,
+                folder,
+                recipe.checkpoint.keep,
+                screen,
+                is_asynchronous=can_checkpoint_async(session),
+                published=adapters_of_checkpoints(recipe, session.members) if recipe.checkpoint.adapters else None,
             ),
         )
         if checkpoint is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from diffusionpipe.files.input_file import read_json
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.model_section import LoraSection
 
 EXPORT = "export"
 _NOTE = "ended.json"
@@ -38,7 +39,14 @@ def has_ended(recipe: Recipe, checkpoint: Path) -> bool:
 
 
 def _content(recipe: Recipe, checkpoint: Path) -> dict[str, object]:
-    return {"checkpoint": checkpoint.name, "merged": recipe.lora.merge}
+    return {"checkpoint": checkpoint.name, "merged": recipe.lora.merge, **_of_files(recipe.lora)}
+
+
+def _of_files(lora: LoraSection) -> dict[str, object]:
+    """Settings for the files of adapters; the defaults are left out, as in notes of earlier versions."""
+    defaults = LoraSection(rank=None).model_dump(mode="json")
+    own = lora.model_dump(mode="json")
+    return {key: own[key] for key in ("formats", "save_dtype", "trigger") if own[key] != defaults[key]}
 
 
 def _exports(recipe: Recipe) -> Iterable[Path]:

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,19 @@ from diffusionpipe.models.parameters.single_file.reading import POINTER
 from diffusionpipe.models.parameters.stored import StoredWeights, opened, stored_weights
 from diffusionpipe.models.parameters.weights import names_in, tensors_of
 from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
-from diffusionpipe.trainer.checkpoints.manifest import read_manifest
+from diffusionpipe.trainer.checkpoints.manifest import MANIFEST, read_manifest
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.checkpoints.training_state import EMA, MODEL
+from diffusionpipe.trainer.exports.adapter_files import comfy_file, write_adapter_files
+from diffusionpipe.trainer.exports.adapter_header import AdapterFacts
 from diffusionpipe.trainer.exports.card_snippet import Example
-from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card
+from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card, public_name
 from diffusionpipe.trainer.inference.clip_rate import kept_rate
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import captions_of
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.model_section import AdapterFormat
 
 _INDEX = "model_index.json"
 _CONFIG = "config.json"
@@ -120,7 +124,9 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
         if absent := [component for component in settings.trained if component not in modules]:
             raise ModelError(f"{settings.source_model} has no component {absent[0]}; it has {', '.join(modules)}")
         if settings.lora is not None and not settings.is_merged:
-            has_ema = _write_adapters(checkpoint, temporary, _trained(modules, settings), settings)
+            trained = _with_adapters(modules, settings)
+            adapters, has_ema = _adapters_in(checkpoint, trained, settings)
+            write_adapter_files(adapters, temporary, trained, _facts(settings, checkpoint))
         else:
             has_ema = _write_model(checkpoint, temporary, modules, settings, index)
         card = _card(settings, original, index, step=read_manifest(checkpoint).step, is_average=has_ema)
@@ -129,6 +135,32 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
         _replace(temporary, destination)
     except OSError as error:
         raise CheckpointError(f"the export {destination} could not be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return destination
+
+
+def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export) -> Path:
+    """Writes `destination`, a folder with the adapters of a checkpoint that was just written, and returns it.
+
+    `modules` are the session's components, with their adapters; only names and sizes are read, so another thread may
+    train them meanwhile.
+
+    Raises:
+        CheckpointError: the files cannot be written.
+    """
+    temporary = destination.with_name(f".{destination.name}.writing")
+    trained = {name: modules[name] for name in settings.trained}
+    try:
+        for left in destination.parent.glob(".*.writing"):
+            shutil.rmtree(left)
+        temporary.mkdir(parents=True)
+        adapters, _ = _adapters_in(checkpoint, trained, settings)
+        facts = _facts(settings, checkpoint)
+        write_adapter_files(adapters, temporary, trained, replace(facts, name=f"{facts.name}-{checkpoint.name}"))
+        _replace(temporary, destination)
+    except OSError as error:
+        raise CheckpointError(f"the adapters {destination} could not be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return destination
@@ -171,8 +203,18 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         example=example,
         recipe=recipe,
         self_conditioning=settings.self_conditioning,
-        adapters=None if settings.lora is None else Adapters(settings.lora.rank, is_merged=settings.is_merged),
+        adapters=_adapters_on_card(settings),
     )
+
+
+def _adapters_on_card(settings: Export) -> Adapters | None:
+    if settings.lora is None:
+        return None
+    recipe, comfy = settings.recipe, None
+    if recipe is not None and AdapterFormat.COMFY in recipe.lora.formats and not settings.is_merged:
+        comfy = comfy_file(recipe.run.folder.resolve().name)
+    trigger = None if recipe is None else recipe.lora.trigger
+    return Adapters(settings.lora.rank, is_merged=settings.is_merged, comfy=comfy, trigger=trigger)
 
 
 def _num_classes(source: Path, index: _JSON) -> int | None:
@@ -194,7 +236,7 @@ def _write_model(
     _copy_frozen(settings, index, destination)
     has_ema = False
     if settings.lora is not None:
-        has_ema = _write_merged(checkpoint, destination, _trained(modules, settings), settings)
+        has_ema = _write_merged(checkpoint, destination, _with_adapters(modules, settings), settings)
     else:
         for component, prefix in settings.trained.items():
             has_ema |= _write_component(checkpoint, destination / component, modules[component], prefix, settings)
@@ -203,18 +245,22 @@ def _write_model(
     return has_ema
 
 
-def _trained(modules: Mapping[str, nn.Module], settings: Export) -> dict[str, nn.Module]:
-    return {name: modules[name] for name in settings.trained}
-
-
-def _write_adapters(checkpoint: Path, folder: Path, modules: Mapping[str, nn.Module], settings: Export) -> bool:
-    """Writes the adapters of these components alone, as diffusers does; returns whether they are averages."""
+def _with_adapters(modules: Mapping[str, nn.Module], settings: Export) -> dict[str, nn.Module]:
+    """The trained components, to which adapters are added as for the training."""
     assert settings.lora is not None
-    for component, module in modules.items():
+    trained = {name: modules[name] for name in settings.trained}
+    for component, module in trained.items():
         for name, parameter in module.named_parameters():
             if f"{component}.{name}" in settings.untrained:  # weights with an adapter have another name there
                 parameter.requires_grad_(False)
-    add_lora(modules, tuple(modules), settings.lora)
+    add_lora(trained, tuple(trained), settings.lora)
+    return trained
+
+
+def _adapters_in(
+    checkpoint: Path, modules: Mapping[str, nn.Module], settings: Export
+) -> tuple[dict[str, dict[str, Tensor]], bool]:
+    """The adapters of components by their names in these, and whether averages are among them."""
     adapters, has_average = {}, False
     for component, module in modules.items():
         names = [name for name in module.state_dict() if is_adapter(name)]
@@ -223,13 +269,33 @@ def _write_adapters(checkpoint: Path, folder: Path, modules: Mapping[str, nn.Mod
             checkpoint, names, component, prefix, use_ema=settings.use_ema
         )
         has_average |= is_average
-    save_adapters(adapters, folder, modules, settings.lora)
-    return has_average
+    return adapters, has_average
+
+
+def _facts(settings: Export, checkpoint: Path) -> AdapterFacts:
+    """The facts in the headers of the files; their date is that of the checkpoint."""
+    assert settings.lora is not None
+    source, recipe = settings.source_model, settings.recipe
+    base = public_name(settings.base_model or source.name)
+    saved = (checkpoint / MANIFEST).stat().st_mtime
+    return AdapterFacts(
+        pipeline=str(_read_json(source / _INDEX).get("_class_name")),
+        config=component_config(source, family_of(source).trainable[0]),
+        base_model=base,
+        settings=settings.lora,
+        prediction=settings.prediction,
+        step=read_manifest(checkpoint).step,
+        date=datetime.fromtimestamp(saved, UTC),
+        name=base.rpartition("/")[2] if recipe is None else recipe.run.folder.resolve().name,
+        recipe=recipe,
+    )
 
 
 def _write_merged(checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export) -> bool:
     """Writes the components with the adapters added to their weights; returns whether they are averages."""
-    is_average = _write_adapters(checkpoint, destination, modules, settings)
+    assert settings.lora is not None
+    adapters, is_average = _adapters_in(checkpoint, modules, settings)
+    save_adapters(adapters, destination, modules, settings.lora)
     for component in modules:
         folder = destination / component
         merged = open_component(settings.source_model, component, device=torch.device("cpu"), variant=settings.variant)

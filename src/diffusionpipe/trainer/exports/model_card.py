@@ -29,6 +29,10 @@ class Adapters:
     rank: int
     is_merged: bool
     """Whether the files hold the whole model."""
+    comfy: str | None = None
+    """The file for ComfyUI."""
+    trigger: str | None = None
+    """Words that the captions had for the subject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,10 @@ def _contents(card: Card) -> str:
     weights = "the exponential moving average of the weights" if card.is_average else "the weights as trained"
     if card.are_alone:
         lines = [f"The files hold {weights}; the base model is needed beside them."]
+        if card.adapters is not None and card.adapters.comfy is not None:
+            lines.append(f"`{card.adapters.comfy}` holds the same for ComfyUI: put it into `models/loras`.")
+        if card.adapters is not None and card.adapters.trigger is not None:
+            lines.append(f"The captions of the training said: {card.adapters.trigger}")
     else:
         added = "; they are added to the base model's" if card.adapters is not None else ""
         lines = [f"The files hold {weights}{added}."]

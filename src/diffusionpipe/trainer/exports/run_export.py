@@ -1,12 +1,16 @@
 """The export of a run, from its session or from its recipe alone."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from diffusionpipe.models.graphs.graph import canonical_names
-from diffusionpipe.trainer.exports.export import Export, export
+from diffusionpipe.trainer.exports.export import Export, export, export_adapters
 from diffusionpipe.trainer.model.lora import lora_of
 from diffusionpipe.trainer.model.members import Member, folder_of, learns_variance, open_member
 from diffusionpipe.trainer.recipe import Recipe
+
+CHECKPOINT_ADAPTERS = "adapters"
+"""The folder of a run that has the adapters of its checkpoints."""
 
 
 def export_settings(member: Member) -> Export:
@@ -36,6 +40,17 @@ def _alone(member: Member) -> Recipe:
         return recipe
     model = recipe.model.model_copy(update={"low_resolution": member.low.resolution})
     return recipe.model_copy(update={"model": model})
+
+
+def adapters_of_checkpoints(recipe: Recipe, members: Sequence[Member]) -> Callable[[Path], None]:
+    """A function that exports the adapters of a checkpoint, which was just written, to the run's adapters/."""
+    (member,) = members
+    settings, modules = export_settings(member), member.graph.components
+
+    def export_them(checkpoint: Path) -> None:
+        export_adapters(checkpoint, recipe.run.folder / CHECKPOINT_ADAPTERS / checkpoint.name, modules, settings)
+
+    return export_them
 
 
 def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Path:

@@ -16,7 +16,16 @@ from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.noise_levels import refuse_unknown
 from diffusionpipe.models.objectives.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
-from diffusionpipe.models.opening.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
+from diffusionpipe.models.opening.folder import (
+    build_graph,
+    family_of,
+    model_index,
+    resolve_folder,
+    scheduler_config,
+    weight_sources,
+)
+from diffusionpipe.models.parameters.adapter_names import check_readable
+from diffusionpipe.models.parameters.lora import is_adapter
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.weights import frozen_factors
 from diffusionpipe.runtime.job.agreement import on_all
@@ -25,6 +34,7 @@ from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import frozen_dtype_of, lora_of
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.recipe.model_section import AdapterFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +233,24 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         clip=clip_of(recipe),
         captions=captions_of(recipe),
     )
+    if AdapterFormat.COMFY in recipe.lora.formats:
+        _check_names(graph, folder)
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)
     return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
+
+
+def _check_names(graph: LayerGraph, folder: Path) -> None:
+    """Refuses adapters that ComfyUI would not find in the exported file. Raises ModelError."""
+    targets: dict[str, list[str]] = {}
+    for name, component in graph.components.items():
+        layers = dict.fromkeys(own.partition(".lora_")[0] for own, _ in component.named_parameters() if is_adapter(own))
+        if layers:
+            targets[name] = list(layers)
+    try:
+        check_readable(str(model_index(folder)["_class_name"]), graph.components, targets)
+    except ModelError as error:
+        raise ModelError(f"lora.formats: {error}") from error
 
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:

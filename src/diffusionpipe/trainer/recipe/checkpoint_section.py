@@ -13,3 +13,6 @@ class CheckpointSection(Section):
     asynchronous: Auto[bool] = None
     """Whether training continues while a checkpoint is written from a copy in host memory; "auto": if the memory
     suffices."""
+    adapters: bool = False
+    """Whether the adapters of each checkpoint are also exported, to the run folder's adapters/, in lora.formats. They
+    stay when the checkpoint goes."""

@@ -49,7 +49,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "lora": {
         Effect.FIXED: "rank",
         Effect.JUDGED: "alpha target_modules exclude rank_pattern dora rank_stabilized",
-        Effect.SILENT: "merge",
+        Effect.SILENT: "merge formats save_dtype trigger",
     },
     "objective": {
         Effect.JUDGED: "kind",
@@ -79,7 +79,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SILENT: "every at_start prompts negative_prompt labels steps guidance true_cfg_scale noise_level "
         "scheduler seed"
     },
-    "checkpoint": {Effect.SILENT: "every keep asynchronous"},
+    "checkpoint": {Effect.SILENT: "every keep asynchronous adapters"},
     "run": {Effect.SILENT: "folder trackers project name stuck_after patience"},
 }
 EFFECTS: Mapping[str, Mapping[str, Effect]] = {

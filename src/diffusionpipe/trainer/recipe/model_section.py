@@ -58,6 +58,21 @@ class AdaptedLayers(StrEnum):
     ALL = "all"
 
 
+class AdapterFormat(StrEnum):
+    """The names of the layers in a file of adapters."""
+
+    DIFFUSERS = "diffusers"
+    COMFY = "comfy"
+
+
+class SaveDtype(StrEnum):
+    """The dtype of the numbers in a file of adapters."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 def _names_or_word(value: object) -> object:
     words = [word.value for word in AdaptedLayers]
     if isinstance(value, str) and value in words:
@@ -88,6 +103,24 @@ class LoraSection(Section):
     """Whether outputs are scaled by alpha / sqrt(rank) in place of alpha / rank."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
+    formats: Several[Choice[AdapterFormat]] = (AdapterFormat.DIFFUSERS,)
+    """Formats of the exported adapters: ["diffusers"], or ["diffusers", "comfy"], whose second file ComfyUI reads."""
+    save_dtype: Maybe[Choice[SaveDtype]] = None
+    """Dtype of the numbers in these files, e.g. "bfloat16"; "none": as they were trained."""
+    trigger: Maybe[str] = None
+    """Words that the captions have for the subject, e.g. "a photo of sks dog". Files and model card name them; training
+    does not read them."""
+
+    @model_validator(mode="after")
+    def _formats_hold_what_is_drawn_from(self) -> Self:
+        if AdapterFormat.DIFFUSERS not in self.formats:
+            raise ValueError('formats: the run and `sample` draw from "diffusers"; use ["diffusers", "comfy"]')
+        if self.dora and AdapterFormat.COMFY in self.formats:
+            raise ValueError(
+                "formats: ComfyUI divides by the norm of other weights than DoRA, and diffusers drops the norms of "
+                'such a file; remove "comfy", or remove dora'
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:

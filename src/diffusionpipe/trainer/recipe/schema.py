@@ -253,6 +253,16 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
         yield f"model.frozen_dtype: {refusal(Feature.DORA, Feature.NARROW_STORE)}"
 
 
+def _adapters_are_exported(*, checkpoint: CheckpointSection, lora: LoraSection) -> Iterator[str]:
+    if checkpoint.adapters and lora.rank is None:
+        yield "checkpoint.adapters: it has no effect without adapters; set lora.rank, e.g. 16, or remove it"
+    if lora.merge and not checkpoint.adapters:
+        defaults = LoraSection(rank=None)
+        for key in ("formats", "save_dtype", "trigger"):
+            if getattr(lora, key) != getattr(defaults, key):
+                yield f"lora.{key}: it has no effect on a whole model; remove it, or remove lora.merge"
+
+
 def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: TrainingSection) -> Iterator[str]:
     share = as_fraction(objective.self_conditioning)
     if (share * training.batch).denominator != 1:
@@ -280,6 +290,7 @@ def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: Trainin
 
 _CHECKS: tuple[Check, ...] = (
     _adapters_have_a_base,
+    _adapters_are_exported,
     _estimates_are_of_whole_samples,
     _self_conditioning_has_what_it_needs,
     _frozen_weights_are_read_as_stored,

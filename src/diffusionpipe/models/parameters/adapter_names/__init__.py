@@ -1,15 +1,15 @@
 """Adapters in files in which the layers have other programs' names, not diffusers'.
 
 `to_foreign` makes the tensors of a file that ComfyUI reads. `from_foreign` takes adapters from a file in any usual
-names. `unreadable_layers` says before training which layers have no name there.
+names. `check_readable` says before training which layers have no name there.
 """
 
 from diffusionpipe.models.parameters.adapter_names.families import FORMS, Form, text_layer
 from diffusionpipe.models.parameters.adapter_names.foreign import (
     Adapters,
+    check_readable,
     from_foreign,
     to_foreign,
-    unreadable_layers,
 )
 from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated
 from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
@@ -21,6 +21,7 @@ __all__ = [
     "Form",
     "Layer",
     "Part",
+    "check_readable",
     "from_foreign",
     "joined",
     "layer_sizes",
@@ -29,5 +30,4 @@ __all__ = [
     "separated",
     "text_layer",
     "to_foreign",
-    "unreadable_layers",
 ]

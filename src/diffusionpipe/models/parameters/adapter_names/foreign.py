@@ -4,7 +4,7 @@ Both work on the components of a pipeline that have adapters, e.g. {"unet": modu
 they may hold peft's adapters already or not, and their weights may be on the meta device.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 
 import torch
@@ -33,16 +33,24 @@ _SAID = 3
 """Names that an error lists."""
 
 
-def unreadable_layers(pipeline: str, modules: Mapping[str, nn.Module], targets: Mapping[str, list[str]]) -> list[str]:
-    """The `targets`, layers by component, that the comfy format has no name for; all where it has no such pipeline."""
+def check_readable(pipeline: str, modules: Mapping[str, nn.Module], targets: Mapping[str, Collection[str]]) -> None:
+    """Refuses layers that the format "comfy" has no name for; `targets` are the layers with adapters, by component.
+
+    Raises ModelError.
+    """
     form = FORMS.get(pipeline)
     if form is None:
-        return [f"{component}.{name}" for component, names in targets.items() for name in names]
+        known = ", ".join(name.removesuffix("Pipeline") for name in FORMS)
+        raise ModelError(f'ComfyUI reads no adapters of {pipeline}: remove "comfy", which is for {known}')
     missing = []
     for component, names in targets.items():
-        known = {part.module for _, layer in _layers(component, modules[component], form) for part in layer.parts}
-        missing += [f"{component}.{name}" for name in names if name not in known]
-    return missing
+        found = {part.module for _, layer in _layers(component, modules[component], form) for part in layer.parts}
+        missing += [f"{component}.{name}" for name in names if name not in found]
+    if missing:
+        raise ModelError(
+            f'the format "comfy" has no name for {_listed(missing)}; remove "comfy", or leave these layers without '
+            "adapters, e.g. with lora.exclude"
+        )
 
 
 def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline: str) -> dict[str, Tensor]:
@@ -54,14 +62,8 @@ def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline
     Raises:
         ModelError: ComfyUI has no name for a layer, or takes adapters of this kind otherwise.
     """
-    form = FORMS.get(pipeline)
-    targets = {component: list(own) for component, own in adapters.items()}
-    if missing := unreadable_layers(pipeline, modules, targets):
-        raise ModelError(
-            f'the format "comfy" has no name for {_listed(missing)} of {pipeline}; write "diffusers" alone, or leave '
-            "these layers without adapters"
-        )
-    assert form is not None
+    check_readable(pipeline, modules, adapters)
+    form = FORMS[pipeline]
     if any(adapter.magnitude is not None for own in adapters.values() for adapter in own.values()):
         raise ModelError(
             'DoRA cannot be written in the format "comfy": ComfyUI divides by the norm of other weights, and diffusers '

@@ -1,0 +1,62 @@
+"""The files of trained adapters: each format with its names, the wanted dtype, and a header of facts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.parameters.adapter_names import FORMS, to_foreign
+from diffusionpipe.models.parameters.lora_file import ADAPTERS, adapter_tensors, layer_adapters
+from diffusionpipe.trainer.exports.adapter_header import AdapterFacts, header
+from diffusionpipe.trainer.recipe.model_section import AdapterFormat, LoraSection
+
+_ALPHA = ".alpha"
+
+
+def write_adapter_files(
+    adapters: Mapping[str, Mapping[str, Tensor]], folder: Path, modules: Mapping[str, nn.Module], facts: AdapterFacts
+) -> None:
+    """Writes the adapters of components, by their names in these, in each format of the recipe.
+
+    diffusers' format is the file that `load_lora_weights(folder)` finds: scales are multiplied in, alpha is the rank.
+    ComfyUI's is NAME.safetensors, by which its lists show it.
+
+    Raises:
+        ModelError: a layer has no name in a format, or a number is too large for the wanted dtype.
+    """
+    section = LoraSection(rank=facts.settings.rank) if facts.recipe is None else facts.recipe.lora
+    dtype = None if section.save_dtype is None else getattr(torch, section.save_dtype)
+    tensors = stored_as(dtype, adapter_tensors(adapters, modules, facts.settings))
+    save_file(tensors, folder / ADAPTERS, header(facts, tensors, has_alpha=False, is_original=False))
+    if AdapterFormat.COMFY in section.formats:
+        layers = {component: layer_adapters(own, facts.settings) for component, own in adapters.items()}
+        tensors = stored_as(dtype, to_foreign(layers, modules, pipeline=facts.pipeline))
+        has_alpha, is_original = any(name.endswith(_ALPHA) for name in tensors), FORMS[facts.pipeline].is_original
+        written = header(facts, tensors, has_alpha=has_alpha, is_original=is_original)
+        save_file(tensors, folder / comfy_file(facts.name), written)
+
+
+def comfy_file(name: str) -> str:
+    """The name of the file that ComfyUI reads."""
+    return f"{name}.safetensors"
+
+
+def stored_as(dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in that dtype, None for their own; alphas, which are single numbers, stay as they are.
+
+    Raises ModelError if a number becomes infinite.
+    """
+    stored = {
+        name: (tensor if dtype is None or name.endswith(_ALPHA) else tensor.to(dtype)).contiguous()
+        for name, tensor in tensors.items()
+    }
+    lost = [name for name, tensor in stored.items() if not tensor.isfinite().all() and tensors[name].isfinite().all()]
+    if lost:
+        raise ModelError(
+            f"lora.save_dtype: {lost[0]} has numbers beyond what {str(dtype).removeprefix('torch.')} can hold; set it "
+            'to "bfloat16", and start the run again with --resume latest, which exports what it has trained'
+        )
+    return stored
