@@ -9,8 +9,8 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import save_file
-from tiny_described import flux2, ltx, qwen_image, wan, z_image
-from tiny_models import randomise_pipeline, tiny_text_encoder, tiny_unet, tiny_vae
+from tiny_described import aura_flow, flux2, ltx, qwen_image, wan, z_image
+from tiny_models import randomise_pipeline, tiny_t5, tiny_text_encoder, tiny_unet, tiny_vae
 from tiny_pipelines import CLIP, sdxl
 
 from diffusionpipe.models.parameters.adapter_names import Adapter, layer_sizes, to_foreign
@@ -81,16 +81,24 @@ def test_diffusers_draws_from_the_file_what_the_weights_with_the_adapters_added_
     component = "unet" if hasattr(pipeline, "unet") else "transformer"
     module = getattr(pipeline, component)
     names = [n for n in layer_sizes(module) if ".attn" in n or (layers == "all" and re.search(READ.get(kind, ""), n))]
-    adapters = _adapters(module, names, size=0.15 if layers == "attention" else 0.1)
+    modules = {component: module}
+    adapters = {component: _adapters(module, names, size=0.15 if layers == "attention" else 0.1)}
+    for name in ("text_encoder", "text_encoder_2") if component == "unet" else ():
+        encoder = getattr(pipeline, name, None)
+        if encoder is not None:
+            # Without out_proj, by which diffusers finds the kind of a file: it is added, with zeros.
+            targets = [n for n in layer_sizes(encoder) if re.search(r"(q_proj|v_proj|fc1)$", n)]
+            modules[name], adapters[name] = encoder, _adapters(encoder, targets, size=0.15)
     path = tmp_path / "adapters.safetensors"
-    save_file(to_foreign({component: adapters}, {component: module}, pipeline=kind), path)
+    save_file(to_foreign(adapters, modules, pipeline=kind), path)
     plain = _picture(pipeline, arguments)
     pipeline.load_lora_weights(str(path))
     loaded = _picture(pipeline, arguments)
     pipeline.unload_lora_weights()
     with torch.no_grad():
-        for name, adapter in adapters.items():
-            module.get_submodule(name).weight += _delta(adapter)
+        for part, own in adapters.items():
+            for name, adapter in own.items():
+                modules[part].get_submodule(name).weight += _delta(adapter)
     ours = _picture(pipeline, arguments)
     assert np.abs(ours - plain).max() > 1e-2
     assert np.abs(loaded - ours).max() <= 1e-5
@@ -111,6 +119,7 @@ MATRICES = {
     "WanPipeline": lambda: wan().transformer,
     "QwenImagePipeline": lambda: qwen_image().transformer,
     "LTXPipeline": lambda: ltx().transformer,
+    "AuraFlowPipeline": lambda: aura_flow().transformer,
 }
 
 
@@ -124,6 +133,22 @@ BLOCKS = {
     "LTXPipeline": r"transformer_blocks",
 }
 """Layers of which diffusers reads adapters."""
+
+
+def test_the_clip_of_flux_is_read_under_its_name_and_its_t5_is_not(tmp_path):
+    modules = {"text_encoder": tiny_text_encoder(), "text_encoder_2": tiny_t5()}
+    targets = {name: [n for n in layer_sizes(part) if re.search(r"\.q(_proj)?$", n)] for name, part in modules.items()}
+    adapters = {name: _adapters(part, targets[name]) for name, part in modules.items()}
+    path = tmp_path / "adapters.safetensors"
+    save_file(to_foreign(adapters, modules, pipeline="FluxPipeline"), path)
+    state = diffusers.FluxPipeline.lora_state_dict(str(path))
+    read = [name for name in state if state[name].any()]
+    assert len(read) == 2 * len(targets["text_encoder"])
+    for name, adapter in adapters["text_encoder"].items():
+        stem = f"text_encoder.text_model.{name.removeprefix('text_model.').replace('q_proj', 'to_q_lora')}"
+        up, down = (state[f"{stem}.{side}.weight"].double() for side in ("up", "down"))
+        ours = _delta(replace(adapter, down=adapter.down.double(), up=adapter.up.double()))
+        assert (up @ down - ours).abs().max() <= 1e-6 * ours.abs().max()
 
 
 @pytest.mark.parametrize("layers", ["attention", "blocks"])

@@ -166,14 +166,10 @@ def test_files_have_the_dtype_that_is_asked_for_and_a_finished_run_writes_them_a
 
 def test_a_pipeline_that_comfyui_reads_no_adapters_of_is_refused_before_training(place, monkeypatch):
     monkeypatch.delitem(FORMS, "StableDiffusionPipeline")
-    with pytest.raises(
-        ModelError, match=r"lora\.formats: ComfyUI reads no adapters of StableDiffusionPipeline"
-    ):
+    with pytest.raises(ModelError, match=r"lora\.formats: ComfyUI reads no adapters of StableDiffusionPipeline"):
         open_member(_recipe(place, "refused"), place / "sd")
 
 
 def test_numbers_that_float16_cannot_hold_are_refused_with_the_remedy():
-    with pytest.raises(
-        ModelError, match=r'lora\.save_dtype: a has numbers beyond what float16 .* "bfloat16"'
-    ):
+    with pytest.raises(ModelError, match=r'lora\.save_dtype: a has numbers beyond what float16 .* "bfloat16"'):
         stored_as(torch.float16, {"a": torch.tensor([1e5])})

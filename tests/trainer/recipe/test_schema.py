@@ -99,6 +99,17 @@ def test_the_word_none_switches_off_what_is_on():
         ({"lora": {"rank": 0}}, "greater than or equal to 1"),
         ({"lora": {"rank": 8, "alpha": 0.0}}, "greater than 0"),
         ({"lora": {"rank": "none", "merge": True}}, "merge: it has no effect without adapters; set rank"),
+        ({"lora": {"rank": "none", "trigger": "sks"}}, "trigger: it has no effect without adapters; set rank"),
+        ({"lora": {"rank": 8, "formats": ["comfy"]}}, 'formats: the run and `sample` draw from "diffusers"'),
+        (
+            {"lora": {"rank": 8, "formats": ["diffusers", "comfy"], "dora": True}},
+            "formats: ComfyUI divides by the norm of other weights than DoRA",
+        ),
+        (
+            {"lora": {"rank": 8, "formats": ["diffusers", "comfy"], "merge": True}},
+            "lora.formats: it has no effect on a whole model; remove it, or remove lora.merge",
+        ),
+        ({"checkpoint": {"adapters": True}}, "checkpoint.adapters: it has no effect without adapters; set lora.rank"),
         ({"lora": {"rank": "none", "target_modules": ["to_q"]}}, "target_modules: it has no effect without adapters"),
         (
             {"lora": {"rank": 8}, "model": {"from_scratch": True}},
