@@ -59,7 +59,7 @@ class AdapterFacts:
 def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) -> BaseKind:
     """The kind of the base model of that pipeline, told apart by its denoiser's configuration.
 
-    Where no program has published a word for it, the pipeline's name stands there.
+    Where no program has published a word for it, the architecture is the pipeline's name.
     """
     is_v = prediction is Prediction.V_PREDICTION
     match pipeline:
@@ -100,7 +100,7 @@ def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) 
 def header(facts: AdapterFacts, tensors: Mapping[str, Tensor], *, has_alpha: bool, is_original: bool) -> dict[str, str]:
     """The header of a file of these tensors.
 
-    `has_alpha`: whether an alpha stands beside the matrices; without one it is the rank. `is_original`: whether layers
+    `has_alpha`: whether the file has an alpha beside the matrices; without one it is the rank. `is_original`: whether layers
     have the names of the model's authors.
     """
     kohya = _kohya(facts, has_alpha=has_alpha)

@@ -273,7 +273,7 @@ def _adapters_in(
 
 
 def _facts(settings: Export, checkpoint: Path) -> AdapterFacts:
-    """The facts in the headers of the files; their date is that of the checkpoint."""
+    """The facts in the headers of the files; their date is the checkpoint's."""
     assert settings.lora is not None
     source, recipe = settings.source_model, settings.recipe
     base = public_name(settings.base_model or source.name)
