@@ -100,8 +100,8 @@ def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) 
 def header(facts: AdapterFacts, tensors: Mapping[str, Tensor], *, has_alpha: bool, is_original: bool) -> dict[str, str]:
     """The header of a file of these tensors.
 
-    `has_alpha`: whether the file has an alpha beside the matrices; without one it is the rank. `is_original`: whether layers
-    have the names of the model's authors.
+    `has_alpha`: whether the file has an alpha beside the matrices; without one it is the rank. `is_original`: whether
+    layers have the names of the model's authors.
     """
     kohya = _kohya(facts, has_alpha=has_alpha)
     content = save(dict(tensors), metadata=kohya)
