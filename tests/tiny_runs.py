@@ -108,7 +108,7 @@ def recipe_of(model: Path, data: Path, folder: Path, /, **sections: Mapping[str,
     base: dict[str, dict[str, object]] = {
         "model": {"path": str(model)},
         "data": {"train": str(data), "resolution": RESOLUTION, "workers": 0},
-        "training": {"steps": 6, "batch": 4, "ema_decay": 0.9},
+        "training": {"steps": 6, "batch": 4, "ema_decay": 0.9, "precision": "float32"},
         "optimizer": {"learning_rate": 0.01},
         "pipeline": {"microbatches": 2, "encode_chunk": 2},
         "run": {"folder": str(folder)},

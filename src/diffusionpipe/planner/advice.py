@@ -127,13 +127,13 @@ def nearest_layout(setting: Setting) -> Nearest | None:
 
 def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     """(what to do, the training after it), the usual ones first."""
-    recomputed, adapted = _recomputed(setting), with_adapters(setting)
-    if recomputed:
-        yield RECOMPUTE, recomputed
+    again, adapted = recomputed(setting), with_adapters(setting)
+    if again:
+        yield RECOMPUTE, again
     if adapted:
         yield LORA, adapted
-        if recomputed:
-            yield f"{LORA} and recompute all layers", _recomputed(adapted) or adapted
+        if again:
+            yield f"{LORA} and recompute all layers", recomputed(adapted) or adapted
     if setting.workload.optimizer_bytes:
         yield (
             "an optimizer without state, e.g. Adafactor (optimizer.name, or --optimizer)",
@@ -145,11 +145,11 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     if setting.workload.batch > setting.cluster.num_ranks:
         batch = setting.cluster.num_ranks
         yield f"a batch of {batch}", replace(setting, workload=replace(setting.workload, batch=batch))
-    for start in (setting, recomputed):
+    for start in (setting, again):
         larger = _larger(start) if start else None
         if larger:
             words = f"{larger.cluster.num_ranks} such devices instead of {setting.cluster.num_ranks}"
-            yield words + (", and recompute all layers" if start is recomputed else ""), larger
+            yield words + (", and recompute all layers" if start is again else ""), larger
             return
 
 
@@ -172,7 +172,7 @@ def _without_figures(setting: Setting) -> list[str]:
     return found
 
 
-def _recomputed(setting: Setting) -> Setting | None:
+def recomputed(setting: Setting) -> Setting | None:
     """The training with all layers recomputed; None where it is that already."""
     if setting.workload.checkpointed == ("*",):
         return None

@@ -76,11 +76,28 @@ def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
     fastest, chosen = _ranked(ways)
     if chosen.filler and fill is None:
         chosen = _simpler(chosen, fastest)
+    if chosen.setting.cluster.num_ranks == 1:
+        chosen = _in_fewest_passes(chosen, fastest)
     chosen = replace(chosen, tried=_tried(ways))
     is_other = (chosen.setting, chosen.candidate) != (fastest.setting, fastest.candidate)
     check(chosen.proposal.train)
     gives_up = chosen.step > fastest.step * (1 + (ROUNDING if is_other else GAIN))
     return replace(chosen, faster=fastest) if gives_up else chosen
+
+
+def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
+    """The choice for one device with the fewest micro-batches that fit and are about as fast as the fastest plan."""
+    setting, own = choice.setting, choice.candidate
+    if setting.given.microbatches is not None or own.orders is not None:
+        return choice
+    for count in (count for count in range(1, own.microbatches) if setting.workload.batch % count == 0):
+        candidate = replace(own, microbatches=count)
+        proposal = propose(setting, candidate.layout(setting), choice.filler)
+        if proposal.overflow <= 0 and merits_of(setting, candidate, proposal).is_near(fastest.merits):
+            finalists = ((candidate, proposal), *choice.search.finalists)
+            kept = replace(choice.search, finalists=finalists)
+            return replace(choice, candidate=candidate, proposal=proposal, search=kept)
+    return choice
 
 
 def _tried(ways: Sequence[Choice]) -> Tried:

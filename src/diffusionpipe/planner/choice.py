@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.advice import nothing_fits
+from diffusionpipe.planner.advice import nothing_fits, recomputed
 from diffusionpipe.planner.asking import IN_WORDS, Asking
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
@@ -16,12 +16,15 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import uncuttable
 
 
-def choose(setting: Setting, *, fill: bool | None = None, asking: Asking = IN_WORDS) -> Choice:
+def choose(
+    setting: Setting, *, fill: bool | None = None, asking: Asking = IN_WORDS, may_recompute: bool = False
+) -> Choice:
     """The fastest plan that fits in memory and keeps to `setting.given`, or a near-tie of it (see `near_ties`).
 
     `fill` says whether frozen work of the next batch runs in the bubbles of this one; None tries both. A model without
     frozen layers has nothing to fill with. Whether the frozen part is kept in host memory is the planner's choice too,
-    where nothing else is given. An error names other plans as `asking` does.
+    where nothing else is given. With `may_recompute` it also chooses between recomputing all layers and none. An error
+    names other plans as `asking` does.
 
     Raises:
         ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and which changes
@@ -35,6 +38,11 @@ def choose(setting: Setting, *, fill: bool | None = None, asking: Asking = IN_WO
     )
     is_cut = least_of(setting) < float("inf")
     best = best_choice(setting, fill=fill) if is_cut else None
+    if is_cut and may_recompute:
+        limit = best.step / (1 + NEAR_TIE) if best else float("inf")
+        again = recomputed(setting)
+        best = (best_choice(again, fill=fill, limit=limit) if again else None) or best
+        setting = setting if best or again is None else again
     if best is not None:
         return best
     fewer = fewer_devices(setting, fill=fill)

@@ -22,9 +22,10 @@ from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.trainer.model.members import build_model
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe import Precision, Recipe, decided
 from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
-from diffusionpipe.workflows.stated_model import code_digest, known_rates
+from diffusionpipe.workflows.recipe_setting import decided_for
+from diffusionpipe.workflows.stated_model import code_digest, known_rates, said_of
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
 LARGEST = 128
@@ -39,6 +40,8 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
     """
     profile = read_profile(path)
     check_device(profile, cluster, source=str(path))
+    if recipe.training.precision is Precision.AUTO:
+        recipe = decided(recipe, has_bfloat16=profile.precision == "bfloat16")
     precision = recipe.training.precision.value
     if profile.precision != precision:
         raise ConfigError(
@@ -63,7 +66,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     Raises:
         ConfigError: the device is neither known nor here.
     """
-    rates = known_rates(cluster)
+    rates, recipe = known_rates(cluster), decided_for(recipe, cluster)
     device = "cpu" if rates is not None else _device_here(cluster)
     sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
     if rates is not None:
@@ -88,7 +91,8 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
         versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
     )
     profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
-    tell.say(f"profile: {profile.source}, {profile.device}{f', kept as {path}' if path else ''}")
+    named = said_of(rates) if rates is not None else profile.device
+    tell.say(f"profile: {profile.source}, {named}, {precision}{f', kept as {path}' if path else ''}")
     return profile
 
 

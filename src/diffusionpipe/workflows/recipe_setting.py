@@ -1,11 +1,12 @@
 """The question to the search for a recipe."""
 
 from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.costs.clusters import computes_in_bfloat16
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.pricing.given import NOTHING, Given, check_given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.trainer.model.workload import workload_of
-from diffusionpipe.trainer.recipe import PipelineSection, Recipe
+from diffusionpipe.trainer.recipe import PipelineSection, Recipe, decided
 from diffusionpipe.workflows.used_devices import allowed_of
 
 
@@ -30,6 +31,20 @@ def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
     """A recipe's training on a cluster, with as much memory of its devices as the recipe allows."""
     allowed = allowed_of(cluster, recipe.pipeline.memory)
     return Setting(profile=profile, cluster=allowed, workload=workload_of(recipe), given=given_of(recipe))
+
+
+def decided_for(recipe: Recipe, cluster: Cluster) -> Recipe:
+    """The recipe with the arithmetic and the storage that it takes on a cluster's devices.
+
+    Raises:
+        RecipeError: it states storage that its arithmetic there would read with a loss.
+    """
+    return decided(recipe, has_bfloat16=computes_in_bfloat16(cluster))
+
+
+def may_recompute(recipe: Recipe) -> bool:
+    """Whether the search chooses between no recomputation and that of all layers."""
+    return recipe.training.activation_checkpointing is None
 
 
 def check_search(recipe: Recipe, num_ranks: int) -> None:

@@ -101,11 +101,11 @@ def origin_of(
     `rows` as in `Origin`.
     """
     from diffusionpipe.trainer.inference.sample_file import Origin
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.recipe import recorded_recipe
     from diffusionpipe.workflows.run_recipe import recipe_of
 
     recipe = recipe_of(run)
-    step = load_recipe(recipe).training.num_steps if recipe.is_file() else None
+    step = recorded_recipe(recipe).training.num_steps if recipe.is_file() else None
     return Origin(
         settings=settings,
         resolution=size.resolution,

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffusionpipe.costs.clusters import computes_in_bfloat16
+from diffusionpipe.costs.clusters import device_without_bfloat16
 from diffusionpipe.costs.devices import DEVICES, Basis, device_rates
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
 from diffusionpipe.workflows.telling import SILENCE, Telling
@@ -208,12 +208,13 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
             f"--model computes layer times, but the devices of the cluster {cluster.name} are not among the known ones "
             f"({known}); profile the model there and give --profile"
         )
-    if not computes_in_bfloat16(cluster):
+    without = device_without_bfloat16(cluster) if rates.device_type == "cuda" else None
+    if without is not None:
         stated = replace(stated, precision="float32")
     profile, path = computed_profile(stated, rates.name, folder, tell)
     tell.say(f"profile: analytic, {said_of(rates)}, {profile.mode}{f', kept as {path}' if path else ''}")
     if profile.precision != PRECISION:
-        tell.say(f"precision: {profile.precision} throughout, because {_without_bfloat16(cluster)} has no bfloat16")
+        tell.say(f"precision: {profile.precision} throughout, because {without} has no bfloat16")
     if stated.is_class:
         tell.say(f"{stated.name} without encoders and VAE; a sample is {_sample(profile)}")
     return profile
@@ -222,12 +223,6 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
 def said_of(rates: DeviceRates) -> str:
     """A device, and whether its rates were calibrated."""
     return f"{rates.title} ({rates.basis if rates.basis is Basis.CALIBRATED else f'from its {rates.basis}'})"
-
-
-def _without_bfloat16(cluster: Cluster) -> str:
-    """The first device that has none."""
-    without = {rates.title for rates in DEVICES.values() if not rates.has_bfloat16}
-    return next(device.name for device in cluster.devices if device.name in without)
 
 
 def _sample(profile: Profile) -> str:

@@ -68,9 +68,9 @@ def _cascade(exports: Path, recipe: Path) -> TrainedModel:
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.opening.folder import family_of, scheduler_config
     from diffusionpipe.trainer.inference.cascade_drawing import Link, check_chain
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.recipe import recorded_recipe
 
-    loaded = load_recipe(recipe)
+    loaded = recorded_recipe(recipe)
     if not loaded.models:
         raise ConfigError(f"{exports} holds several models, but {recipe} has one; give the folder of one of them")
     found: TrainedModel | None = None
@@ -95,14 +95,14 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.model.members import folder_of, prediction_of
     from diffusionpipe.trainer.model.scheduler import sampling_scheduler
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.recipe import recorded_recipe
 
     if not recipe.is_file():
         raise ConfigError(
             f"{adapters} holds only adapters, and no recipe.toml beside it names their base model; give the run's "
             "folder, or load them with diffusers' load_lora_weights"
         )
-    loaded = load_recipe(recipe)
+    loaded = recorded_recipe(recipe)
     folder = folder_of(loaded)
     scheduler = sampling_scheduler(folder, prediction_of(loaded, folder), loaded.objective.shift)
     return TrainedModel(folder=folder, adapters=adapters, scheduler=scheduler, variant=loaded.model.variant)
@@ -120,13 +120,13 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
     from diffusionpipe.models.parameters.lora_file import ADAPTERS
     from diffusionpipe.trainer.checkpoints.checkpoint_folder import saved_checkpoints
     from diffusionpipe.trainer.exports.run_export import export_checkpoint
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.recipe import recorded_recipe
     from diffusionpipe.workflows.run_recipe import recipe_of
 
     recipe = recipe_of(run)
     if not recipe.is_file():
         return trained_model(run)  # nothing says how long it was trained
-    loaded, folder = load_recipe(recipe), recipe.parent
+    loaded, folder = recorded_recipe(recipe), recipe.parent
     if loaded.training.num_steps == step and (folder / "export").is_dir():
         return trained_model(folder)
     kept = {int(path.name.rpartition("-")[2]): path for path in saved_checkpoints(folder)}

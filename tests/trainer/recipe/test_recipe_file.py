@@ -102,7 +102,7 @@ def test_all_problems_are_reported_at_once_with_the_key_of_each(file):
 
 
 def test_problems_between_sections_are_reported_beside_those_inside_others(file):
-    message = problems(file, ["training.batch=7", "sampling.every=1"])
+    message = problems(file, ["training.batch=7", "sampling.every=1", "pipeline.microbatches=4"])
     assert "sampling.every: there are neither prompts" in message
     assert "training.batch: 7 samples" in message
 

@@ -126,7 +126,10 @@ def test_the_word_none_switches_off_what_is_on():
             },
             "model.frozen_dtype: DoRA reads the norms of frozen weights outside autocast.*remove frozen_dtype",
         ),
-        ({"model": {"frozen_dtype": "bfloat16"}}, 'compute in float32 .*training.precision = "bfloat16"'),
+        (
+            {"model": {"frozen_dtype": "bfloat16"}, "training": {"precision": "float32"}},
+            'compute in float32 .*training.precision = "bfloat16"',
+        ),
     ],
 )
 def test_wrong_values_and_combinations_are_refused(sections, message):

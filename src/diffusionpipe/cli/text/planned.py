@@ -82,7 +82,7 @@ def _layout(recipe: Recipe, num_ranks: int) -> Layout:
         encode_chunk=sizes.encode_chunk,
         offload_frozen=sizes.offload_frozen,
         splits=recipe.pipeline.splits,
-        checkpointed=recipe.training.activation_checkpointing,
+        checkpointed=recipe.training.recomputed,
         sample_batch=samples_drawn_together(recipe),
         versions=recipe.pipeline.versions,
         delay=recipe.pipeline.delay or 1,
@@ -104,10 +104,11 @@ def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     from diffusionpipe.planner.asking import InWords
     from diffusionpipe.planner.choice import choose, with_alternatives
     from diffusionpipe.trainer.model.workload import samples_drawn_together
-    from diffusionpipe.workflows.recipe_setting import restriction_of, setting_of
+    from diffusionpipe.workflows.recipe_setting import may_recompute, restriction_of, setting_of
 
     asking, fill = InWords(tuple(sorted(recipe.pipeline.use))), recipe.pipeline.fill
-    choice = choose(setting_of(recipe, profile, cluster), fill=fill, asking=asking)
+    setting = setting_of(recipe, profile, cluster)
+    choice = choose(setting, fill=fill, asking=asking, may_recompute=may_recompute(recipe))
     proposal = choice.proposal
     times = proposal.iteration + proposal.update, proposal.iteration, proposal.update  # without data workers
     line = 'plan="%s" simulated_step_s=%.4f simulated_iteration_s=%.4f simulated_update_s=%.4f'

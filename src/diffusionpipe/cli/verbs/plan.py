@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,8 @@ class _Asked:
     versions: Versions | None = None
     """The weights that the recipe asks for, if there is one."""
     recipe: Recipe | None = None
+    may_recompute: bool = False
+    """Whether the planner chooses between no recomputation and that of all layers."""
     used: tuple[int, ...] = ()
     """The ranks of the cluster that are planned for; () for all."""
 
@@ -158,14 +160,14 @@ def _answer(asked: _Asked, command: Asking, *, fill: bool | None, names: Sequenc
             "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
             "names data parallelism and ZeRO-3"
         )
-    choice = choose(asked.setting, fill=fill, asking=command)
+    choice = choose(asked.setting, fill=fill, asking=command, may_recompute=asked.may_recompute)
     if names:
         rivals = print_rivals(names, choice)
         if out:
             _write(writable(rivals), asked, out)
         return
     shown = with_alternatives(choice.with_unflushed(), choice, fill=fill, asking=command)
-    _print_comparison(asked, shown)
+    _print_comparison(replace(asked, setting=choice.setting.whole or choice.setting), shown)
     _print_band(choice, asked.recipe, fill=fill)
     if out:
         _write(choice, asked, out)
@@ -179,7 +181,7 @@ def _of_recipe(
     from diffusionpipe.trainer.model.workload import samples_drawn_together
     from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.workflows.recipe_profile import make_profile_of, read_profile_of
-    from diffusionpipe.workflows.recipe_setting import check_search, setting_of
+    from diffusionpipe.workflows.recipe_setting import check_search, decided_for, may_recompute, setting_of
     from diffusionpipe.workflows.used_devices import used_of
 
     loaded = load_recipe(recipe, overrides)
@@ -191,6 +193,7 @@ def _of_recipe(
     whole = _cluster(cluster, loaded.pipeline.cluster)
     chosen = used_of(whole, loaded.pipeline.use, source="pipeline.use")
     check_search(loaded, chosen.num_ranks)
+    loaded = loaded if profile else decided_for(loaded, whole)
     found = (
         read_profile_of(loaded, whole, profile, TERMINAL)
         if profile
@@ -202,6 +205,7 @@ def _of_recipe(
         fill=loaded.pipeline.fill,
         sample_batch=samples_drawn_together(loaded),
         recipe=loaded,
+        may_recompute=may_recompute(loaded),
         versions=loaded.pipeline.versions,
     )
 

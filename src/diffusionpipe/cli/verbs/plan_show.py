@@ -203,9 +203,9 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     training = "AdamW without a moving average"
     if recipe.is_file():
         from diffusionpipe.trainer.model.workload import workload_of
-        from diffusionpipe.trainer.recipe import load_recipe
+        from diffusionpipe.trainer.recipe import recorded_recipe
 
-        workload = replace(workload_of(load_recipe(recipe)), checkpointed=plan.checkpointed, offload_frozen=False)
+        workload = replace(workload_of(recorded_recipe(recipe)), checkpointed=plan.checkpointed, offload_frozen=False)
         setting, training = replace(setting, workload=workload), "the recipe's training"
         files.append("recipe.toml")
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training

@@ -77,10 +77,13 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int, budget: Seconds) -> Profile:
     from diffusionpipe.profiler import profile_model
     from diffusionpipe.profiler.decoding import decoding_of_graph
+    from diffusionpipe.trainer.model.decisions import has_bfloat16
     from diffusionpipe.trainer.model.members import build_model
+    from diffusionpipe.trainer.recipe import decided
     from diffusionpipe.workflows.device import chosen_device
 
-    chosen = chosen_device(device).type
+    place = chosen_device(device)
+    chosen, loaded = place.type, decided(loaded, has_bfloat16=has_bfloat16(place))
     opened = build_model(loaded, chosen)
     graph, model = opened.graph, opened.model
     with TERMINAL.progress() as report:
@@ -102,7 +105,10 @@ def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
     from diffusionpipe.profiler import analytic_profile
     from diffusionpipe.profiler.decoding import decoding_of_graph
     from diffusionpipe.trainer.model.members import build_model
+    from diffusionpipe.trainer.recipe import decided
 
+    known = device_rates(name)
+    loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
     device_rates(name, precision=loaded.training.precision.value)  # a wrong name is said before the model is built
     opened = build_model(loaded, "cpu")
     graph, model = opened.graph, opened.model

@@ -24,7 +24,7 @@ from pathlib import Path
 from diffusionpipe.costs.cluster import Cluster, Device, repeated
 from diffusionpipe.costs.clusters.links import LINKS, MOST_DEVICES, linked
 from diffusionpipe.costs.devices import DEVICES, DeviceRates
-from diffusionpipe.costs.files import CLUSTER, cluster_from_text
+from diffusionpipe.costs.files import ANY_CPU, CLUSTER, cluster_from_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_file
 
@@ -32,6 +32,7 @@ MAX_NODES = 1024
 OF_PRODUCTS = 0.75
 """The part of a step's time that goes with the peak of matrix products; the rest goes with the bandwidth."""
 _NAMED = re.compile(r"(?P<card>.+)x(?P<count>\d{1,4})")
+_CPU = re.compile(r", \d+ threads?$")  # as `profiler.measured.device_name` calls one
 _COUNTED = re.compile(r"(?P<count>\d{1,4}) *x +(?P<card>.+)")
 
 
@@ -120,9 +121,15 @@ def cluster_of_cards(text: str) -> Cluster:
 
 
 def computes_in_bfloat16(cluster: Cluster) -> bool:
-    """Whether no device of the cluster is known to lack bfloat16."""
-    without = {rates.title for rates in DEVICES.values() if not rates.has_bfloat16}
-    return without.isdisjoint(device.name for device in cluster.devices)
+    """Whether all devices of the cluster train in bfloat16: GPUs, but for those that are known to lack it."""
+    return device_without_bfloat16(cluster) is None
+
+
+def device_without_bfloat16(cluster: Cluster) -> str | None:
+    """The name of the first device of the cluster that trains in float32."""
+    without = {rates.title for rates in DEVICES.values() if not rates.has_bfloat16 or rates.device_type == "cpu"}
+    named = (device.name for device in cluster.devices)
+    return next((name for name in named if name in without or name == ANY_CPU or _CPU.search(name)), None)
 
 
 def _part(text: str, whole: str) -> tuple[DeviceRates, int]:

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from diffusionpipe.errors import CheckpointError, RecipeError
 from diffusionpipe.trainer.optim.optimizer import kept_state
-from diffusionpipe.trainer.recipe import Effect, Recipe, default_of, effect_of, load_recipe, values_of, with_values
+from diffusionpipe.trainer.recipe import Effect, Recipe, default_of, effect_of, recorded_recipe, values_of, with_values
 
 VALUES, STATED = "recipe", "stated"
 """Entries of a checkpoint's state: the values that trained it, and those values that the file states otherwise."""
@@ -186,6 +186,6 @@ def _values_in(state: Mapping[str, object], name: str, source: Path) -> dict[str
 def _recorded(path: Path) -> dict[str, JsonValue] | None:
     """The values of the recipe in a run's folder; None where there is none that this version reads."""
     try:
-        return values_of(load_recipe(path))
+        return values_of(recorded_recipe(path))
     except RecipeError:
         return None

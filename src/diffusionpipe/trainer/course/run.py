@@ -53,6 +53,7 @@ from diffusionpipe.trainer.inference.cascade_drawing import captions_of, draw_in
 from diffusionpipe.trainer.inference.clip_rate import drawn_rate, write_rate
 from diffusionpipe.trainer.launching.exit_status import ExitStatus
 from diffusionpipe.trainer.launching.launch import LOGS
+from diffusionpipe.trainer.model.decisions import decided_for_run
 from diffusionpipe.trainer.model.members import Member, Model, open_model
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
@@ -99,6 +100,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     screen.listener = job.progress
     with screen.work("verifying the checkpoint"):
         checkpoint = checkpoint_of(folder, resume)
+    recipe = decided_for_run(recipe, job, checkpoint)
     settled = _settled(recipe, job, hooks, checkpoint)
     recipe = settled.recipe
     resumed = _resumed(checkpoint, recipe) if checkpoint is not None else None

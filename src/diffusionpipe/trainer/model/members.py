@@ -30,6 +30,7 @@ from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.weights import frozen_factors
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.model.decisions import decided_by_job
 from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import frozen_dtype_of, lora_of
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
@@ -277,7 +278,8 @@ def open_model(recipe: Recipe, job: Job) -> Model:
     Raises:
         ConfigError: on every rank, as `build_model`.
     """
-    return on_all(lambda: build_model(recipe, job.device.type))
+    chosen = decided_by_job(recipe, job)
+    return on_all(lambda: build_model(chosen, job.device.type))
 
 
 def sources_of(member: Member) -> dict[str, StoredWeights | None]:

@@ -26,7 +26,7 @@ def workload_of(recipe: Recipe) -> Workload:
         optimizer_bytes=width * max(state_per_parameter(one.name, one.arguments) for one in optimizers),
         ema_bytes=width if has_average(groups) else 0,
         has_backup=recipe.training.post_validation,
-        checkpointed=recipe.training.activation_checkpointing,
+        checkpointed=recipe.training.recomputed,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
         offload_frozen=recipe.pipeline.sizes.offload_frozen and not recipe.pipeline.is_searched,
     )

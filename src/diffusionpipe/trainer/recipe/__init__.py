@@ -4,6 +4,7 @@
 packages import from here.
 """
 
+from diffusionpipe.trainer.recipe.decided import continued, decided, planned, recorded_recipe
 from diffusionpipe.trainer.recipe.effects import Effect, default_of, effect_of, values_of, with_values
 from diffusionpipe.trainer.recipe.layout import ranks_that_train, replicas_of_stages
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
@@ -47,15 +48,19 @@ __all__ = [
     "TrackerName",
     "TrainingSection",
     "Variance",
+    "continued",
+    "decided",
     "default_of",
     "effect_of",
     "load_recipe",
     "negatives_of",
     "override",
+    "planned",
     "ranks_that_train",
     "read_prompts",
     "recipe_from_table",
     "recipe_to_toml",
+    "recorded_recipe",
     "replicas_of_stages",
     "tables_of",
     "tables_to_toml",

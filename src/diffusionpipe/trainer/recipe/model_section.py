@@ -21,6 +21,8 @@ from diffusionpipe.trainer.recipe.section import (
 class FrozenDtype(StrEnum):
     """The dtype in which frozen weights are stored where it differs from the trained ones."""
 
+    AUTO = "auto"
+    """To be decided by the arithmetic (see `decided`)."""
     BFLOAT16 = "bfloat16"
 
 
@@ -45,9 +47,9 @@ class ModelSection(Section):
     """Side of the small pictures that a model of super-resolution reads; "auto": the side of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
     """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
-    frozen_dtype: Maybe[Choice[FrozenDtype]] = None
+    frozen_dtype: Maybe[Choice[FrozenDtype]] = FrozenDtype.AUTO
     """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
-    results. "none": frozen weights have the dtype of the trained weights."""
+    results. "none": frozen weights have the dtype of the trained weights. "auto": bfloat16 where the arithmetic is."""
 
 
 class AdaptedLayers(StrEnum):

@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -28,7 +28,8 @@ from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, SWITCHED_OFF, 
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models, without_models
 from diffusionpipe.trainer.recipe.other_words import answer
 from diffusionpipe.trainer.recipe.overrides import Table, override
-from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
+from diffusionpipe.trainer.recipe.pipeline_section import AUTO, PipelineSection
+from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between, why_not_searched
 from diffusionpipe.trainer.recipe.section import Section
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -51,15 +52,23 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequenc
         RecipeError: the file cannot be read, or keys or values are wrong; the message lists every problem.
     """
     path = Path(path)
+    return recipe_from_table(table_of_file(path), overrides, source=path, checks=checks)
+
+
+def table_of_file(path: Path) -> dict[str, Any]:
+    """The sections of a recipe's file.
+
+    Raises:
+        RecipeError: it cannot be read, or is not TOML.
+    """
     try:
-        table = tomllib.loads(read_named(path))
+        return tomllib.loads(read_named(path))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
     except ValueError as error:
         raise RecipeError(f"{path}: not a TOML file: {error}") from error
     except RecursionError:
         raise RecipeError(f"{path}: not a usable TOML file: it is nested too deeply") from None
-    return recipe_from_table(table, overrides, source=path, checks=checks)
 
 
 def recipe_from_table(
@@ -78,6 +87,10 @@ def recipe_from_table(
     if models:
         problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
     problems.extend((name, f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
+    if not full.get("pipeline") and all(name in sections for name in ("pipeline", "objective")):
+        searched = PipelineSection(plan=AUTO)
+        if not why_not_searched({**sections, "pipeline": searched, "models": members}):
+            sections["pipeline"] = searched
     right = sections if wrong or problems_of_members else {**sections, "models": members}
     problems.extend((line.partition(":")[0], line) for line in problems_between(right, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]

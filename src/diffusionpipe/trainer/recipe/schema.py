@@ -172,6 +172,17 @@ def problems_between(sections: Mapping[str, object], further: Sequence[Check] = 
             yield from check(**{name: sections[name] for name in names})
 
 
+def why_not_searched(sections: Mapping[str, Any]) -> str:
+    """The reason why sizes cannot be searched for these sections, [pipeline] left out; "" where they can."""
+    if len(sections["models"]) > 2:
+        return "sizes are searched for two models at most"
+    if any(own.microbatches is not None for own in sections["models"].values()):
+        return "models have micro-batches of their own"
+    if sections["models"] and sections["objective"].self_conditioning:
+        return "sizes are searched for models that read no estimates"
+    return ""
+
+
 def _batch_can_be_cut(
     *, training: TrainingSection, pipeline: PipelineSection, models: Mapping[str, MemberSection]
 ) -> Iterator[str]:
@@ -283,7 +294,8 @@ def _self_conditioning_has_what_it_needs(
 
 
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
-    if model.frozen_dtype is FrozenDtype.BFLOAT16 and training.precision is not Precision.BFLOAT16:
+    decided = training.precision in (Precision.FLOAT32, Precision.FLOAT64)
+    if model.frozen_dtype is FrozenDtype.BFLOAT16 and decided:
         why = refusal(Feature.NARROW_STORE, Feature.WIDE, precision=training.precision)
         yield f"model.frozen_dtype: {why}"
 

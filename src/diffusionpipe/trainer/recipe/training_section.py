@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from diffusionpipe.trainer.recipe.section import (
+    Auto,
     Choice,
     Count,
     Decay,
@@ -36,6 +37,8 @@ class Clip(StrEnum):
 class Precision(StrEnum):
     """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
 
+    AUTO = "auto"
+    """To be decided by the devices (see `decided`)."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT64 = "float64"
@@ -52,8 +55,9 @@ class TrainingSection(Section):
     """Optimizer steps of the whole run."""
     batch: Annotated[Count, Field(le=1_000_000)]
     """Global batch: samples of one step over all ranks."""
-    precision: Choice[Precision] = Precision.FLOAT32
-    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
+    precision: Choice[Precision] = Precision.AUTO
+    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests); "auto": bfloat16 where all
+    devices have it, else float32."""
     deterministic: bool = False
     """Compute only with kernels whose results are the same in every run, which GPUs do not by default."""
     clip_norm: Maybe[Positive] = 1.0
@@ -67,9 +71,10 @@ class TrainingSection(Section):
     """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
     ema_decay: Maybe[Decay] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
-    activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
+    activation_checkpointing: Annotated[Auto[Several[str]], BeforeValidator(patterns_for_bool)] = None
     """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
-    backward pass instead of kept."""
+    backward pass instead of kept; "auto": where the plan is searched, the faster of all and none that fits, else
+    none."""
 
     @field_validator("steps")
     @classmethod
@@ -83,3 +88,8 @@ class TrainingSection(Section):
         """Optimizer steps of the whole run, once the size of the data is known (`preparation.with_steps`)."""
         assert self.steps is not None, "the data have not been counted yet"
         return self.steps
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The patterns of layers that are recomputed; () where that is not decided."""
+        return self.activation_checkpointing or ()

@@ -16,7 +16,7 @@ from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of
-from diffusionpipe.trainer.recipe import PipelineSection, Recipe, load_recipe
+from diffusionpipe.trainer.recipe import PipelineSection, Recipe, recorded_recipe
 from diffusionpipe.trainer.setup.job_profile import has_other_profile
 from diffusionpipe.trainer.setup.plan_file import read_plan_file
 
@@ -55,7 +55,7 @@ def _changes(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Iterato
     before, num_ranks = read_plan(path).mesh.num_ranks, job.membership.world_size
     if before != num_ranks:
         yield f"the run had {before} ranks, and has {num_ranks}"
-    stated = load_recipe(path.with_name("recipe.toml"))
+    stated = recorded_recipe(path.with_name("recipe.toml"))
     old, new = _sizes(stated), _sizes(recipe)
     yield from (f"{key} was {old[key]}, and is {new[key]}" for key in new if old[key] != new[key])
     if recipe.pipeline.is_profiled and has_other_profile(model, recipe, job):

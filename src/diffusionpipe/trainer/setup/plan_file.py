@@ -122,6 +122,8 @@ def _other_share(plan: Plan, model: ModelGraph) -> Iterator[str]:
 
 def _other_checkpointing(plan: Plan, recipe: Recipe) -> Iterator[str]:
     patterns = recipe.training.activation_checkpointing
+    if patterns is None:  # the plan decides
+        return
     names = [name for block in plan.blocks[:-1] for name in block]
     wanted = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if differing := sorted(wanted ^ set(plan.checkpointed)):

@@ -40,7 +40,7 @@ from diffusionpipe.trainer.model.scheduler import shift_contradiction
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe import Recipe, planned
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     if job.device.type == "cpu":
         disable_malloc_trim()
     opened = opened or open_model(recipe, job)
+    recipe = opened.recipe
     graph, model = opened.graph, opened.model
     for member in opened.members if job.membership.rank == 0 else ():
         shift = member.recipe.objective.shift
@@ -131,6 +132,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     sources = on_all(lambda: {name: path for one in opened.members for name, path in sources_of(one).items()})
     plan = agree_on_plan(graph, model, recipe, job, planning)
     check_plan_file(plan, opened, job, planning)
+    recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
     transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=autocast_of(recipe))

@@ -1,0 +1,82 @@
+"""Values that a recipe leaves to the machine: "auto", decided once where a run starts and kept in its folder.
+
+    training.precision                  bfloat16 where every device has it, else float32
+    model.frozen_dtype                  bfloat16 where the arithmetic is bfloat16, but for DoRA; else "none"
+    training.activation_checkpointing   by the plan, where it is searched; else false
+    pipeline.plan                       "auto" in a recipe without a key of [pipeline], where sizes can be searched
+
+A recipe in the folder of a run states all values. One that was written before a key was there has the default of then.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype
+from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, table_of_file
+from diffusionpipe.trainer.recipe.schema import Recipe
+from diffusionpipe.trainer.recipe.training_section import Precision
+
+_BEFORE: Mapping[str, Mapping[str, object]] = {
+    "training": {"precision": "float32", "activation_checkpointing": []},
+    "model": {"frozen_dtype": "none"},
+    "pipeline": {"plan": "none"},
+}
+"""The defaults of recipes that were written before these keys could be left to the machine."""
+
+
+def recorded_recipe(path: Path) -> Recipe:
+    """The recipe in the folder of a run, with the meaning that it had when it was written.
+
+    Raises:
+        RecipeError: it cannot be read, or this version does not know its keys.
+    """
+    table = table_of_file(path)
+    for section, values in _BEFORE.items():
+        if isinstance(own := table.get(section, {} if section != "model" else None), dict):
+            table[section] = {**values, **own}
+    return recipe_from_table(table, source=path)
+
+
+def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
+    """The recipe with the arithmetic and the storage of frozen weights that devices with or without bfloat16 take.
+
+    Raises:
+        RecipeError: it states storage in bfloat16, which the arithmetic would read with a loss.
+    """
+    training, model = recipe.training, recipe.model
+    if training.precision is Precision.AUTO:
+        chosen = Precision.BFLOAT16 if has_bfloat16 else Precision.FLOAT32
+        training = training.model_copy(update={"precision": chosen})
+    is_narrow = training.precision is Precision.BFLOAT16
+    if model.frozen_dtype is FrozenDtype.BFLOAT16 and not is_narrow:
+        why = refusal(Feature.NARROW_STORE, Feature.WIDE, precision=training.precision)
+        raise RecipeError(f"model.frozen_dtype: {why}")
+    if model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:  # of several models there is no such key
+        stored = FrozenDtype.BFLOAT16 if is_narrow and not recipe.lora.dora else None  # DoRA's norms read them exactly
+        model = model.model_copy(update={"frozen_dtype": stored})
+    return recipe.model_copy(update={"training": training, "model": model})
+
+
+def continued(recipe: Recipe, before: Recipe) -> Recipe:
+    """The recipe of a run that continues: what it leaves to the machine stays as the run has it."""
+    training, model = recipe.training, recipe.model
+    if training.precision is Precision.AUTO:
+        training = training.model_copy(update={"precision": before.training.precision})
+    if training.activation_checkpointing is None:
+        kept = before.training.activation_checkpointing
+        training = training.model_copy(update={"activation_checkpointing": kept})
+    if model.frozen_dtype is FrozenDtype.AUTO and training.precision is before.training.precision:
+        model = model.model_copy(update={"frozen_dtype": before.model.frozen_dtype})
+    return recipe.model_copy(update={"training": training, "model": model})
+
+
+def planned(recipe: Recipe, checkpointed: tuple[str, ...], num_layers: int) -> Recipe:
+    """The recipe with the layers of a plan that are recomputed; `num_layers`: layers of all trained blocks."""
+    if recipe.training.activation_checkpointing is not None:
+        return recipe
+    chosen = ("*",) if checkpointed and len(checkpointed) == num_layers else checkpointed
+    training = recipe.training.model_copy(update={"activation_checkpointing": chosen})
+    return recipe.model_copy(update={"training": training})
