@@ -118,8 +118,8 @@ def precision_of(run: Path) -> "Precision":
     recipe = recipe_of(run)
     training = _table(recipe).get("training", {})
     named = training.get("precision", Precision.FLOAT32) if isinstance(training, dict) else training
-    if named not in list(Precision):
-        known = ", ".join(Precision)
+    known = ", ".join(one for one in Precision if one is not Precision.AUTO)
+    if named not in known.split(", "):
         raise ConfigError(f"{recipe}: training.precision must be one of {known}; correct it, or give --precision")
     return Precision(str(named))
 
