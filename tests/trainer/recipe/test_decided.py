@@ -71,6 +71,8 @@ def test_devices_decide_arithmetic_and_storage_and_stated_values_stay(file):
     assert sections(decided(wide, has_bfloat16=True))[:2] == (Precision.FLOAT64, None)
     off = load_recipe(file, ["model.frozen_dtype=none"])
     assert sections(decided(off, has_bfloat16=True))[:2] == (Precision.BFLOAT16, None)
+    dora = load_recipe(file, ["lora.rank=4", "lora.dora=true"])  # its norms read the stored weights
+    assert sections(decided(dora, has_bfloat16=True))[:2] == (Precision.BFLOAT16, None)
     narrow = load_recipe(file, ["model.frozen_dtype=bfloat16"])
     with pytest.raises(RecipeError, match=r"compute in float32 .*training\.precision"):
         decided(narrow, has_bfloat16=False)

@@ -260,7 +260,7 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
         return
     if model.from_scratch:
         yield f"model.from_scratch: {refusal(Feature.LORA, Feature.FROM_SCRATCH)}"
-    if lora.dora and model.frozen_dtype is not None:
+    if lora.dora and model.frozen_dtype is FrozenDtype.BFLOAT16:
         yield f"model.frozen_dtype: {refusal(Feature.DORA, Feature.NARROW_STORE)}"
 
 
