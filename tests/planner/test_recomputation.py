@@ -6,8 +6,8 @@ from golden.plans import recorded_profile
 from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.best import PASSES
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.rows import GIB
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.workflows.stated_setting import stated_setting
@@ -48,4 +48,4 @@ def test_one_device_takes_the_fewest_passes_that_fit(memory):
             continue
         fewer = replace(found.candidate, microbatches=count)
         proposal = propose(found.setting, fewer.layout(found.setting), found.filler)
-        assert proposal.overflow > 0 or proposal.step > found.step * (1 + NEAR_TIE)
+        assert proposal.overflow > 0 or proposal.step > found.fastest.step * (1 + PASSES)

@@ -21,6 +21,9 @@ GAIN = 1e-3
 """Filling, and encoders in host memory, must save this part of the iteration where either way is allowed."""
 ROOM = 1.002
 """A plan this near its lower bound is not worth a search with more memory."""
+PASSES = 0.05
+"""On one device a plan with fewer micro-batches is taken where its step is longer than the fastest by at most this part
+of it."""
 ROUNDING = 1e-9
 """Steps that differ by less are equal."""
 MOST_TRIED = 4
@@ -86,14 +89,14 @@ def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
 
 
 def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
-    """The choice for one device with the fewest micro-batches that fit and are about as fast as the fastest plan."""
+    """The choice for one device with the fewest micro-batches that fit and whose step is hardly longer than the fastest."""
     setting, own = choice.setting, choice.candidate
     if setting.given.microbatches is not None or own.orders is not None:
         return choice
     for count in (count for count in range(1, own.microbatches) if setting.workload.batch % count == 0):
         candidate = replace(own, microbatches=count)
         proposal = propose(setting, candidate.layout(setting), choice.filler)
-        if proposal.overflow <= 0 and merits_of(setting, candidate, proposal).is_near(fastest.merits):
+        if proposal.overflow <= 0 and proposal.step <= fastest.step * (1 + PASSES):
             finalists = ((candidate, proposal), *choice.search.finalists)
             kept = replace(choice.search, finalists=finalists)
             return replace(choice, candidate=candidate, proposal=proposal, search=kept)

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.advice import nothing_fits, recomputed
+from diffusionpipe.planner.advice import nothing_fits
 from diffusionpipe.planner.asking import IN_WORDS, Asking
-from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.explain import Comparison
 from diffusionpipe.planner.fewer import as_remedy, fewer_devices, least_of, remark_on
@@ -13,6 +12,7 @@ from diffusionpipe.planner.leaner import is_full, leanest, warning
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.given import check_given
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.recomputation import best_way, recomputed
 from diffusionpipe.planner.search.search import uncuttable
 
 
@@ -36,15 +36,12 @@ def choose(
         num_ranks=setting.cluster.num_ranks,
         num_backbones=len(setting.graph.backbones),
     )
-    is_cut = least_of(setting) < float("inf")
-    best = best_choice(setting, fill=fill) if is_cut else None
-    if is_cut and may_recompute:
-        limit = best.step / (1 + NEAR_TIE) if best else float("inf")
-        again = recomputed(setting)
-        best = (best_choice(again, fill=fill, limit=limit) if again else None) or best
-        setting = setting if best or again is None else again
+    best = best_way(setting, fill=fill, may_recompute=may_recompute)
     if best is not None:
         return best
+    is_cut = least_of(setting) < float("inf")
+    if may_recompute:
+        setting = recomputed(setting) or setting
     fewer = fewer_devices(setting, fill=fill)
     problem = nothing_fits(setting) if is_cut else uncuttable(setting)
     raise ConfigError("\n".join([problem, *([as_remedy(fewer, setting, asking)] if fewer else [])]))
