@@ -89,7 +89,7 @@ def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
 
 
 def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
-    """The choice for one device with the fewest micro-batches that fit and whose step is hardly longer than the fastest."""
+    """The choice for one device with the fewest micro-batches that fit with a step that is hardly longer."""
     setting, own = choice.setting, choice.candidate
     if setting.given.microbatches is not None or own.orders is not None:
         return choice
