@@ -14,7 +14,6 @@ from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.recomputation import recomputed
 from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.rows import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.search.candidates import Candidate
@@ -171,6 +170,13 @@ def _without_figures(setting: Setting) -> list[str]:
             'cluster file a "host_bandwidth" in bytes per second (`diffusionpipe cluster` measures it)'
         )
     return found
+
+
+def recomputed(setting: Setting) -> Setting | None:
+    """The training with all layers recomputed; None where it is that already."""
+    if setting.workload.checkpointed == ("*",):
+        return None
+    return replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
 
 
 def _larger(setting: Setting) -> Setting | None:

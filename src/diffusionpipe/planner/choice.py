@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.advice import nothing_fits
+from diffusionpipe.planner.advice import nothing_fits, recomputed
 from diffusionpipe.planner.asking import IN_WORDS, Asking
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.explain import Comparison
@@ -12,7 +12,7 @@ from diffusionpipe.planner.leaner import is_full, leanest, warning
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.given import check_given
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.recomputation import best_way, recomputed
+from diffusionpipe.planner.recomputation import best_way
 from diffusionpipe.planner.search.search import uncuttable
 
 

@@ -1,19 +1,11 @@
 """The choice between recomputing the activations of all layers and of none."""
 
-from dataclasses import replace
-
+from diffusionpipe.planner.advice import recomputed
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.fewer import least_of
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.setting import Setting
-
-
-def recomputed(setting: Setting) -> Setting | None:
-    """The training with all layers recomputed; None where it is that already."""
-    if setting.workload.checkpointed == ("*",):
-        return None
-    return replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
 
 
 def best_way(setting: Setting, *, fill: bool | None = None, may_recompute: bool = False) -> Choice | None:
