@@ -3,8 +3,8 @@
     batch       2     4     8    16
     samples/s  10    18    24    25     the knee is 8: its rate is within 5 % of the best one
 
-Batches begin at one sample for each device and double while that gains more than a twentieth. Where so many samples do
-not fit, fewer are tried down to one.
+Batches begin at one sample for each device and double while that gains more than a twentieth. Where one
+sample for each device does not fit, fewer are tried down to one.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -43,7 +43,7 @@ def decided_for(recipe: Recipe, cluster: Cluster) -> Recipe:
 
 
 def may_recompute(recipe: Recipe) -> bool:
-    """Whether the search chooses between no recomputation and that of all layers."""
+    """Whether the search may have all layers recomputed."""
     return recipe.training.activation_checkpointing is None
 
 

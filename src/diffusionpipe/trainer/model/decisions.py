@@ -1,4 +1,4 @@
-"""What a job's devices and the run before decide about keys that a recipe leaves to the machine."""
+"""Keys that a recipe leaves to the machine, as the devices of a job and the run before decide them."""
 
 import logging
 from pathlib import Path
@@ -45,7 +45,7 @@ def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
 
 
 def decided_for_run(recipe: Recipe, job: Job, checkpoint: Path | None) -> Recipe:
-    """The same of a run that begins, or that continues from a checkpoint with the values that it has.
+    """The recipe of a run with nothing left open: of one that continues, with the values that it has.
 
     Every rank calls it, and rank 0 logs what was decided.
     """

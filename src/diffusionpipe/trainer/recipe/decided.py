@@ -61,7 +61,7 @@ def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
 
 
 def continued(recipe: Recipe, before: Recipe) -> Recipe:
-    """The recipe of a run that continues: what it leaves to the machine stays as the run has it."""
+    """The recipe of a run that continues: keys that it leaves to the machine stay as the run has them."""
     training, model = recipe.training, recipe.model
     if training.precision is Precision.AUTO:
         training = training.model_copy(update={"precision": before.training.precision})
