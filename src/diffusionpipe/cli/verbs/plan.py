@@ -69,7 +69,7 @@ class _Asked:
     """The weights that the recipe asks for, if there is one."""
     recipe: Recipe | None = None
     may_recompute: bool = False
-    """Whether the planner chooses between no recomputation and that of all layers."""
+    """Whether the planner may have all layers recomputed."""
     used: tuple[int, ...] = ()
     """The ranks of the cluster that are planned for; () for all."""
 
