@@ -9,7 +9,7 @@ from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from tiny_runs import save_pictures, train_here
 
 from diffusionpipe.models.opening.folder import REGISTRY
-from diffusionpipe.models.parameters.lora_file import ADAPTERS
+from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.trainer.recipe import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "examples/recipes"

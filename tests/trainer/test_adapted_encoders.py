@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiers import quick_and_slow
 from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from diffusionpipe import cli
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import is_second_matrix
-from diffusionpipe.models.parameters.lora_file import ADAPTERS
+from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
@@ -190,8 +189,9 @@ def test_diffusers_loads_clip_of_every_pipeline_and_overlooks_t5(kind, dora, rec
             assert torch.equal(parameter, expected), name
 
 
-@pytest.mark.parametrize("kind", quick_and_slow(["sd", "sdxl", "sd3", "flux"], quick=["sd"]))
-@pytest.mark.parametrize("dora", quick_and_slow([False, True], quick=[True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sd", "sdxl", "sd3", "flux"])
+@pytest.mark.parametrize("dora", [False, True])
 def test_what_is_drawn_while_training_is_what_sample_draws_from_the_export(kind, dora, recipe, tmp_path):
     drawn = {"prompts": ("a b",), "every": 2, "steps": 2, "guidance": 2.0}
     made = recipe(

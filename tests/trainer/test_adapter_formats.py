@@ -12,7 +12,7 @@ from tiny_runs import RESOLUTION, recipe_of, save_pictures, save_stable_diffusio
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names import FORMS
-from diffusionpipe.models.parameters.lora_file import ADAPTERS
+from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.exports.adapter_files import stored_as
 from diffusionpipe.trainer.exports.run_export import CHECKPOINT_ADAPTERS

@@ -17,7 +17,7 @@ def single_file_of(run: Path, out: Path, variant: str | None = None) -> tuple[st
         ConfigError: there is no model, or it has no such form.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.parameters.lora_file import ADAPTERS
+    from diffusionpipe.models.parameters.lora_read import ADAPTERS
     from diffusionpipe.trainer.exports.single_file import write_single_file
     from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.workflows.run_recipe import recipe_of

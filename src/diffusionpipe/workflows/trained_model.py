@@ -37,7 +37,7 @@ def trained_model(run: Path, variant: str | None = None) -> TrainedModel:
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.opening.folder import family_of, scheduler_config
-    from diffusionpipe.models.parameters.lora_file import ADAPTERS
+    from diffusionpipe.models.parameters.lora_read import ADAPTERS
     from diffusionpipe.workflows.run_recipe import recipe_of
 
     for folder in (run / "export", run):
@@ -117,7 +117,7 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
         ConfigError: the run keeps neither.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.parameters.lora_file import ADAPTERS
+    from diffusionpipe.models.parameters.lora_read import ADAPTERS
     from diffusionpipe.trainer.checkpoints.checkpoint_folder import saved_checkpoints
     from diffusionpipe.trainer.exports.run_export import export_checkpoint
     from diffusionpipe.trainer.recipe import recorded_recipe

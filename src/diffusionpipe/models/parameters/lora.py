@@ -12,12 +12,13 @@ from math import sqrt
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.graph import LayerGraph, own_parameters
+from diffusionpipe.models.parameters.adapter_names import Adapter
 from diffusionpipe.models.parameters.lora_targets import (
     ATTENTION,
     Breadth,
@@ -191,6 +192,20 @@ def is_second_matrix(name: str) -> bool:
 def is_magnitude(name: str) -> bool:
     """Whether it holds the norms that DoRA trains, one of each row of a weight."""
     return _MAGNITUDE in name
+
+
+def adapted_layers(component: nn.Module) -> dict[str, int]:
+    """The rank of the adapter of each layer that has one, by the layer's name in the component."""
+    end = ".lora_A.default.weight"
+    return {name.removesuffix(end): len(p) for name, p in component.named_parameters() if name.endswith(end)}
+
+
+def parameters_of(layer: str, adapter: Adapter) -> dict[str, Tensor]:
+    """The values of an adapter by the names of its parameters in the component that has the layer."""
+    found = {f"{layer}.lora_A.default.weight": adapter.down, f"{layer}.lora_B.default.weight": adapter.up}
+    if adapter.magnitude is not None:
+        found[f"{layer}{_MAGNITUDE}default.weight"] = adapter.magnitude
+    return found
 
 
 def stored_name(name: str) -> str:

@@ -1,9 +1,6 @@
 """Adapters in the file that diffusers' pipelines write and read."""
 
-import json
-import re
 from collections.abc import Mapping
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.parameters.adapter_names import Adapter
-from diffusionpipe.models.parameters.lora import DENOISERS, LoraSettings, inject, is_second_matrix
+from diffusionpipe.models.parameters.adapter_names import Adapter, from_foreign, scaled
+from diffusionpipe.models.parameters.lora import DENOISERS, LoraSettings, inject, is_second_matrix, parameters_of
+from diffusionpipe.models.parameters.lora_read import ADAPTERS, read_adapters
 from diffusionpipe.models.parameters.stored import opened
 
-ADAPTERS = "pytorch_lora_weights.safetensors"
-_DOWN, _UP, _NORMS = "lora_A", "lora_B", "lora_magnitude_vector"
-_ALPHA = ".alpha"
+_NORMS = "lora_magnitude_vector"
 
 
 def save_adapters(
@@ -38,7 +34,7 @@ def adapter_tensors(
     """The tensors of diffusers' file, from the adapters of components by their names in these.
 
     Where the scale is not 1, the second matrices are scaled instead: the file then needs no alpha, and readers that
-    know of none add the same. diffusers overlooks those of a T5 in this file, which `load_adapters` reads.
+    know of none add the same. diffusers overlooks adapters of a T5 in this file; `load_adapters` reads them.
     """
     from peft import get_peft_model_state_dict
 
@@ -71,7 +67,7 @@ def layer_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings) -> di
         layer, _, kind = name.partition(".lora_")
         found.setdefault(layer, {})["lora_" + kind.partition(".")[0]] = tensor
     return {
-        layer: Adapter(down=own[_DOWN], up=own[_UP], scale=settings.scale, magnitude=own.get(_NORMS))
+        layer: Adapter(down=own["lora_A"], up=own["lora_B"], scale=settings.scale, magnitude=own.get(_NORMS))
         for layer, own in found.items()
     }
 
@@ -90,36 +86,27 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
     Raises:
         ModelError: the file has none, they do not fit, or peft is missing.
     """
-    path = folder / ADAPTERS
-    found = _stored_adapters(path, component, module)
-    if not found:
-        raise ModelError(f"{path} holds no adapters of {component}; it belongs to another kind of model")
-    linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-    layers = {name: linears.get(name, linears.get(f"{name}.base_layer")) for name in found}
-    if unknown := [name for name, layer in layers.items() if layer is None]:
-        raise ModelError(
-            f"the adapters of {path} do not fit {component}: it has layers for {len(found) - len(unknown)} of "
-            f"{len(found)}; was it trained from another model?"
-        )
-    for name, layer in layers.items():
-        assert layer is not None
-        sizes = (found[name][_UP].shape[0], *found[name][_DOWN].shape[1:])
-        if sizes != tuple(layer.weight.shape):
-            raise ModelError(
-                f"the adapters of {path} do not fit {component}: {name} has the shape {tuple(layer.weight.shape)}, "
-                f"and its adapter is for {sizes}"
-            )
+    stored = read_adapters(folder / ADAPTERS)
+    own = stored.only(component)
+    if not own:
+        raise ModelError(f"{stored.file} holds no adapters of {component}; it belongs to another kind of model")
+    try:
+        kind = type(module).__name__
+        found = from_foreign(own, {component: module}, pipeline=kind, scale=stored.scale)[component]
+    except ModelError as error:
+        raise ModelError(f"the adapters of {stored.file} do not fit {component}: {error}") from error
     if not getattr(module, "_hf_peft_config_loaded", False):
-        ranks = {name: len(own[_DOWN]) for name, own in found.items()}
-        inject(module, ranks, {name: float(rank) for name, rank in ranks.items()}, dora=_has_norms(found))
-    for name, own in found.items():
-        for end, tensor in own.items():
-            holder: Any = module.get_submodule(f"{name}.{end}.default")
-            base = layers[name]
-            assert base is not None
-            if not base.weight.is_meta:
-                value = tensor.to(base.weight.device, torch.promote_types(base.weight.dtype, torch.float32))
-                holder.weight = nn.Parameter(value, requires_grad=False)
+        ranks = {layer: adapter.rank for layer, adapter in found.items()}
+        dora = any(adapter.magnitude is not None for adapter in found.values())
+        inject(module, ranks, {layer: float(rank) for layer, rank in ranks.items()}, dora=dora)
+    for layer, adapter in found.items():
+        base = module.get_submodule(f"{layer}.base_layer").weight
+        assert isinstance(base, Tensor)
+        for name, value in parameters_of(layer, scaled(adapter)).items():
+            holder: Any = module.get_submodule(name.removesuffix(".weight"))
+            if not base.is_meta:
+                wide = value.to(base.device, torch.promote_types(base.dtype, torch.float32))
+                holder.weight = nn.Parameter(wide, requires_grad=False)
 
 
 def has_norms(folder: Path) -> bool:
@@ -139,52 +126,3 @@ def merge_adapters(module: nn.Module) -> None:
     library_module: Any = module
     library_module._hf_peft_config_loaded = False  # else save_pretrained looks for adapters
     del library_module.peft_config
-
-
-def _has_norms(found: Mapping[str, Mapping[str, Tensor]]) -> bool:
-    return any(_NORMS in own for own in found.values())
-
-
-def _stored_adapters(path: Path, component: str, module: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """The component's adapters by layer, each under peft's names, with their scales in the second matrices.
-
-    U-Nets' files have older names. Some programs store an alpha beside the matrices, and diffusers the settings of all.
-    """
-    stored: dict[str, Tensor] = {}
-    with opened(path) as tensors:
-        for name in tensors.names():
-            if name.startswith(f"{component}."):
-                plain = name.removeprefix(f"{component}.")
-                if not hasattr(module, "text_model"):
-                    plain = plain.removeprefix("text_model.")
-                plain = plain.replace(".lora.down.", ".lora_A.").replace(".lora.up.", ".lora_B.")
-                stored[plain] = tensors.get(name)
-        settings = _settings(tensors.metadata().get("lora_adapter_metadata"), component)
-    alphas = {name.removesuffix(_ALPHA): stored.pop(name).item() for name in list(stored) if name.endswith(_ALPHA)}
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in stored.items():
-        layer, _, end = name.removesuffix(".weight").rpartition(".")
-        found.setdefault(layer, {})[end] = tensor
-    for layer, own in found.items():
-        if not {_DOWN, _UP} <= own.keys():
-            raise ModelError(f"{path}: the adapter of {component}.{layer} lacks a matrix; get the file again")
-        rank = own[_UP].shape[1]
-        scale = alphas[layer] / rank if layer in alphas else _scale(settings if not alphas else {}, layer, rank)
-        own[_UP] = own[_UP] * scale
-    return found
-
-
-def _settings(described: str | None, component: str) -> dict[str, Any]:
-    """What diffusers has written about the adapters of a component: the settings of peft."""
-    start, settings = f"{component}.", json.loads(described or "{}")
-    return {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
-
-
-def _scale(settings: Mapping[str, Any], layer: str, rank: int) -> float:
-    """The factor of an adapter by the settings of peft."""
-    if "lora_alpha" not in settings:
-        return 1.0
-    patterns = settings.get("alpha_pattern") or {}
-    fitting = (alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", layer))
-    alpha = float(next(fitting, settings["lora_alpha"]))
-    return alpha / (sqrt(rank) if settings.get("use_rslora") else rank)

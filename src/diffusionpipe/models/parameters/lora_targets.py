@@ -71,7 +71,7 @@ def ends_with(name: str, ends: Iterable[str]) -> str | None:
 
 
 def _named(module: nn.Module, targets: Targets) -> dict[str, nn.Module]:
-    """What the targets name in one component, by its name."""
+    """The modules of one component that the targets name, by their names."""
     kind, layers = type(module).__name__, dict(module.named_modules())
     if isinstance(targets, Breadth) and kind not in _ENCODERS:
         return {name: layer for name, layer in layers.items() if isinstance(layer, _KINDS[targets])}
@@ -99,7 +99,7 @@ def _check_named(what: str, ends: Iterable[str], names: Mapping[str, Collection[
 def _checked(
     component: str, module: nn.Module, named: Mapping[str, nn.Module], targets: Targets, exclude: Collection[str]
 ) -> dict[str, nn.Module]:
-    """What of the named layers gets an adapter."""
+    """The named layers that get an adapter: read, and not excluded."""
     usual = _ENCODERS.get(type(module).__name__, (ATTENTION,))[0]
     chosen = {name: layer for name, layer in named.items() if not ends_with(name, exclude)}
     if not chosen:

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ def materialize(
     frozen_dtype: torch.dtype | None = None,
     keeps_narrow: bool = False,
     hollow: Collection[nn.Parameter] = (),
+    started: Mapping[str, Tensor] = MappingProxyType({}),
     on_value: Callable[[str], None] | None = None,
 ) -> None:
     """Gives the parameters and buffers of the submodules that these layers use real values, in place.
@@ -51,10 +53,11 @@ def materialize(
     component without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator
     keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
     here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero,
-    and DoRA's norms are those of the weights.
+    and DoRA starts from the norms of the weights.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
     component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that. With
     `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
+    `started`: values of adapters by canonical name, each the first part of a value of a higher rank.
     Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
     `on_value` is called with the canonical name of every tensor that is in its place.
 
@@ -82,6 +85,8 @@ def materialize(
             values[name] = base | stored
             values[name] |= added | _initialised(name, component, added, seed, problems)
         if not problems:
+            fresh = {key: value for key, value in values[name].items() if is_adapter(key) and needed[key].is_meta}
+            values[name] |= _started(name, fresh, started)
             values[name] |= _magnitudes(component, values[name], dtype)
             problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"
                          for key, tensor in values[name].items() if tensor.is_meta]  # fmt: skip
@@ -197,14 +202,30 @@ def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> di
         module._parameters.update(before)
 
 
+def _started(component_name: str, values: Mapping[str, Tensor], started: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The given ones of these values; beyond a lower rank they stay as they are, zero in a second matrix."""
+    found = {}
+    for name in values:
+        given = started.get(f"{component_name}.{name}")
+        if given is not None and (is_magnitude(name) or given.shape == values[name].shape):
+            found[name] = given
+        elif given is not None:
+            found[name] = values[name].to(given.dtype, copy=True)
+            found[name][tuple(map(slice, given.shape))] = given
+    return found
+
+
 def _magnitudes(component: nn.Module, values: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The norms that DoRA starts from, of the weights as they are: the adapters of the first step add nothing."""
+    """The norms that DoRA starts from, of weights and adapters together: plain adapters would give the same result."""
     found = {}
     for name in (name for name, tensor in values.items() if is_magnitude(name) and tensor.is_meta):
         layer, _, _ = name.partition(".lora_magnitude_vector.")
+        module: Any = attribute(component, layer)
         weight = values[f"{layer}.base_layer.weight"].detach().to(dtype)
+        down, up = (values[f"{layer}.{one}.default.weight"].detach().to(dtype) for one in ("lora_A", "lora_B"))
+        added = (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
         norms: Any = attribute(component, name.removesuffix(".weight"))
-        found[name] = norms.get_weight_norm(weight, torch.zeros((), dtype=dtype), 1.0)
+        found[name] = norms.get_weight_norm(weight, added, module.scaling["default"])
     return found
 
 

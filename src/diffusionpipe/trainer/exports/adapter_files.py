@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names import FORMS, to_foreign
-from diffusionpipe.models.parameters.lora_file import ADAPTERS, adapter_tensors, layer_adapters
+from diffusionpipe.models.parameters.lora_file import adapter_tensors, layer_adapters
+from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.trainer.exports.adapter_header import AdapterFacts, header
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat, LoraSection
 

@@ -27,7 +27,8 @@ from diffusionpipe.models.opening.folder import (
 )
 from diffusionpipe.models.opening.pipeline_defaults import default_guidance
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
-from diffusionpipe.models.parameters.lora_file import ADAPTERS, load_adapters, merge_adapters, save_adapters
+from diffusionpipe.models.parameters.lora_file import load_adapters, merge_adapters, save_adapters
+from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.models.parameters.single_file.reading import POINTER
 from diffusionpipe.models.parameters.stored import StoredWeights, opened, stored_weights
 from diffusionpipe.models.parameters.weights import names_in, tensors_of

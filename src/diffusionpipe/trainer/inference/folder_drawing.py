@@ -16,7 +16,8 @@ from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import build_graph, reads_estimate, scheduler_config, weight_sources
-from diffusionpipe.models.parameters.lora_file import ADAPTERS, adapted_components, has_norms, load_adapters
+from diffusionpipe.models.parameters.lora_file import adapted_components, has_norms, load_adapters
+from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.models.parameters.narrow_weights import upcast_in_forward
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.runtime.compute.stage import LayerStage

@@ -8,6 +8,7 @@ from math import prod
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Plan
@@ -36,6 +37,8 @@ class Weights:
     dtype: torch.dtype
     frozen_dtype: torch.dtype | None
     seed: int
+    started: Mapping[str, Tensor]
+    """Values of adapters that start from a file, by canonical name."""
 
 
 def load_weights(
@@ -66,6 +69,7 @@ def load_weights(
             dtype=weights.dtype,
             seed=weights.seed,
             frozen_dtype=weights.frozen_dtype,
+            started=weights.started,
             on_value=count.add,
         )
         sharded = None

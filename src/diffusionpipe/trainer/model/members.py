@@ -26,6 +26,7 @@ from diffusionpipe.models.opening.folder import (
 )
 from diffusionpipe.models.parameters.adapter_names import check_readable
 from diffusionpipe.models.parameters.lora import is_adapter
+from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_adapters
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.weights import frozen_factors
 from diffusionpipe.runtime.job.agreement import on_all
@@ -291,3 +292,16 @@ def sources_of(member: Member) -> dict[str, StoredWeights | None]:
     own = member.recipe.model
     found = weight_sources(member.folder, member.graph, variant=own.variant, from_scratch=own.from_scratch)
     return {member.component(name): stored for name, stored in found.items()}
+
+
+def started_of(opened: Model) -> StartedAdapters:
+    """The values of the adapters that start from a file; none where the recipe names no file.
+
+    Raises:
+        ModelError: as `started_adapters`.
+    """
+    lora, place = lora_of(opened.recipe), opened.recipe.lora.start
+    if lora is None or place is None:
+        return StartedAdapters()
+    kind = str(model_index(opened.folder).get("_class_name"))
+    return started_adapters(place, opened.graph, lora, pipeline=kind, resizes=opened.recipe.lora.resize)

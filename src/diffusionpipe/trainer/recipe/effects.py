@@ -47,7 +47,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     COMPONENT: {Effect.SAID: _OF_GROUP},
     "lora": {
-        Effect.FIXED: "rank",
+        Effect.FIXED: "rank start resize",
         Effect.JUDGED: "alpha target_modules exclude rank_pattern dora rank_stabilized",
         Effect.SILENT: "merge formats save_dtype trigger",
     },

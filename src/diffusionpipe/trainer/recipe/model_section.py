@@ -11,6 +11,7 @@ from diffusionpipe.trainer.recipe.section import (
     Choice,
     Count,
     Maybe,
+    Place,
     Positive,
     Section,
     Several,
@@ -103,6 +104,11 @@ class LoraSection(Section):
     """Whether the norm of each row of a weight is trained apart from its direction (DoRA)."""
     rank_stabilized: bool = False
     """Whether outputs are scaled by alpha / sqrt(rank) in place of alpha / rank."""
+    start: Maybe[Place] = None
+    """A file of adapters, or its folder, of diffusers, peft, kohya or ComfyUI, that the adapters start from; "none":
+    they add nothing at first."""
+    resize: bool = False
+    """Whether adapters in that file may have another rank; the largest singular values are kept."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
     formats: Several[Choice[AdapterFormat]] = (AdapterFormat.DIFFUSERS,)
@@ -133,4 +139,6 @@ class LoraSection(Section):
                 for key in type(self).model_fields
                 if key != "rank" and getattr(self, key) != getattr(defaults, key)
             )
+        if self.resize and self.start is None:
+            raise_problems(["resize: it has no effect without a file to start from; set start, or remove it"])
         return self

@@ -20,6 +20,11 @@ SAME: Mapping[str, str] = {
     "lora.rank": "network_dim dim lora_rank r linear network_rank",
     "lora.alpha": "network_alpha lora_alpha linear_alpha",
     "lora.target_modules": "lora_layers target network_args train_blocks",
+    "lora.exclude": "exclude_modules exclude_patterns",
+    "lora.rank_pattern": "network_reg_dims",
+    "lora.dora": "use_dora dora_wd weight_decompose",
+    "lora.rank_stabilized": "use_rslora rs_lora rslora",
+    "lora.start": "network_weights init_from_existing lora_path",
     "data.train": "train_data_dir instance_data_dir image_dir image_directory video_directory dataset_path folder_path "
     "dataset dataset_name data_dir train_dir",
     "data.validation": "eval_datasets validation_data_dir validation_split eval_data_dir",

@@ -34,6 +34,7 @@ from diffusionpipe.trainer.model.members import (
     open_model,
     parameter_dtype,
     sources_of,
+    started_of,
 )
 from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.model.scheduler import shift_contradiction
@@ -130,6 +131,9 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     # Before planning, which may measure for minutes.
     sources = on_all(lambda: {name: path for one in opened.members for name, path in sources_of(one).items()})
+    started = on_all(lambda: started_of(opened))
+    for text in started.said if job.membership.rank == 0 else ():
+        logger.warning("lora.start: %s", text)
     plan = agree_on_plan(graph, model, recipe, job, planning)
     check_plan_file(plan, opened, job, planning)
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
@@ -143,6 +147,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         dtype=parameter_dtype(recipe),
         frozen_dtype=frozen_dtype_of(recipe),
         seed=recipe.training.seed,
+        started=started.values,
     )
     rank = job.membership.rank
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)

@@ -1,0 +1,87 @@
+"""Files of adapters as diffusers, peft, kohya's scripts and ComfyUI write them: tensors, and the settings beside them.
+
+pytorch_lora_weights.safetensors    diffusers: settings of peft in the header, or none
+adapter_model.safetensors           peft: settings in adapter_config.json beside it
+any other .safetensors              kohya, ComfyUI: an alpha beside each pair of matrices, or none
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.models.parameters.stored import opened
+
+ADAPTERS = "pytorch_lora_weights.safetensors"
+PEFT = "base_model.model."
+"""The start of all names in a file of peft, which does not say which component they belong to."""
+_OF_PEFT = "adapter_model"
+_CONFIG = "adapter_config.json"
+_HEADER = "lora_adapter_metadata"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdapters:
+    """A file of adapters."""
+
+    file: Path
+    tensors: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
+    """The settings of peft, e.g. "unet.lora_alpha"; peft's own, of one component, have no name before them."""
+
+    def scale(self, component: str, layer: str, rank: int) -> float:
+        """The factor of an adapter that has no alpha beside it."""
+        start = f"{component}." if f"{component}.lora_alpha" in self.settings else ""
+        alpha = self.settings.get(f"{start}lora_alpha")
+        if alpha is None:
+            return 1.0
+        patterns = self.settings.get(f"{start}alpha_pattern") or {}
+        fitting = (own for pattern, own in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", layer))
+        return float(next(fitting, alpha)) / (sqrt(rank) if self.settings.get(f"{start}use_rslora") else rank)
+
+    def only(self, component: str) -> Mapping[str, Tensor]:
+        """The tensors whose names say that they are this component's."""
+        return {name: tensor for name, tensor in self.tensors.items() if name.startswith(f"{component}.")}
+
+
+def adapter_file(place: Path) -> Path:
+    """The file of adapters that a path means: itself, or what a folder of diffusers, of peft or of a run holds.
+
+    Raises ModelError if there is none, or a folder holds several.
+    """
+    if place.is_file():
+        return place
+    if not place.is_dir():
+        raise ModelError(f"there is no file or folder {place}; give a file of adapters, or the folder of one")
+    for folder in (place, place / "export"):
+        for name in (ADAPTERS, f"{_OF_PEFT}.safetensors", f"{_OF_PEFT}.bin"):
+            if (folder / name).is_file():
+                return folder / name
+    others = sorted(place.glob("*.safetensors"))
+    if len(others) != 1:
+        found = f"it has {', '.join(path.name for path in others[:4])}" if others else "it has no .safetensors"
+        raise ModelError(f"{place} holds no file of adapters that is known by its name ({found}); give the file itself")
+    return others[0]
+
+
+def read_adapters(file: Path) -> StoredAdapters:
+    """All tensors of a file of adapters, in host memory. Raises ModelError if it cannot be read."""
+    with opened(file) as tensors:
+        found = {name: tensors.get(name) for name in tensors.names()}
+        header = tensors.metadata().get(_HEADER)
+    try:
+        settings = json.loads(header) if header else {}
+        if file.stem == _OF_PEFT and file.with_name(_CONFIG).is_file():
+            settings = read_json(file.with_name(_CONFIG))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the settings of {file} cannot be read: {error}; get the adapters again") from error
+    if not isinstance(settings, dict):
+        raise ModelError(f"the settings of {file} must be a JSON object; get the adapters again")
+    return StoredAdapters(file=file, tensors=found, settings=settings)
