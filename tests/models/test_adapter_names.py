@@ -7,6 +7,7 @@ import torch
 from tiny_described import aura_flow, chroma, flux2, hunyuan_video, ltx, qwen_image, wan, z_image
 from tiny_models import (
     tiny_flux_transformer,
+    tiny_projected_text_encoder,
     tiny_sd3_transformer,
     tiny_sdxl_unet,
     tiny_t5,
@@ -218,6 +219,37 @@ def test_text_encoders_have_text_model_in_their_names_and_an_out_proj():
     assert _product(written, f"{start}out_proj").abs().max() == 0
     read = from_foreign(written, modules, pipeline="FluxPipeline")
     assert torch.equal(read["text_encoder"][first].up, adapters["text_encoder"][first].up)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "prefixes"),
+    [
+        ("StableDiffusionPipeline", ["lora_te_"]),
+        ("StableDiffusionXLPipeline", ["lora_te1_", "lora_te2_"]),
+        ("StableDiffusion3Pipeline", ["lora_te1_", "lora_te2_", "lora_te3_"]),
+        ("FluxPipeline", ["lora_te1_", "lora_te3_"]),
+    ],
+)
+def test_each_text_encoder_has_the_prefix_that_readers_look_for(pipeline, prefixes):
+    encoders = [tiny_t5() if prefix == "lora_te3_" else tiny_projected_text_encoder() for prefix in prefixes]
+    components = [f"text_encoder{f'_{number}' if number > 1 else ''}" for number in range(1, len(prefixes) + 1)]
+    modules = dict(zip(components, encoders, strict=True))
+    names = {name: [n for n in layer_sizes(encoder) if "embed" not in n] for name, encoder in modules.items()}
+    adapters = {name: _adapters(encoder, names[name]) for name, encoder in modules.items()}
+    written = {name.partition(".")[0] for name in to_foreign(adapters, modules, pipeline=pipeline)}
+    clip = [f"self_attn_{n}" for n in ("q_proj", "k_proj", "v_proj", "out_proj")] + ["mlp_fc1", "mlp_fc2"]
+    expected = set()
+    for prefix, encoder in zip(prefixes, encoders, strict=True):
+        layers = range(encoder.config.num_hidden_layers)
+        if prefix != "lora_te3_":
+            expected |= {f"{prefix}text_model_encoder_layers_{layer}_{n}" for layer in layers for n in clip}
+            expected.add(f"{prefix}text_projection")
+            continue
+        gated = any(name.endswith("wi_0") for name in layer_sizes(encoder))
+        dense = ("wi_0", "wi_1", "wo") if gated else ("wi", "wo")
+        own = [f"0_SelfAttention_{n}" for n in "qkvo"] + [f"1_DenseReluDense_{n}" for n in dense]
+        expected |= {f"{prefix}encoder_block_{layer}_layer_{n}" for layer in layers for n in own}
+    assert written == expected
 
 
 def test_layers_without_a_name_there_are_refused_by_name():

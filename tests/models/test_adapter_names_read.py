@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
 
-def stable_diffusion():
+def stable_diffusion(**unet):
     return diffusers.StableDiffusionPipeline(
         vae=tiny_vae(),
         text_encoder=tiny_text_encoder(**CLIP),
         tokenizer=sdxl().tokenizer,
-        unet=tiny_unet(),
+        unet=tiny_unet(**unet),
         scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
@@ -32,8 +32,14 @@ def stable_diffusion():
     )
 
 
+def stable_diffusion_2():
+    """Its blocks have linear layers before and after attention, and heads by their width."""
+    return stable_diffusion(use_linear_projection=True, attention_head_dim=(1, 2))
+
+
 DRAWN = {
-    "StableDiffusionPipeline": (stable_diffusion, {"height": 16, "width": 16}),
+    "Stable Diffusion 1": (stable_diffusion, {"height": 16, "width": 16}),
+    "Stable Diffusion 2": (stable_diffusion_2, {"height": 16, "width": 16}),
     "StableDiffusionXLPipeline": (sdxl, {"height": 16, "width": 16}),
     "QwenImagePipeline": (qwen_image, {"height": 16, "width": 16, "negative_prompt": "b", "true_cfg_scale": 2.0}),
     "WanPipeline": (wan, {"height": 16, "width": 32, "num_frames": 5}),
@@ -90,7 +96,7 @@ def test_diffusers_draws_from_the_file_what_the_weights_with_the_adapters_added_
             targets = [n for n in layer_sizes(encoder) if re.search(r"(q_proj|v_proj|fc1)$", n)]
             modules[name], adapters[name] = encoder, _adapters(encoder, targets, size=0.15)
     path = tmp_path / "adapters.safetensors"
-    save_file(to_foreign(adapters, modules, pipeline=kind), path)
+    save_file(to_foreign(adapters, modules, pipeline=type(pipeline).__name__), path)
     plain = _picture(pipeline, arguments)
     pipeline.load_lora_weights(str(path))
     loaded = _picture(pipeline, arguments)
