@@ -22,9 +22,11 @@ from diffusionpipe.models.base.family import Absent, CaptionReading
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import build_graph, weight_sources
+from diffusionpipe.models.parameters.lora import LoraSettings
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout
 from diffusionpipe.profiler.counted import count_layers
+from diffusionpipe.trainer.data.caption_lengths import Reading, chunks_in_use
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.data.tokens import token_ids
 from diffusionpipe.trainer.inference.conditions import SampleRequest, tokenizers_of
@@ -205,6 +207,7 @@ def test_a_skip_beyond_the_first_layer_is_refused(stable_diffusion):
         )
 
 
+@pytest.mark.slow
 def test_the_longer_states_are_priced(stable_diffusion):
     def counted(chunks):
         reading = CaptionReading(chunks=chunks)
@@ -278,6 +281,20 @@ def test_three_stages_give_the_gradients_of_one_process_where_the_encoder_is_tra
     assert_same_step(step_in_threads(graph, describe(graph), layout, inputs), reference_step(graph, inputs))
 
 
+def test_a_layer_that_is_skipped_has_no_adapters(stable_diffusion):
+    graph = build_graph(
+        stable_diffusion,
+        objective=ObjectiveSettings(),
+        resolution=8,
+        train=("unet", "text_encoder"),
+        lora=LoraSettings(rank=2),
+        captions=CaptionReading(chunks=2, clip_skip=2),
+    )
+    adapted = {name for name, p in graph.components["text_encoder"].named_parameters() if p.requires_grad}
+    assert {name.split(".")[2] for name in adapted} == {"0", "1"}
+    assert describe(graph).layers
+
+
 @pytest.mark.slow
 def test_a_layer_that_is_skipped_is_exported_as_it_was(stable_diffusion, data, tmp_path):
     trained = {"train": ("unet", "text_encoder")}
@@ -307,6 +324,13 @@ def test_captions_beyond_the_chunks_are_counted(in_one):
     assert line.endswith("; a larger data.caption_chunks reads more")
 
 
+@pytest.mark.parametrize(("num_tokens", "needed"), [(0, 1), (75, 1), (76, 2), (150, 2), (151, 3), (400, 4)])
+def test_chunks_are_in_use_up_to_the_longest_text(num_tokens, needed):
+    reading = Reading(encoder="text_encoder", tokenizer=tokenizer(), length=77, chunks=4)
+    assert chunks_in_use(["a b", caption(num_tokens)], [reading]) == needed
+
+
+@pytest.mark.slow
 def test_chunks_that_no_caption_fills_are_named(stable_diffusion, data, tmp_path):
     said = []
     recipe = long_recipe(

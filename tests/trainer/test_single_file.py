@@ -7,6 +7,7 @@ import diffusers
 import huggingface_hub
 import pytest
 import torch
+from card_code import picture_of
 from drawn_families import asked_of, by_diffusers, difference, drawn_here, size_of
 from safetensors.torch import load_file, save_file
 from tiny_models import (
@@ -28,6 +29,7 @@ from transformers import CLIPTextModelWithProjection
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.opening import folder as opening
 from diffusionpipe.models.opening.folder import open_component, resolve_folder
 from diffusionpipe.models.parameters.stored import opened, stored_weights
 from diffusionpipe.trainer.exports.single_file import write_single_file
@@ -129,7 +131,7 @@ def test_diffusers_opens_the_file_with_each_tensor_bit_for_bit(saved, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_file_as_a_model_is_the_folder_bit_for_bit_and_draws_the_same(saved, name):
+def test_the_file_as_a_model_is_the_folder_bit_for_bit(saved, name):
     folder, file = saved(name)
     linked = resolve_folder(file, None, str(folder))
     pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
@@ -138,7 +140,15 @@ def test_the_file_as_a_model_is_the_folder_bit_for_bit_and_draws_the_same(saved,
             assert (linked / part / "single_file.json").is_file()
             own = open_component(linked, part, device=torch.device("cpu"))
             assert_same_bits(dict(own.state_dict()), dict(module.state_dict()))
-    asked = asked_of(folder, size_of(type(pipeline).__name__))
+
+
+@pytest.mark.parametrize(
+    "name", ["sd1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd2", "sdxl", "sd3"))]
+)
+def test_the_file_as_a_model_draws_what_diffusers_draws_from_it(saved, name):
+    folder, file = saved(name)
+    linked = resolve_folder(file, None, str(folder))
+    asked = asked_of(folder, size_of(type(diffusers.DiffusionPipeline.from_pretrained(folder)).__name__))
     ours = drawn_here(replace(asked, sources=(replace(asked.sources[0], folder=linked),)))
     assert difference(ours, (by_diffusers(asked),)) < 1e-5
 
@@ -199,6 +209,25 @@ def test_a_flux_transformer_of_true_width_is_written_and_read_bit_for_bit(tmp_pa
     assert (linked / "vae").is_symlink()
     with opened(stored_weights(linked / "transformer").files[0]) as tensors:
         assert_same_bits({name: tensors.get(name) for name in tensors.names()}, expected)
+
+
+def test_all_that_a_file_lacks_is_fetched_from_the_id_and_nothing_else(saved, tmp_path, monkeypatch):
+    source, whole = saved("sd3")
+    file = tmp_path / "without-t5.safetensors"
+    save_file({name: tensor for name, tensor in load_file(whole).items() if ".t5xxl." not in name}, file)
+    asked = []
+
+    def fetch(name, patterns, variant):
+        asked.append(set(patterns))
+        return source
+
+    monkeypatch.setattr(opening, "fetched", fetch)
+    linked = resolve_folder(file, None, "owner/name")
+    first, second = asked
+    assert not [pattern for pattern in first if pattern.endswith((".safetensors", ".bin"))]
+    assert {pattern for pattern in second if pattern.endswith(".safetensors")} == {"text_encoder_3/*.safetensors"}
+    assert (linked / "text_encoder_3").resolve() == source / "text_encoder_3"
+    assert (linked / "text_encoder_2/single_file.json").is_file()
 
 
 # --- bad input
@@ -280,12 +309,23 @@ def test_a_run_from_the_file_is_the_run_from_the_folder_and_is_exported_again(sa
     assert out.stat().st_mode & 0o044
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_the_file(saved, tmp_path):
     folder, file = saved("sd1")
+    original = tmp_path / "original"
+    original.symlink_to(folder)
     data = save_pictures(tmp_path / "data", count=8)
-    model = {"path": str(file), "config": str(folder)}
+    model = {"path": str(file), "config": str(original)}
     recipe = recipe_of(file, data, tmp_path / "run", model=model, lora={"rank": 2}, training={"steps": 2})
     train_here(recipe)
+    card = (tmp_path / "run/export/README.md").read_text(encoding="utf-8")
+    assert str(tmp_path) not in card
+    opens = 'StableDiffusionPipeline.from_single_file("path/to/model.safetensors", config="path/to/original")'
+    assert opens in card
+    drawn = picture_of(card, tmp_path / "run/export", tmp_path, **{"model.safetensors": file, "original": folder})
+    assert drawn.size == (8, 8)
+    grid = tmp_path / "grid.png"
+    assert command("sample", tmp_path / "run", "--prompt", "a b", "--steps", "1", "--out", grid) == 0
     out = tmp_path / "out.safetensors"
     assert command("export", tmp_path / "run", "--single-file", out) == 0
     before, after = load_file(file), load_file(out)

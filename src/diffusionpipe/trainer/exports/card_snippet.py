@@ -82,11 +82,13 @@ def snippet(
     prediction: Prediction,
     base_model: str | None,
     is_on_hub: bool,
+    config: str | None = None,
     scheduler: Mapping[str, Any] | None,
 ) -> str:
     """The text below the heading "Sampling".
 
-    `base_model`: the model into which adapters are loaded; None for a whole model. `scheduler`: the configuration of
+    `base_model`: the model into which adapters are loaded; None for a whole model. `config`: where the configurations
+    are, if that is one file. `scheduler`: the configuration of
     another scheduler than the loaded folder's; None to keep that.
     """
     folder = FOLDER if base_model is None else RUN
@@ -100,7 +102,10 @@ def snippet(
         return _command(_CAPTIONS_REASON.format(how, pipeline), example, pipeline, folder)
     imports = [f"from diffusers import {pipeline}"]
     source = FOLDER if base_model is None else base_model if is_on_hub else f"path/to/{base_model}"
-    lines = [f'pipeline = {pipeline}.from_pretrained("{source}")  # on a GPU: .to("cuda")']
+    opened = f'from_pretrained("{source}")'
+    if base_model is not None and config is not None:
+        opened = f'from_single_file("{source}", config="{config}")'
+    lines = [f'pipeline = {pipeline}.{opened}  # on a GPU: .to("cuda")']
     if base_model is not None:
         lines.append(f'pipeline.load_lora_weights("{FOLDER}")')
     if scheduler is not None:

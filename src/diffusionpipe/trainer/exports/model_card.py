@@ -92,8 +92,15 @@ def _snippet(card: Card, name: str) -> str:
         prediction=card.prediction,
         base_model=name if card.are_alone else None,
         is_on_hub=is_hub_id(card.base_model),
+        config=_config(card),
         scheduler=card.scheduler if card.are_alone and card.scheduler != card.own_scheduler else None,
     )
+
+
+def _config(card: Card) -> str | None:
+    """The folder or id of the configurations of a base model in one file."""
+    config = None if card.recipe is None else card.recipe.model.config
+    return config if config is None or is_hub_id(config) else f"path/to/{public_name(config)}"
 
 
 def _head(card: Card) -> str:
@@ -160,6 +167,8 @@ def public_recipe(recipe: Recipe) -> str:
         for section, table in tables_of(recipe).items()
     }
     tables["model"]["path"] = public_name(recipe.model.path)
+    if recipe.model.config is not None:
+        tables["model"]["config"] = public_name(recipe.model.config)
     return tables_to_toml(tables)
 
 
