@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_runs import RESOLUTION, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
-from diffusionpipe.errors import ModelError
+from diffusionpipe.errors import CheckpointError, ModelError
 from diffusionpipe.models.parameters.adapter_names import FORMS
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
@@ -68,6 +68,8 @@ def test_each_checkpoint_has_its_files_in_all_formats_and_they_stay_when_it_goes
     assert sorted(path.name for path in kept.iterdir()) == steps
     for step in steps:
         assert {path.name for path in (kept / step).iterdir()} == {ADAPTERS, f"birds-{step}.safetensors"}
+    usual = (birds / "recipe.toml").stat().st_mode
+    assert {path.stat().st_mode for path in kept.rglob("*.safetensors")} == {usual}
     early, late = (load_file(kept / step / ADAPTERS) for step in ("step-00000002", "step-00000004"))
     assert early.keys() == late.keys()
     assert not all(torch.equal(early[name], late[name]) for name in late)
@@ -173,3 +175,14 @@ def test_a_pipeline_that_comfyui_reads_no_adapters_of_is_refused_before_training
 def test_numbers_that_float16_cannot_hold_are_refused_with_the_remedy():
     with pytest.raises(ModelError, match=r'lora\.save_dtype: a has numbers beyond what float16 .* "bfloat16"'):
         stored_as(torch.float16, {"a": torch.tensor([1e5])})
+
+
+def test_files_that_cannot_be_written_end_the_run_with_the_checkpoint_in_its_place(place):
+    made = _recipe(place, "blocked", asynchronous=False)
+    made.run.folder.mkdir()
+    (made.run.folder / CHECKPOINT_ADAPTERS).write_text("in the way")
+    with pytest.raises(CheckpointError) as error:
+        train_here(made)
+    first, last = str(error.value).splitlines()
+    assert f"the adapters {made.run.folder / CHECKPOINT_ADAPTERS / 'step-00000001'} could not be written: " in first
+    assert last == f"the last good checkpoint is {made.run.folder / 'checkpoints' / 'step-00000001'}"

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.files.output_file import write_durably
 from diffusionpipe.models.parameters.adapter_names import FORMS, to_foreign
 from diffusionpipe.models.parameters.lora_file import adapter_tensors, layer_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
@@ -27,17 +28,19 @@ def write_adapter_files(
 
     Raises:
         ModelError: a layer has no name in a format, or a number is too large for the wanted dtype.
+        OSError: a file cannot be written.
     """
     section = LoraSection(rank=facts.settings.rank) if facts.recipe is None else facts.recipe.lora
     dtype = None if section.save_dtype is None else getattr(torch, section.save_dtype)
     tensors = stored_as(dtype, adapter_tensors(adapters, modules, facts.settings))
-    save_file(tensors, folder / ADAPTERS, header(facts, tensors, has_alpha=False, is_original=False))
+    # Not by save_file, whose errors of a full disk are no OSError, and whose files their owner alone can read.
+    write_durably(folder / ADAPTERS, save(tensors, header(facts, tensors, has_alpha=False, is_original=False)))
     if AdapterFormat.COMFY in section.formats:
         layers = {component: layer_adapters(own, facts.settings) for component, own in adapters.items()}
         tensors = stored_as(dtype, to_foreign(layers, modules, pipeline=facts.pipeline))
         has_alpha, is_original = any(name.endswith(_ALPHA) for name in tensors), FORMS[facts.pipeline].is_original
         written = header(facts, tensors, has_alpha=has_alpha, is_original=is_original)
-        save_file(tensors, folder / comfy_file(facts.name), written)
+        write_durably(folder / comfy_file(facts.name), save(tensors, written))
 
 
 def comfy_file(name: str) -> str:

@@ -160,7 +160,7 @@ def _kohya(facts: AdapterFacts, *, has_alpha: bool) -> dict[str, str]:
     if recipe is not None:
         training, data = recipe.training, recipe.data
         found |= {
-            "ss_max_train_steps": str(training.steps),
+            "ss_max_train_steps": str(training.steps or facts.step),  # of a recipe with epochs, where it ended
             "ss_learning_rate": f"{recipe.optimizer.learning_rate:g}",
             "ss_optimizer": recipe.optimizer.name,
             "ss_lr_scheduler": recipe.learning_rate.schedule,

@@ -249,9 +249,12 @@ def layer_sizes(module: nn.Module) -> dict[str, int]:
     for name, part in module.named_modules():
         if ".lora_" in name or name.endswith(".base_layer"):
             continue
-        layer: Any = getattr(part, "base_layer", part)
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            sizes[name] = int(layer.weight.shape[0])
+        layer = getattr(part, "base_layer", part)
+        # Not the weight's shape: a sharded weight has none while nothing computes with it.
+        if isinstance(layer, nn.Linear):
+            sizes[name] = layer.out_features
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            sizes[name] = layer.out_channels
     return sizes
 
 
