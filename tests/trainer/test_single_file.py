@@ -69,6 +69,9 @@ def sdxl(_):
     pipeline.register_modules(
         text_encoder_2=tiny_projected_text_encoder(**CLIP, hidden_size=12, num_attention_heads=3),
         unet=type(pipeline.unet).from_config({**pipeline.unet.config, "cross_attention_dim": 20}),
+        scheduler=diffusers.DDIMScheduler(
+            clip_sample=False, prediction_type="v_prediction", rescale_betas_zero_snr=True, timestep_spacing="trailing"
+        ),
     )
     return pipeline
 
@@ -164,6 +167,8 @@ def test_the_names_are_those_that_the_authors_gave(saved):
     assert "model.diffusion_model.label_emb.0.2.weight" in names["sdxl"]
     assert "model.diffusion_model.joint_blocks.0.x_block.attn2.qkv.weight" in names["sd3"]
     assert "text_encoders.t5xxl.transformer.shared.weight" in names["sd3"]
+    assert {name for name in names["sdxl"] if "." not in name} == {"v_pred", "ztsnr"}  # ComfyUI's
+    assert not [name for name in names["sd2"] if "." not in name]
     file = load_file(saved("sd1")[1])
     assert file["first_stage_model.decoder.mid.attn_1.q.weight"].ndim == 4
 

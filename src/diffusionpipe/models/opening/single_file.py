@@ -22,6 +22,8 @@ from diffusionpipe.models.base.family import Family
 from diffusionpipe.models.parameters.single_file.layout import PIPELINES, parts_of
 from diffusionpipe.models.parameters.single_file.reading import POINTER, found_in, pointer_text, shapes_in
 
+_STEM = 60
+"""Letters of the file's name that the folder's has."""
 _NOT_LINKED = (".safetensors", ".bin", ".index.json", ".msgpack", ".ckpt")
 
 
@@ -63,8 +65,7 @@ def linked_folder(file: Path, config: Path, found: Mapping[str, str]) -> Path:
         contents |= links | {f"{path.name}/{POINTER}": pointer_text(file, found[path.name])}
     digest = sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:32]
     try:
-        folder = cached_assets_path("diffusionpipe", "single_files", digest).with_name(f"{digest}-{file.stem}")
-        (folder.parent / digest).rmdir()
+        folder = cached_assets_path("diffusionpipe", "single_files", "links") / f"{digest}-{file.stem[:_STEM]}"
         if not folder.exists():
             _write(contents, folder)
     except OSError as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.output_file import reason_of
-from diffusionpipe.models.opening.folder import component_config, family_of, model_index
+from diffusionpipe.models.opening.folder import component_config, family_of, model_index, scheduler_config
 from diffusionpipe.models.parameters.single_file.layout import (
     PIPELINES,
     Component,
@@ -60,9 +60,19 @@ def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tu
         )
         shapes, known[name] = layout_of(pipeline, name, components[name])
         tensors |= _filled(name, shapes, known[name], plain_names(stored))
+    tensors |= _marks(folder, pipeline)
     check_whole(components, {key: tuple(tensor.shape) for key, tensor in tensors.items()}, known)
     _save(tensors, out, {"format": "pt"})
     return parts_of(pipeline)
+
+
+def _marks(folder: Path, pipeline: str) -> dict[str, Tensor]:
+    """Empty tensors that tell ComfyUI that an SDXL predicts velocities, and that its last level is noise alone."""
+    config = scheduler_config(folder)
+    if pipeline != "StableDiffusionXLPipeline" or config.get("prediction_type") != "v_prediction":
+        return {}
+    names = ("v_pred", "ztsnr") if config.get("rescale_betas_zero_snr") else ("v_pred",)
+    return {name: torch.empty(0) for name in names}
 
 
 def _tensors_in(source: StoredWeights) -> dict[str, Tensor]:
