@@ -9,7 +9,7 @@ This is the one statement of the rules of data flow. The checker, the simulator 
                                      if it works ahead, F of the next iteration, so nothing waits in this one
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,10 +95,11 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
     frozen = _frozen_stages(schedule)
     if not frozen:
         return
-    fills: dict[int, list[tuple[Action, Range]]] = defaultdict(list)
+    actions: dict[int, list[tuple[Action, Range]]] = defaultdict(list)
     for slot, fill in enumerate(schedule.fills):
         if fill.samples:
-            fills[fill.stage].append((Action(stage=fill.stage, op=Op.ENCODE, slot=slot), fill.samples))
+            actions[fill.stage].append((Action(stage=fill.stage, op=Op.ENCODE, slot=slot), fill.samples))
+    fills = {stage: _Fills(actions[stage]) for stage in frozen}
     for pipeline in schedule.placement.pipelines:
         rows: dict[int, list[tuple[int, Range]]] = {}
         for edge in pipeline.edges:
@@ -106,6 +107,23 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
                 if edge.consumer not in rows:
                     rows[edge.consumer] = _rows(pipeline, schedule.placement.stages[edge.consumer])
                 yield from _frozen_flows(schedule, pipeline, edge, rows[edge.consumer], fills[edge.producer])
+
+
+class _Fills:
+    """The fills of a stage, so that those with given samples are found without a look at all others."""
+
+    def __init__(self, fills: Sequence[tuple[Action, Range]]) -> None:
+        self._fills = fills
+        self._by_start = sorted(range(len(fills)), key=lambda place: fills[place][1].start)
+        self._starts = [fills[place][1].start for place in self._by_start]
+        self._longest = max((len(samples) for _, samples in fills), default=0)
+
+    def with_any(self, samples: Range) -> tuple[Action, ...]:
+        """The fills with any of the samples, in the order of their slots."""
+        first = bisect_right(self._starts, samples.start - self._longest)
+        stop = bisect_left(self._starts, samples.stop)
+        places = sorted(place for place in self._by_start[first:stop] if self._fills[place][1].stop > samples.start)
+        return tuple(self._fills[place][0] for place in places)
 
 
 def flows(schedule: Schedule) -> tuple[Flow, ...]:
@@ -173,21 +191,19 @@ def _frozen_flows(
     pipeline: Pipeline,
     edge: Edge,
     read: Sequence[tuple[int, Range]],
-    fills: Sequence[tuple[Action, Range]],
+    fills: _Fills,
 ) -> Iterator[Flow]:
     """The flows of one edge.
 
-    `read`: the consumer's micro-batches with their samples; `fills`: the producer's fills, with their samples.
+    `read`: the consumer's micro-batches with their samples; `fills`: the producer's.
     """
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead
     first = bisect_right(read, encoded.start, key=lambda row: row[1].stop)
     for microbatch, rows in takewhile(lambda row: row[1].start < encoded.stop, islice(read, first, None)):
         samples = rows.intersection(encoded)
-        start, stop = samples.start, samples.stop
-        producers = tuple(action for action, part in fills if part.start < stop and start < part.stop)
         yield Flow(
-            producers=producers,
+            producers=fills.with_any(samples),
             consumer=compute_action(edge.consumer, Op.F, microbatch),
             source=edge.producer,
             destination=edge.consumer,

@@ -10,6 +10,7 @@ lie in rows of the batch, which count among the frozen outputs.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Literal
 
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.memory import forward_bytes
@@ -45,27 +46,31 @@ def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]
 
 def _last_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) -> list[dict[str, int]]:
     """For each fill what it writes for later fills, with the last of them that reads any of it."""
-    specs = [profile.graph.layer(name) for name in layers]
-    readers: dict[str, list[int]] = defaultdict(list)
-    for position, layer in enumerate(specs):
-        for name in layer.reads:
-            readers[name].append(position)
     of_sample: dict[int, list[int]] = defaultdict(list)
     for index, fill in enumerate(fills):
         for sample in range(fill.samples.start, fill.samples.stop):
             of_sample[sample].append(index)
+    parts = {fill.layers for fill in fills}
+    read = {part: _names(profile, layers, part, "reads") for part in parts}
+    written = {part: _names(profile, layers, part, "writes") for part in parts}
+    read_later = {
+        part: written[part] & _names(profile, layers, Range(part.stop, len(layers)), "reads") for part in parts
+    }
+    latest_first: dict[Range, list[int]] = {}
     found = []
     for fill in fills:
         left: dict[str, int] = {}
-        if fill.layers.stop < len(layers):
-            same = {i for sample in range(fill.samples.start, fill.samples.stop) for i in of_sample[sample]}
-            later = {
-                position: i for i in sorted(same) for position in range(fills[i].layers.start, fills[i].layers.stop)
-            }
-            for layer in specs[fill.layers.start : fill.layers.stop]:
-                for name in layer.writes:
-                    behind = [later[position] for position in readers[name] if position >= fill.layers.stop]
-                    if behind:
-                        left[name] = max(behind)
+        if read_later[fill.layers]:
+            if fill.samples not in latest_first:
+                same = {i for sample in range(fill.samples.start, fill.samples.stop) for i in of_sample[sample]}
+                latest_first[fill.samples] = sorted(same, reverse=True)
+            later = [i for i in latest_first[fill.samples] if fills[i].layers.start >= fill.layers.stop]
+            for name in sorted(read_later[fill.layers]):
+                left[name] = next(i for i in later if name in read[fills[i].layers])
         found.append(left)
     return found
+
+
+def _names(profile: Profile, layers: Sequence[str], part: Range, kind: Literal["reads", "writes"]) -> set[str]:
+    """The tensors that a part of the layers reads or writes."""
+    return {name for layer in layers[part.start : part.stop] for name in getattr(profile.graph.layer(layer), kind)}
