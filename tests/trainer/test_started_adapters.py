@@ -326,3 +326,29 @@ def test_both_encoders_of_sdxl_start_from_a_file_of_kohya(place, recipe, first_l
     made = recipe("started-sdxl", kind="sdxl", model={"train": components}, lora={"start": str(file)})
     assert train_here(made) == 1
     assert losses_of(made.run.folder)[1] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sd3", "flux"])
+def test_a_run_continues_from_its_file_for_comfyui_as_from_the_one_for_diffusers(kind, place, recipe):
+    """Joined q, k, v and all encoders, T5 too; diffusers does not read these files of SD3, nor of a narrow FLUX.1."""
+    pipeline = PIPELINES[kind]()
+    randomise_pipeline(pipeline)
+    pipeline.save_pretrained(place / kind)
+    t5 = "text_encoder_3" if kind == "sd3" else "text_encoder_2"
+    model = {"train": ("transformer", *sorted({"text_encoder", "text_encoder_2", t5}))}
+    lora = {"formats": ("diffusers", "comfy"), "rank_pattern": {"to_q": 1, "q": 3}}
+    first = recipe(f"first-{kind}", kind=kind, model=model, lora=lora, training={"steps": 2})
+    assert train_here(first) == 2
+    export = first.run.folder / "export"
+    (comfy,) = set(export.glob("*.safetensors")) - {export / "pytorch_lora_weights.safetensors"}
+    assert any(name.startswith("lora_te3_encoder_block_0_") for name in load_file(comfy))
+    losses = []
+    for file in (export / "pytorch_lora_weights.safetensors", comfy):
+        made = recipe(f"next-{kind}-{file.stem}", kind=kind, model=model, lora=lora | {"start": str(file)})
+        assert train_here(made) == 1
+        losses.append(losses_of(made.run.folder)[1])
+    unstarted = recipe(f"unstarted-{kind}", kind=kind, model=model, lora=lora)
+    assert train_here(unstarted) == 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[0] != pytest.approx(losses_of(unstarted.run.folder)[1], rel=1e-4)
