@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from tiny_described import aura_flow, chroma, flux2, hunyuan_video, ltx, qwen_image, wan, z_image
 from tiny_models import (
     tiny_flux_transformer,
@@ -16,7 +17,15 @@ from tiny_models import (
 )
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.parameters.adapter_names import Adapter, from_foreign, layer_sizes, to_foreign
+from diffusionpipe.models.parameters.adapter_names import (
+    Adapter,
+    Part,
+    from_foreign,
+    joined,
+    layer_sizes,
+    separated,
+    to_foreign,
+)
 
 ATTENTION = r"\.(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out|to_qkv_mlp_proj|to_out)$"
 FEED_FORWARD = r"\.(ff|ffn|ff_context|img_mlp|txt_mlp|feed_forward|proj_mlp|proj_out)\b"
@@ -307,3 +316,54 @@ def test_a_unet_is_read_under_each_usual_name(name, original):
         read = from_foreign(tensors, {"unet": module}, pipeline="StableDiffusionXLPipeline")["unet"]
         assert list(read) == [name]
         assert read[name].scale == 0.5
+
+
+def _of_ranks(layer, *ranks):
+    """Random adapters of the layers `layer.0`, `layer.1` ... of 4 outputs and 5 inputs."""
+    generator = torch.Generator().manual_seed(sum(ranks))
+    return {
+        f"{layer}.{number}": Adapter(
+            down=torch.randn(rank, 5, generator=generator), up=torch.randn(4, rank, generator=generator), scale=0.5
+        )
+        for number, rank in enumerate(ranks)
+    }
+
+
+@pytest.mark.parametrize("ranks", [(2, 2, 2), (1, 3, 2), (3, 1), (1, 1, 4)])
+def test_parts_of_any_ranks_are_taken_apart_as_they_were_joined(ranks):
+    adapters = _of_ranks("q", *ranks)
+    parts = [Part(name, 4) for name in adapters]
+    found = separated(parts, joined(parts, adapters))
+    assert found.keys() == adapters.keys()
+    for name, adapter in adapters.items():
+        assert torch.equal(found[name].down, adapter.down)
+        assert torch.equal(found[name].up, adapter.up)
+
+
+def test_diffusers_gives_each_layer_its_product_where_ranks_and_scales_differ():
+    """Of several alphas its reader overlooks some of attention, in U-Nets and in CLIP."""
+    modules = {"unet": tiny_unet(), "text_encoder": tiny_text_encoder()}
+    ranks = {"to_q": 2, "to_k": 4, "q_proj": 2, "k_proj": 4, "fc1": 1, "ff.net.2": 3}
+    generator, adapters = torch.Generator().manual_seed(0), {}
+    for component, module in modules.items():
+        for name, layer in module.named_modules():
+            rank = next((rank for end, rank in ranks.items() if name.endswith(f".{end}")), None)
+            if rank is not None:
+                down = torch.randn(rank, layer.in_features, generator=generator)
+                up = torch.randn(layer.out_features, rank, generator=generator)
+                scale = 2.0 if name.endswith("to_k") else 1.0
+                adapters.setdefault(component, {})[name] = Adapter(down=down, up=up, scale=scale)
+    tensors = to_foreign(adapters, modules, pipeline="StableDiffusionPipeline")
+    reader = StableDiffusionPipeline
+    state, alphas = reader.lora_state_dict(dict(tensors), unet_config=modules["unet"].config)
+    reader.load_lora_into_unet(state, alphas, modules["unet"])
+    reader.load_lora_into_text_encoder(state, alphas, modules["text_encoder"], prefix="text_encoder")
+    found = 0
+    for component, module in modules.items():
+        layers = dict(module.named_modules())
+        for name, adapter in adapters[component].items():
+            (key,) = layers[name].lora_A
+            product = layers[name].scaling[key] * layers[name].lora_B[key].weight @ layers[name].lora_A[key].weight
+            assert torch.allclose(product, adapter.scale * adapter.up @ adapter.down, rtol=1e-5, atol=1e-5), name
+            found += 1
+    assert found == sum(map(len, adapters.values()))

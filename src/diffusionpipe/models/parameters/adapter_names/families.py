@@ -42,6 +42,8 @@ class Form:
     """Starts of diffusers' names that are replaced by the original ones nevertheless."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Prefixes of the text encoders, by component."""
+    has_one_alpha: bool = False
+    """Whether all layers of a component need the same alpha: diffusers' reader overlooks others of attention."""
 
 
 _WAN = (
@@ -51,9 +53,11 @@ _WAN = (
 )
 _CLIPS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
 FORMS: Mapping[str, Form] = {
-    "StableDiffusionPipeline": Form(is_original=False, texts={"text_encoder": "lora_te_"}),
+    "StableDiffusionPipeline": Form(is_original=False, texts={"text_encoder": "lora_te_"}, has_one_alpha=True),
     # diffusers' reader knows this layer by its authors' name alone.
-    "StableDiffusionXLPipeline": Form(is_original=False, originals=("add_embedding.",), texts=_CLIPS),
+    "StableDiffusionXLPipeline": Form(
+        is_original=False, originals=("add_embedding.",), texts=_CLIPS, has_one_alpha=True
+    ),
     "StableDiffusion3Pipeline": Form(texts=_CLIPS | {"text_encoder_3": "lora_te3_"}),
     "FluxPipeline": Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"}),
     "Flux2Pipeline": Form(),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names.families import FORMS, KOHYA, Form, text_layer, with_text_model
-from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated
+from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated, with_one_alpha
 from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
 
 Adapters = Mapping[str, Mapping[str, Adapter]]
@@ -72,6 +72,8 @@ def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline
     written: dict[str, Tensor] = {}
     for component, own in adapters.items():
         complete = _with_out_proj(own, modules[component])
+        if form.has_one_alpha:
+            complete = with_one_alpha(complete)
         layers = [(prefix, layer) for prefix, layer in _layers(component, modules[component], form)]
         present = [(p, layer) for p, layer in layers if any(part.module in complete for part in layer.parts)]
         if component in DENOISERS and form.whole_blocks and not _has_whole_blocks(form, [one for _, one in present]):

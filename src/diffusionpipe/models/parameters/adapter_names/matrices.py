@@ -1,7 +1,8 @@
 """Adapters of several layers as one of the layer that joins them, and back; both are exact."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,18 @@ def scaled(adapter: Adapter) -> Adapter:
     if adapter.scale == 1.0:
         return adapter
     return Adapter(down=adapter.down, up=adapter.up * adapter.scale, magnitude=adapter.magnitude)
+
+
+def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
+    """The same products, all with the alpha (scale * rank) that most of them have."""
+    alphas = Counter(adapter.scale * adapter.rank for adapter in adapters.values())
+    alpha = max(alphas, key=lambda one: (alphas[one], one), default=1.0)
+    return {
+        name: adapter
+        if adapter.scale * adapter.rank == alpha
+        else replace(adapter, up=adapter.up * (adapter.scale * adapter.rank / alpha), scale=alpha / adapter.rank)
+        for name, adapter in adapters.items()
+    }
 
 
 def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
@@ -80,12 +93,18 @@ def separated(parts: Sequence[Part], adapter: Adapter) -> dict[str, Adapter]:
 
 
 def _blocks(ups: Sequence[Tensor], rank: int) -> list[slice]:
-    """Each part's own columns, all equally many; all columns for each where others are not zero."""
+    """Each part's own columns; all columns for each where the parts have columns in common.
+
+    Equal blocks go first. Blocks of other ranks follow each other in the order of the parts, and each begins with its
+    first column that is not zero.
+    """
+    starts = [0, *(int(up.any(0).int().argmax()) for up in ups[1:])]
     size, rest = divmod(rank, len(ups))
-    own = [slice(number * size, (number + 1) * size) for number in range(len(ups))]
-    if rest or any(_is_used_beside(up, columns) for up, columns in zip(ups, own, strict=True)):
-        return [slice(None)] * len(ups)
-    return own
+    for borders in ([number * size for number in range(len(ups))] if not rest else [], starts):
+        own = [slice(start, end) for start, end in zip(borders, [*borders[1:], rank], strict=False)]
+        if own and not any(_is_used_beside(up, columns) for up, columns in zip(ups, own, strict=True)):
+            return own
+    return [slice(None)] * len(ups)
 
 
 def _is_used_beside(up: Tensor, columns: slice) -> bool:
