@@ -8,10 +8,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tiny_models import tiny_unet
 from tiny_runs import RESOLUTION, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.parameters.adapter_names import FORMS
+from diffusionpipe.models.parameters.adapter_names import FORMS, to_foreign
+from diffusionpipe.models.parameters.lora import LoraSettings
+from diffusionpipe.models.parameters.lora_file import layer_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.exports.adapter_files import stored_as
@@ -170,6 +173,20 @@ def test_a_pipeline_that_comfyui_reads_no_adapters_of_is_refused_before_training
     monkeypatch.delitem(FORMS, "StableDiffusionPipeline")
     with pytest.raises(ModelError, match=r"lora\.formats: ComfyUI reads no adapters of StableDiffusionPipeline"):
         open_member(_recipe(place, "refused"), place / "sd")
+
+
+def test_a_rank_stabilised_adapter_has_the_alpha_with_which_readers_give_its_scale():
+    """Readers divide alpha by the rank, not by its root."""
+    unet = tiny_unet()
+    name = "mid_block.attentions.0.proj_in"
+    sizes = unet.get_submodule(name).weight.shape
+    tensors = {
+        f"{name}.lora_A.default.weight": torch.ones(4, *sizes[1:]),
+        f"{name}.lora_B.default.weight": torch.ones(sizes[0], 4, 1, 1),
+    }
+    layers = layer_adapters(tensors, LoraSettings(rank=4, alpha=8, rank_stabilized=True))
+    written = to_foreign({"unet": layers}, {"unet": unet}, pipeline="StableDiffusionPipeline")
+    assert written["lora_unet_mid_block_attentions_0_proj_in.alpha"] / 4 == 8 / 4**0.5
 
 
 def test_numbers_that_float16_cannot_hold_are_refused_with_the_remedy():
