@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import prod
 
 import diffusers
 import huggingface_hub
@@ -30,7 +31,9 @@ from transformers import CLIPTextModelWithProjection
 from diffusionpipe import cli
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.opening import folder as opening
-from diffusionpipe.models.opening.folder import open_component, resolve_folder
+from diffusionpipe.models.opening.configured import configured_family, configured_parts
+from diffusionpipe.models.opening.folder import REGISTRY, open_component, resolve_folder
+from diffusionpipe.models.parameters.single_file.layout import Component, layout_of, parts_of
 from diffusionpipe.models.parameters.stored import opened, stored_weights
 from diffusionpipe.trainer.exports.single_file import write_single_file
 
@@ -233,6 +236,25 @@ def test_all_that_a_file_lacks_is_fetched_from_the_id_and_nothing_else(saved, tm
     assert {pattern for pattern in second if pattern.endswith(".safetensors")} == {"text_encoder_3/*.safetensors"}
     assert (linked / "text_encoder_3").resolve() == source / "text_encoder_3"
     assert (linked / "text_encoder_2/single_file.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["sd-1.5", "sd-2.1", "sdxl", "sd3-medium", "sd3.5-medium", "sd3.5-large", "flux.1-dev"]
+)
+def test_published_models_have_a_place_for_each_tensor_in_a_file(name):
+    parts, places = configured_parts(name), 0
+    (pipeline,) = (kind for kind, family in REGISTRY.items() if family is configured_family(name))
+    for part in parts_of(pipeline):
+        module = parts[part]
+        config = dict(module.config if isinstance(module.config, dict) else module.config.to_dict())
+        own = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+        shapes, origins = layout_of(pipeline, part, Component(kind=type(module).__name__, config=config, shapes=own))
+        assert len(origins) == len(own)
+        held = sum(prod(own[key]) for key in own if origins[key.removeprefix("text_model.")].name)
+        assert sum(map(prod, shapes.values())) == held
+        places += len(shapes)
+    assert places > 700
 
 
 # --- bad input

@@ -155,4 +155,4 @@ def test_a_prompt_that_sample_draws_the_beginning_of_alone_is_named_once(place, 
     open_source(source, wish, settings)
     (message,) = caplog.messages
     assert message.startswith("1 prompt is longer than the 6 tokens that text_encoder reads, so the rest has no effect")
-    assert message.endswith('the longest, "a prompt of more letters", has 22')
+    assert message.endswith('the longest, "a prompt of more letters", has 22; more --caption-chunks read more of it')

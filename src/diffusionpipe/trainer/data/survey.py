@@ -192,10 +192,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def cut_prompts(texts: Sequence[str], readings: Sequence[Reading]) -> list[str]:
-    """A sentence for each text encoder that does not read the end of a text."""
+def cut_prompts(texts: Sequence[str], readings: Sequence[Reading], *, remedy: str = "") -> list[str]:
+    """A sentence for each text encoder that does not read the end of a text, with the remedy, if there is one."""
     return [
         f"{counted(cut.number, 'prompts are')} longer than the {cut.limit:,} tokens that {cut.encoder} reads, so the "
         f"rest has no effect: the longest, {_quoted(texts[cut.longest])}, has {cut.tokens:,}"
+        + (f"; {remedy}" if remedy else "")
         for cut in cut_captions(texts, readings)
     ]

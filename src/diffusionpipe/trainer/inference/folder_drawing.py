@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.base.family import WHOLE, CaptionReading, Clip, LowResolution
+from diffusionpipe.models.base.family import MOST_CHUNKS, WHOLE, CaptionReading, Clip, LowResolution
 from diffusionpipe.models.base.self_conditioning import ESTIMATE
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
-from diffusionpipe.models.opening.folder import build_graph, reads_estimate, scheduler_config, weight_sources
+from diffusionpipe.models.opening.folder import build_graph, family_of, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.parameters.lora_file import adapted_components, has_norms, load_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.models.parameters.narrow_weights import upcast_in_forward
@@ -257,7 +257,10 @@ def open_source(
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
     if tells and rank_in() == 0:
         texts = list(dict.fromkeys((*wish.prompts, *wish.negatives)))
-        for text in cut_prompts(texts, readings_of(graph.inputs, tokenizers_of(graph, folder)) if texts else ()):
+        can_read_more = family_of(folder).has_chunks and source.captions.chunks < MOST_CHUNKS
+        remedy = "more --caption-chunks read more of it" if can_read_more else ""
+        readings = readings_of(graph.inputs, tokenizers_of(graph, folder)) if texts else ()
+        for text in cut_prompts(texts, readings, remedy=remedy):
             logger.warning("%s%s", f"{source.name}: " if source.name else "", text)
     if small is not None:
         raw |= small_conditions(small, graph, folder, settings, source.name)
