@@ -83,6 +83,7 @@ BLOCKS = {
 """Blocks in diffusers, the authors' blocks, and of each layer its name in both and the part of the latter."""
 DENOISERS = {
     "StableDiffusionPipeline": tiny_unet,
+    "StableDiffusionPipeline 2": lambda: tiny_unet(use_linear_projection=True, attention_head_dim=(1, 2)),
     "StableDiffusionXLPipeline": tiny_sdxl_unet,
     "StableDiffusion3Pipeline": tiny_sd3_transformer,
     "FluxPipeline": tiny_flux_transformer,
@@ -101,7 +102,9 @@ DOTTED = {
     "ZImagePipeline": "diffusion_model.",
     "AuraFlowPipeline": "transformer.",
 }
-every_pipeline = pytest.mark.parametrize("pipeline", DENOISERS)
+every_pipeline = pytest.mark.parametrize(
+    ("make", "pipeline"), [(make, name.partition(" ")[0]) for name, make in DENOISERS.items()], ids=DENOISERS
+)
 
 
 def _component(pipeline):
@@ -151,8 +154,8 @@ def _product(tensors, stem):
 
 
 @every_pipeline
-def test_every_name_is_in_the_table_of_the_rules_and_its_product_is_ours(pipeline):
-    module, component = DENOISERS[pipeline](), _component(pipeline)
+def test_every_name_is_in_the_table_of_the_rules_and_its_product_is_ours(make, pipeline):
+    module, component = make(), _component(pipeline)
     adapters = _adapters(module, _targets(module))
     written = to_foreign({component: adapters}, {component: module}, pipeline=pipeline)
     table = _table(pipeline, module, adapters)
@@ -170,8 +173,8 @@ def test_every_name_is_in_the_table_of_the_rules_and_its_product_is_ours(pipelin
 
 
 @every_pipeline
-def test_all_layers_are_read_as_they_were_written(pipeline):
-    module, component = DENOISERS[pipeline](), _component(pipeline)
+def test_all_layers_are_read_as_they_were_written(make, pipeline):
+    module, component = make(), _component(pipeline)
     only = {"HunyuanVideoPipeline": r"transformer_blocks|refiner_blocks", "ZImagePipeline": r"layers|refiner"}
     only["WanPipeline"] = r"blocks|condition_embedder|proj_out"
     names = [name for name in layer_sizes(module) if re.match(f".*({only.get(pipeline, '')})", name)]
