@@ -10,6 +10,7 @@ from diffusers import UNet2DConditionModel
 from drawn_families import STEPS, Asked, difference, drawn_here, settings_of
 from layouts import assert_same_step, reference_step, step_in_threads
 from PIL import Image
+from safetensors import safe_open
 from tiny_models import randomise_pipeline, raw_inputs, tiny_projected_text_encoder, tiny_text_encoder
 from tiny_pipelines import CLIP, WORDS, sd3
 from tiny_pipelines import sdxl as tiny_sdxl
@@ -307,6 +308,15 @@ def test_a_layer_that_is_skipped_is_exported_as_it_was(stable_diffusion, data, t
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert {name for name in before if ".layers.2." in name} <= same
     assert not {name for name in before if ".layers.1." in name} & same
+
+
+@pytest.mark.slow
+def test_a_file_of_adapters_says_how_captions_were_read(stable_diffusion, data, tmp_path):
+    recipe = long_recipe(stable_diffusion, data, tmp_path, lora={"rank": 2}, sampling={"every": None})
+    assert train_here(recipe) == 2
+    with safe_open(tmp_path / "export/pytorch_lora_weights.safetensors", framework="pt") as file:
+        header = file.metadata()
+    assert (header["ss_clip_skip"], header["ss_max_token_length"]) == ("2", "150")
 
 
 @pytest.mark.slow

@@ -170,4 +170,8 @@ def _kohya(facts: AdapterFacts, *, has_alpha: bool) -> dict[str, str]:
             "ss_seed": str(training.seed),
             "ss_resolution": f"({data.resolution}, {data.height or data.resolution})",
         }
+        if data.clip_skip is not None:
+            found["ss_clip_skip"] = str(data.clip_skip)
+        if data.caption_chunks > 1:
+            found["ss_max_token_length"] = str(75 * data.caption_chunks)  # tokens of captions, without marks
     return {key: str(value) for key, value in found.items()}
