@@ -100,7 +100,7 @@ def test_the_word_none_switches_off_what_is_on():
         ({"lora": {"rank": 8, "alpha": 0.0}}, "greater than 0"),
         ({"lora": {"rank": "none", "merge": True}}, "merge: it has no effect without adapters; set rank"),
         ({"lora": {"rank": "none", "trigger": "sks"}}, "trigger: it has no effect without adapters; set rank"),
-        ({"lora": {"rank": 8, "formats": ["comfy"]}}, 'formats: the run and `sample` draw from "diffusers"'),
+        ({"lora": {"rank": 8, "formats": "comfy"}}, 'formats: the run and `sample` draw from "diffusers"'),
         (
             {"lora": {"rank": 8, "formats": ["diffusers", "comfy"], "dora": True}},
             "formats: ComfyUI divides by the norm of other weights than DoRA",

@@ -16,6 +16,7 @@ from diffusionpipe.trainer.recipe.section import (
     Section,
     Several,
     raise_problems,
+    texts_for_text,
 )
 
 
@@ -111,7 +112,7 @@ class LoraSection(Section):
     """Whether adapters in that file may have another rank; the largest singular values are kept."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
-    formats: Several[Choice[AdapterFormat]] = (AdapterFormat.DIFFUSERS,)
+    formats: Annotated[Several[Choice[AdapterFormat]], BeforeValidator(texts_for_text)] = (AdapterFormat.DIFFUSERS,)
     """Formats of the exported adapters: ["diffusers"], or ["diffusers", "comfy"], whose second file ComfyUI reads."""
     save_dtype: Maybe[Choice[SaveDtype]] = None
     """Dtype of the numbers in these files, e.g. "bfloat16"; "none": as they were trained."""
