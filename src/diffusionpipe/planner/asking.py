@@ -15,6 +15,10 @@ class Asking(Protocol):
         """For a plan on these ranks alone."""
         ...
 
+    def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
+        """For a plan with these options and values, or for a recipe with these keys ("" where the option holds)."""
+        ...
+
     def memory(self, num_bytes: Bytes) -> str:
         """The way to a plan that takes at most `num_bytes` of each device, rounded up as `gib_of` does."""
         ...
@@ -31,6 +35,10 @@ class InWords:
         """The option of `plan` and the key of a recipe that give these ranks."""
         text = listed(among(self.used, ranks))
         return f"plan --use {text}, or pipeline.use=[{text}] in a recipe"
+
+    def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
+        """The keys of a recipe; the option where there is none."""
+        return ", ".join(key or " ".join(option) for option, key in zip(options, keys, strict=True))
 
     def memory(self, num_bytes: Bytes) -> str:
         """The option of `plan` and the key of a recipe that limit the memory."""

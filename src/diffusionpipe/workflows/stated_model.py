@@ -111,8 +111,8 @@ def named_model(
     if profile is not None:
         option = "--model" if kind is None else "--model-class"
         raise ConfigError(f"--profile and {option} are both given; a profile already says which model it is of")
-    if frozen_dtype not in {None, "bfloat16"}:
-        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16, or leave it out")
+    if frozen_dtype not in {None, "bfloat16", "none"}:
+        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16 or none, or leave it out")
     side, clip = (None, None) if resolution is None else _size(resolution)
     return StatedModel(
         name=name or str(kind),
@@ -120,7 +120,7 @@ def named_model(
         resolution=side,
         clip=clip,
         lora_rank=lora_rank,
-        has_narrow_store=frozen_dtype is not None,
+        has_narrow_store=frozen_dtype != "none",
     )
 
 
@@ -210,7 +210,7 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
         )
     without = device_without_bfloat16(cluster) if rates.device_type == "cuda" else None
     if without is not None:
-        stated = replace(stated, precision="float32")
+        stated = replace(stated, precision="float32", has_narrow_store=False)
     profile, path = computed_profile(stated, rates.name, folder, tell)
     tell.say(f"profile: analytic, {said_of(rates)}, {profile.mode}{f', kept as {path}' if path else ''}")
     if profile.precision != PRECISION:

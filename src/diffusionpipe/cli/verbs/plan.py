@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from diffusionpipe.cli.text.plan_screen import screen_lines, title_of
 from diffusionpipe.cli.verbs.default_verb import DEFAULT, DefaultVerb
 from diffusionpipe.cli.verbs.plan_draw import print_drawing
 from diffusionpipe.cli.verbs.plan_options import (
+    All,
     Batch,
     Cache,
     Checkpoint,
@@ -39,14 +41,17 @@ from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.stated_model import named_model, profile_of, rows_a_picture
 
 if TYPE_CHECKING:
+    from diffusionpipe.cli.text.plan_table import Line
+    from diffusionpipe.cli.verbs.plan_asking import PlanCommand
     from diffusionpipe.costs import Cluster
     from diffusionpipe.ir.versions import Versions
-    from diffusionpipe.planner.asking import Asking
+    from diffusionpipe.planner.batches import Tried
     from diffusionpipe.planner.chosen import Choice
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
     from diffusionpipe.trainer.recipe import Recipe
+    from diffusionpipe.workflows.stated_model import StatedModel
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
@@ -62,12 +67,16 @@ class _Asked:
     """A question to the planner."""
 
     setting: Setting
-    fill: bool | None
+    fill: bool | None = None
     sample_batch: int = 0
     """Samples that the recipe draws at a time."""
     versions: Versions | None = None
     """The weights that the recipe asks for, if there is one."""
     recipe: Recipe | None = None
+    model: StatedModel | None = None
+    """The model that the options state, if they do."""
+    batches: tuple[int, ...] = ()
+    """The batches that are asked about; () leaves them to the planner."""
     may_recompute: bool = False
     """Whether the planner may have all layers recomputed."""
     used: tuple[int, ...] = ()
@@ -99,11 +108,13 @@ def make(
     memory: Memory = None,
     devices: Devices = None,
     link: LinkName = None,
+    shows_all: All = False,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.text.plan_compare import names_of
     from diffusionpipe.cli.verbs.outputs import check_outputs
-    from diffusionpipe.cli.verbs.plan_asking import PlanCommand, check_memory, ranks_named
+    from diffusionpipe.cli.verbs.plan_asking import PlanCommand, batches_named, check_memory, ranks_named
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.stated_setting import stated_setting
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
@@ -114,8 +125,11 @@ def make(
     names = names_of(compare, writes=out is not None) if compare is not None else ()
     training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
     stated = {"--model": model, "--model-class": model_class, "--draw": draw, **training}
-    _check_options(recipe, stated, {"--profile or --model": profile or model or model_class, "--batch": batch})
+    _check_options(recipe, stated, {"--profile or --model": profile or model or model_class})
+    batches = batches_named(batch)
     if draw:
+        if len(batches) != 1:
+            raise ConfigError("--draw: give --batch N, the pictures that are drawn together")
         others = {"--out": out, "--compare": compare, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
         _check_drawing({**training, **others, "--fill/--no-fill": None if fill is None else True})
     narrow = "bfloat16" if draw and (model or model_class) else frozen_dtype
@@ -123,22 +137,28 @@ def make(
         model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=narrow
     )
     if recipe is not None:
-        keys = {"training.batch": batch, "pipeline.use": f"[{use}]" if use else None, "pipeline.memory": memory}
+        keys = {
+            "training.batch": batches[0] if batches else None,
+            "pipeline.use": f"[{use}]" if use else None,
+            "pipeline.memory": memory,
+        }
         changes = [*(overrides or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
         asked = _of_recipe(recipe, changes, cluster, profile, uses_cache=cache, writes=bool(out))
+        batches = batches if batch is not None else (asked.setting.workload.batch,)
     else:
-        assert batch is not None
         machines = _cluster(cluster, None)
         made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw, tell=TERMINAL)
         machines = allowed_of(used_of(machines, used, source="--use"), memory)
-        again, kind = tuple(checkpoint or ()), optimizer or "AdamW"
-        setting = stated_setting(made, machines, batch, checkpoint=again, has_ema=ema, optimizer=kind)
-        asked = _Asked(setting=setting, fill=None, used=used)
+        again, kind = tuple(one for one in checkpoint or () if one != "none"), optimizer or "AdamW"
+        first = batches[0] if batches else machines.num_ranks
+        setting = stated_setting(made, machines, first, checkpoint=again, has_ema=ema, optimizer=kind)
+        asked = _Asked(setting=setting, fill=None, used=used, may_recompute=checkpoint is None, model=named)
     if draw:
         print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named))
         return
-    command = PlanCommand(context.obj, asked.used)
-    _answer(asked, command, fill=fill if fill is not None else asked.fill, names=names, out=out)
+    command = PlanCommand(context.obj, asked.used, has_recipe=recipe is not None)
+    fill = fill if fill is not None else asked.fill
+    _answer(replace(asked, fill=fill, batches=batches), command, names=names, out=out, shows_all=shows_all)
 
 
 def _check_drawing(options: Mapping[str, object]) -> None:
@@ -149,28 +169,95 @@ def _check_drawing(options: Mapping[str, object]) -> None:
         raise ConfigError(f"{', '.join(wrong)}: no effect on drawing; leave it out with --draw")
 
 
-def _answer(asked: _Asked, command: Asking, *, fill: bool | None, names: Sequence[str], out: Path | None) -> None:
+def _answer(
+    asked: _Asked, command: PlanCommand, *, names: Sequence[str], out: Path | None, shows_all: bool = False
+) -> None:
     """Show the plan, or the layouts of these systems' planners, and write it."""
     from diffusionpipe.cli.text.plan_compare import print_rivals, writable
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.choice import choose, with_alternatives
+    from diffusionpipe.planner.band import band_of
+    from diffusionpipe.planner.choice import with_alternatives
 
+    fill = asked.fill
     if names and len(asked.setting.graph.backbones) > 1:
         raise ConfigError(
             "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
             "names data parallelism and ZeRO-3"
         )
-    choice = choose(asked.setting, fill=fill, asking=command, may_recompute=asked.may_recompute)
+    tried, choice = _chosen(asked, command)
     if names:
         rivals = print_rivals(names, choice)
         if out:
             _write(writable(rivals), asked, out)
         return
-    shown = with_alternatives(choice.with_unflushed(), choice, fill=fill, asking=command)
-    _print_comparison(replace(asked, setting=choice.setting.whole or choice.setting), shown)
-    _print_band(choice, asked.recipe, fill=fill)
+    setting = choice.setting.whole or choice.setting
+    if not asked.batches:  # other plans are asked for at the batch of this one
+        command = replace(command, arguments=command.with_option("--batch", str(setting.workload.batch)))
+    if shows_all:
+        shown = with_alternatives(choice.with_unflushed(), choice, fill=fill, asking=command)
+        _print_comparison(replace(asked, setting=setting), shown)
+        _print_band(choice, asked.recipe, fill=fill)
+    else:
+        shown = with_alternatives(choice.comparison(), choice, fill=fill, asking=command)
+        _print_screen(screen_lines(_title(asked, setting), tried, choice, shown, band_of(choice, fill=fill)))
     if out:
         _write(choice, asked, out)
+
+
+def _chosen(asked: _Asked, command: PlanCommand) -> tuple[list[Tried], Choice]:
+    """The plans for the batches that are asked about, and the one at the knee.
+
+    Raises:
+        ConfigError: nothing fits; with the ways out that there are, each as a command.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.batches import Tried, found_batches, knee_of, stated_batches, with_batch
+    from diffusionpipe.planner.choice import choose
+
+    setting, options = asked.setting, {"fill": asked.fill, "may_recompute": asked.may_recompute}
+    try:
+        if len(asked.batches) == 1:
+            choice = choose(setting, asking=command, **options)
+            return [Tried(batch=setting.workload.batch, choice=choice)], choice
+        tried = (
+            stated_batches(setting, asked.batches, **options) if asked.batches else found_batches(setting, **options)
+        )
+        knee = knee_of(tried)
+        if knee is None:
+            least = with_batch(setting, min(asked.batches, default=1))
+            choose(least, asking=command, **options)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *_ways(asked, command)])) from None
+    assert knee is not None, "else the choice of the smallest batch has raised"
+    assert knee.choice is not None, "a knee fits"
+    return tried, knee.choice
+
+
+def _ways(asked: _Asked, command: PlanCommand) -> Iterator[str]:
+    """The ways out where nothing fits, each with its command."""
+    from diffusionpipe.costs.clusters import with_more_cards
+    from diffusionpipe.planner.combined import ways_out
+    from diffusionpipe.planner.recomputation import recomputed
+    from diffusionpipe.planner.rows import unit_of
+
+    setting = asked.setting
+    if asked.may_recompute:
+        setting = recomputed(setting) or setting
+    larger = with_more_cards(setting.cluster) if not asked.used else ()
+    for way in ways_out(setting, larger=larger, batch=bool(asked.batches)):
+        unit, size = unit_of(way.nearest.use.total)
+        words = ", ".join(change.words for change in way.changes)
+        yield f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}:"
+        options = [change.option for change in way.changes]
+        yield f"  {command.changed(options, [change.key for change in way.changes])}"
+
+
+def _title(asked: _Asked, setting: Setting) -> str:
+    """The first line of the screen."""
+    name = asked.model.name if asked.model else asked.recipe.run.folder.name if asked.recipe else "profile"
+    frozen = {one.dtype for one in setting.graph.parameters if not one.is_trainable}
+    stored = "bfloat16" if "bfloat16" in frozen else ""
+    return title_of(name, setting, stored=stored)
 
 
 def _of_recipe(
@@ -230,9 +317,7 @@ def _check_options(recipe: Path | None, stated: Mapping[str, object], needed: Ma
         )
     missing = [name for name, value in needed.items() if value is None]
     if recipe is None and missing:
-        raise ConfigError(
-            f"there is no recipe and no {' and no '.join(missing)}; give a recipe, or --batch and --profile or --model"
-        )
+        raise ConfigError(f"there is no recipe and no {' and no '.join(missing)}; give a recipe, --model or --profile")
 
 
 def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
@@ -245,6 +330,14 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
             f"{', '.join(shipped_clusters())}"
         )
     return load_cluster(name or str(of_recipe))
+
+
+def _print_screen(lines: Iterable[Line]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line, style in lines:
+        console.print(line, style=style, markup=False, soft_wrap=True)
 
 
 def _print_comparison(asked: _Asked, comparison: Comparison) -> None:

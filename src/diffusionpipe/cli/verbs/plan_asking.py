@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from diffusionpipe.planner.asking import among, gib_of, listed
@@ -31,6 +31,25 @@ def ranks_named(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
+def batches_named(text: str | None) -> tuple[int, ...]:
+    """The batches of an option, ascending; () for none and for "auto".
+
+    Raises:
+        ConfigError: it is not a list of whole numbers from 1 to `MOST_SAMPLES`.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    if text in (None, AUTO):
+        return ()
+    words = [word.strip() for word in str(text).split(",")]
+    if not all(word.isdecimal() and len(word) < 10 and 1 <= int(word) <= MOST_SAMPLES for word in words):
+        raise ConfigError(
+            f"--batch {str(text)[:100]}: give a whole number from 1 to {MOST_SAMPLES:,}, several with commas between, "
+            f"e.g. 8,16,32, or {AUTO}"
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
 def check_memory(memory: float | None) -> None:
     """Refuse a number that is not an amount of memory.
 
@@ -43,6 +62,10 @@ def check_memory(memory: float | None) -> None:
         raise ConfigError(f"--memory {memory}: give more than 0 GiB, e.g. 20.5, or leave it out")
 
 
+AUTO = "auto"
+MOST_SAMPLES = 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCommand:
     """An `Asking` in whole commands."""
@@ -51,6 +74,8 @@ class PlanCommand:
     """The arguments of the command line after the program's name."""
     used: tuple[int, ...]
     """The ranks of the cluster that this command plans for; () for all."""
+    has_recipe: bool = False
+    """Whether the command names a recipe, whose keys change in place of options."""
 
     def use(self, ranks: Sequence[int]) -> str:
         """For a plan on these ranks alone, which are counted among the used ones."""
@@ -60,11 +85,30 @@ class PlanCommand:
         """The way to a plan that takes at most `num_bytes` of each device."""
         return self._with("--memory", gib_of(num_bytes))
 
+    def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
+        """For a plan with these options, or for the recipe with these keys."""
+        command = self
+        for (option, value), key in zip(options, keys, strict=True):
+            if self.has_recipe and key:
+                command = replace(command, arguments=(*command.arguments, key))
+            else:
+                command = replace(command, arguments=command._replaced(option, value))
+        return shlex.join(["diffusionpipe", *command.arguments])
+
+    def with_option(self, option: str, value: str) -> tuple[str, ...]:
+        """The arguments with another value of an option."""
+        return self._replaced(option, value)
+
     def _with(self, option: str, value: str) -> str:
+        return shlex.join(["diffusionpipe", *self._replaced(option, value)])
+
+    def _replaced(self, option: str, value: str) -> tuple[str, ...]:
+        """The arguments with another value of an option."""
+        others = ("--devices", "--link") if option == "--cluster" else ()
         kept, words = [], iter(self.arguments)
         for word in words:
-            if word == option:
+            if word == option or word in others:
                 next(words, None)
-            elif not word.startswith(f"{option}="):
+            elif not word.startswith((f"{option}=", *(f"{other}=" for other in others))):
                 kept.append(word)
-        return shlex.join(["diffusionpipe", *kept, option, value])
+        return (*kept, option, value)

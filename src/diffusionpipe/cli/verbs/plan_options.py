@@ -32,10 +32,17 @@ ProfileFile = Annotated[
     ),
 ]
 Batch = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        min=1, max=1_000_000, help="Global batch: samples of one step over all devices; default: the recipe's."
+        metavar="N",
+        help="Global batch: samples of one step over all devices; a list such as 8,16,32 compares them, `auto` finds "
+        "the batch from which on more gains little. Default: the recipe's, else auto.",
+        show_default=False,
     ),
+]
+All = Annotated[
+    bool,
+    typer.Option("--all", help="Show every layout that was looked at, the legend, and all that is worth knowing."),
 ]
 Out = Annotated[Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")]
 Fill = Annotated[
@@ -57,7 +64,8 @@ Checkpoint = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PATTERN",
-        help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*'. Not with a recipe.",
+        help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*', or none; default: the "
+        "faster of all and none that fits. Not with a recipe.",
     ),
 ]
 Ema = Annotated[
@@ -99,7 +107,10 @@ LoraRank = Annotated[
 ]
 FrozenDtypeName = Annotated[
     str | None,
-    typer.Option(help="With --model or --model-class: bfloat16 stores frozen matrices so, as model.frozen_dtype does."),
+    typer.Option(
+        help="With --model or --model-class: bfloat16 stores frozen matrices so, none as wide as the trained ones; "
+        "default: bfloat16 where the arithmetic is bfloat16."
+    ),
 ]
 Draw = Annotated[
     int | None,

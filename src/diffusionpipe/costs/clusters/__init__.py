@@ -120,6 +120,19 @@ def cluster_of_cards(text: str) -> Cluster:
     return linked(name + (f"@{link}" if link != usual else ""), tuple(devices), link)
 
 
+def with_more_cards(cluster: Cluster) -> tuple[Cluster, ...]:
+    """Machines with 2, 4, ... times as many of a cluster's cards, up to `MOST_DEVICES`; () unless all are of one kind.
+
+    Of a cluster in a file they are the usual machines with such cards.
+    """
+    names = {device.name for device in cluster.devices}
+    card = next((rates.name for rates in DEVICES.values() if {rates.title} == names and rates.link), None)
+    if card is None or cluster.nodes[-1]:
+        return ()
+    counts = (count for count in (2, 4, 8) if count > cluster.num_ranks)
+    return tuple(load_cluster(f"{card}x{count}") for count in counts)
+
+
 def computes_in_bfloat16(cluster: Cluster) -> bool:
     """Whether all devices of the cluster train in bfloat16: GPUs, but for those that are known to lack it."""
     return device_without_bfloat16(cluster) is None

@@ -1,0 +1,174 @@
+"""Ways out where nothing fits: the fewest changes that fit together, each way with the command that asks for it.
+
+Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, a smaller batch. Where they do
+not fit together, more cards of the same kind, adapters in place of the whole model, or smaller pictures are added. A way
+is offered only if a layout of it is found that fits.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from diffusionpipe.costs.cluster import Cluster
+from diffusionpipe.planner.advice import RANK, Nearest, nearest_layout, recomputed, with_adapters
+from diffusionpipe.planner.batches import with_batch
+from diffusionpipe.planner.fewer import least_of
+from diffusionpipe.planner.pricing.setting import Setting
+
+Apply = Callable[[Setting], Setting | None]
+"""The training after a change; None where it is that already, or cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the question."""
+
+    words: str
+    option: tuple[str, str]
+    """The option of `plan` and its value."""
+    key: str
+    """The key of a recipe and its value; "" where the option holds for recipes too."""
+    apply: Apply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Changes that fit together."""
+
+    changes: tuple[Change, ...]
+    nearest: Nearest
+
+
+def ways_out(
+    setting: Setting, *, larger: Iterable[Cluster] = (), batch: bool = True, smaller: Sequence[Change] = ()
+) -> list[Way]:
+    """The ways out of a setting for which nothing fits, at most four.
+
+    Args:
+        setting: the training as it was asked for.
+        larger: machines with more cards of the same kind, smallest first.
+        batch: whether a smaller batch is an answer: not where the question leaves it open.
+        smaller: smaller pictures, largest first; their profiles may be counted for them, so they are asked last.
+    """
+    cheap = [change for change in (_storage(setting), _recomputation(setting)) if change is not None]
+    for count in range(1, len(cheap) + 1):
+        for chosen in combinations(cheap, count):
+            if way := _way(setting, chosen):
+                return [way]
+    found = [
+        _first(setting, cheap, _batches(setting) if batch else ()),
+        _first(setting, cheap, [_cards(cluster) for cluster in larger]),
+        _first(setting, cheap, [_adapters()]),
+    ]
+    ways = [way for way in found if way is not None]
+    if not ways or (len(ways) == 1 and ways[0].changes[-1].option[0] == "--cluster"):
+        way = _first(setting, cheap, smaller)
+        ways += [way] if way is not None else []
+    return ways
+
+
+def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> Way | None:
+    """The first of the other changes that fits with some of the cheap ones, as few as possible."""
+    for other in others:
+        way = _way(setting, (*cheap, other))
+        if way is None:
+            continue
+        for count in range(len(cheap)):
+            for chosen in combinations(cheap, count):
+                if fewer := _way(setting, (*chosen, other)):
+                    return fewer
+        return way
+    return None
+
+
+def _way(setting: Setting, changes: Sequence[Change]) -> Way | None:
+    """The way with these changes, if a layout fits."""
+    changed: Setting | None = setting
+    for change in changes:
+        after = change.apply(changed) if changed is not None else None
+        changed = after
+    if changed is None:
+        return None
+    for one in _of_batches(changed):
+        nearest = nearest_layout(one) if least_of(one) < float("inf") else None
+        if nearest is not None and nearest.fits:
+            return Way(changes=tuple(changes), nearest=nearest)
+    return None
+
+
+def _of_batches(setting: Setting) -> Iterator[Setting]:
+    """The setting, and with one sample for each device where it has fewer."""
+    yield setting
+    if setting.workload.batch < setting.cluster.num_ranks:
+        yield with_batch(setting, setting.cluster.num_ranks)
+
+
+def _storage(setting: Setting) -> Change | None:
+    if setting.profile.precision != "bfloat16" or stored_narrow(setting) is None:
+        return None
+    return Change(
+        words="store frozen weights in bfloat16",
+        option=("--frozen-dtype", "bfloat16"),
+        key="model.frozen_dtype=bfloat16",
+        apply=stored_narrow,
+    )
+
+
+def stored_narrow(setting: Setting) -> Setting | None:
+    """The training with frozen matrices stored in bfloat16, about as the model would be described; None: they are.
+
+    Embeddings stay wide: they are known by their names.
+    """
+    graph = setting.graph
+    wide = [
+        parameter
+        for parameter in graph.parameters
+        if not parameter.is_trainable and parameter.dtype == "float32" and len(parameter.shape) > 1
+        if "embed" not in parameter.name and not parameter.name.endswith("shared.weight")
+    ]
+    if not wide or setting.workload.frozen_bytes is not None:
+        return None
+    names = {parameter.name for parameter in wide}
+    parameters = tuple(replace(one, dtype="bfloat16") if one.name in names else one for one in graph.parameters)
+    return replace(setting, profile=replace(setting.profile, graph=replace(graph, parameters=parameters)))
+
+
+def _recomputation(setting: Setting) -> Change | None:
+    if recomputed(setting) is None:
+        return None
+    return Change(
+        words="recompute all layers",
+        option=("--checkpoint", "*"),
+        key="training.activation_checkpointing=true",
+        apply=recomputed,
+    )
+
+
+def _batches(setting: Setting) -> Iterator[Change]:
+    batch = setting.workload.batch
+    while batch > 1:
+        batch = -(-batch // 2)
+        yield Change(
+            words=f"a batch of {batch}",
+            option=("--batch", str(batch)),
+            key=f"training.batch={batch}",
+            apply=lambda one, size=batch: with_batch(one, size),  # type: ignore[misc]  # of a lambda's default
+        )
+
+
+def _cards(cluster: Cluster) -> Change:
+    return Change(
+        words=f"{cluster.num_ranks} such devices ({cluster.name})",
+        option=("--cluster", cluster.name),
+        key="",
+        apply=lambda setting: replace(setting, cluster=cluster),
+    )
+
+
+def _adapters() -> Change:
+    return Change(
+        words=f"adapters of rank {RANK} in place of the whole model",
+        option=("--lora-rank", str(RANK)),
+        key=f"lora.rank={RANK}",
+        apply=with_adapters,
+    )
