@@ -1,8 +1,8 @@
 """Ways out where nothing fits: the fewest changes that fit together, each way with the command that asks for it.
 
-Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, a smaller batch. Where they do
-not fit together, more cards of the same kind, adapters in place of the whole model, or smaller pictures are added. A way
-is offered only if a layout of it is found that fits.
+Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, a smaller batch. Where they
+do not fit together, more cards of the same kind, adapters in place of the whole model, or smaller pictures are added. A
+way is offered only if a layout of it is found that fits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

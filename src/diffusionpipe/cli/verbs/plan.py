@@ -214,18 +214,19 @@ def _chosen(asked: _Asked, command: PlanCommand) -> tuple[list[Tried], Choice]:
     from diffusionpipe.planner.batches import Tried, found_batches, knee_of, stated_batches, with_batch
     from diffusionpipe.planner.choice import choose
 
-    setting, options = asked.setting, {"fill": asked.fill, "may_recompute": asked.may_recompute}
+    setting, fill, may_recompute = asked.setting, asked.fill, asked.may_recompute
     try:
         if len(asked.batches) == 1:
-            choice = choose(setting, asking=command, **options)
+            choice = choose(setting, fill=fill, asking=command, may_recompute=may_recompute)
             return [Tried(batch=setting.workload.batch, choice=choice)], choice
-        tried = (
-            stated_batches(setting, asked.batches, **options) if asked.batches else found_batches(setting, **options)
-        )
+        if asked.batches:
+            tried = stated_batches(setting, asked.batches, fill=fill, may_recompute=may_recompute)
+        else:
+            tried = found_batches(setting, fill=fill, may_recompute=may_recompute)
         knee = knee_of(tried)
         if knee is None:
             least = with_batch(setting, min(asked.batches, default=1))
-            choose(least, asking=command, **options)
+            choose(least, fill=fill, asking=command, may_recompute=may_recompute)
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *_ways(asked, command)])) from None
     assert knee is not None, "else the choice of the smallest batch has raised"
@@ -236,8 +237,8 @@ def _chosen(asked: _Asked, command: PlanCommand) -> tuple[list[Tried], Choice]:
 def _ways(asked: _Asked, command: PlanCommand) -> Iterator[str]:
     """The ways out where nothing fits, each with its command."""
     from diffusionpipe.costs.clusters import with_more_cards
+    from diffusionpipe.planner.advice import recomputed
     from diffusionpipe.planner.combined import ways_out
-    from diffusionpipe.planner.recomputation import recomputed
     from diffusionpipe.planner.rows import unit_of
 
     setting = asked.setting
