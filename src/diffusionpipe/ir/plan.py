@@ -89,6 +89,8 @@ class Plan:
     offload_frozen: bool = False
     """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
     """
+    made_with: tuple[str, ...] = ()
+    """Options of the command that made it, "--cluster=rtx4090x2", and keys of its recipe, "training.batch=64"."""
 
     @property
     def phases(self) -> Mapping[str, Schedule]:

@@ -75,6 +75,9 @@ class _Asked:
     recipe: Recipe | None = None
     model: StatedModel | None = None
     """The model that the options state, if they do."""
+    optimizer: str = "AdamW"
+    options: tuple[str, ...] = ()
+    """The options that name profile and devices, as a plan file holds them."""
     batches: tuple[int, ...] = ()
     """The batches that are asked about; () leaves them to the planner."""
     may_recompute: bool = False
@@ -115,6 +118,7 @@ def make(
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand, batches_named, check_memory, ranks_named
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.workflows.plan_origin import options_made_with
     from diffusionpipe.workflows.stated_setting import stated_setting
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
@@ -145,6 +149,13 @@ def make(
         changes = [*(overrides or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
         asked = _of_recipe(recipe, changes, cluster, profile, uses_cache=cache, writes=bool(out))
         batches = batches if batch is not None else (asked.setting.workload.batch,)
+        options = options_made_with(
+            profile=profile,
+            recipe=recipe,
+            overrides=changes,
+            cluster=cluster or (asked.recipe.pipeline.cluster if asked.recipe else None),
+            used=asked.used,
+        )
     else:
         machines = _cluster(cluster, None)
         made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw, tell=TERMINAL)
@@ -152,13 +163,17 @@ def make(
         again, kind = tuple(one for one in checkpoint or () if one != "none"), optimizer or "AdamW"
         first = batches[0] if batches else machines.num_ranks
         setting = stated_setting(made, machines, first, checkpoint=again, has_ema=ema, optimizer=kind)
-        asked = _Asked(setting=setting, fill=None, used=used, may_recompute=checkpoint is None, model=named)
+        asked = _Asked(
+            setting=setting, fill=None, used=used, may_recompute=checkpoint is None, model=named, optimizer=kind
+        )
+        options = options_made_with(model=named, profile=profile, cluster=cluster, used=used)
     if draw:
         print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named))
         return
     command = PlanCommand(context.obj, asked.used, has_recipe=recipe is not None)
     fill = fill if fill is not None else asked.fill
-    _answer(replace(asked, fill=fill, batches=batches), command, names=names, out=out, shows_all=shows_all)
+    asked = replace(asked, fill=fill, batches=batches, options=options)
+    _answer(asked, command, names=names, out=out, shows_all=shows_all)
 
 
 def _check_drawing(options: Mapping[str, object]) -> None:
@@ -293,6 +308,7 @@ def _of_recipe(
         fill=loaded.pipeline.fill,
         sample_batch=samples_drawn_together(loaded),
         recipe=loaded,
+        optimizer=loaded.optimizer.name,
         may_recompute=may_recompute(loaded),
         versions=loaded.pipeline.versions,
     )
@@ -300,9 +316,13 @@ def _of_recipe(
 
 def _write(found: Choice | Rival, asked: _Asked, out: Path) -> None:
     from diffusionpipe.ir.files import write_plan
+    from diffusionpipe.planner.rivals.simulated import Rival
+    from diffusionpipe.workflows.plan_origin import keys_made_with
     from diffusionpipe.workflows.prediction_file import write_prediction
 
-    write_plan(found.plan(sample_batch=asked.sample_batch), out)
+    keys = keys_made_with(asked.setting if isinstance(found, Rival) else found.setting, optimizer=asked.optimizer)
+    plan = replace(found.plan(sample_batch=asked.sample_batch), made_with=(*asked.options, *keys))
+    write_plan(plan, out)
     beside = write_prediction(found.proposal.timeline, out)
     typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,14 +92,22 @@ def rehearse(
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.runtime.machine.free_memory import free_memory
     from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
+    from diffusionpipe.workflows.plan_origin import options_of, overrides_of
     from diffusionpipe.workflows.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.workflows.rehearsal_size import size_of
 
     began = read_counters(own_cores())
     _check_scales({"--scale": scale, "--bytes-scale": bytes_scale})
     check_outputs(pictures=(png,))
-    loaded, made = read_plan(plan), _profile(profile, model, resolution, cluster)
-    _require_sound(loaded, made, plan, str(profile or model))
+    loaded = read_plan(plan)
+    origin = options_of(loaded.made_with) if profile is None and model is None else {}
+    profile = Path(origin["profile"]) if "profile" in origin else profile
+    cluster, use = cluster or origin.get("cluster"), use or (None if cluster else origin.get("use"))
+    if "recipe" in origin and profile is None:
+        made = _profile_of_recipe(Path(origin["recipe"]), overrides_of(loaded.made_with), cluster)
+    else:
+        made = _profile(profile, model, resolution, cluster, origin)
+    _require_sound(loaded, made, plan, str(profile or model or origin.get("model") or origin.get("recipe")))
     mesh = rehearsal_mesh(loaded.mesh, ranks)
     costs = _costs(loaded, made, cluster, use)
     scale = scale or fitting_scale(loaded.train, costs, iterations)
@@ -136,15 +144,40 @@ def _check_scales(scales: Mapping[str, float | None]) -> None:
             raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
 
 
-def _profile(file: Path | None, model: str | None, resolution: str | None, cluster: str | None) -> Profile:
-    """The profile in the file, or of the model on the cluster's device."""
+def _profile_of_recipe(recipe: Path, overrides: Sequence[str], cluster: str | None) -> Profile:
+    """The profile of the recipe from which the plan was made."""
+    from diffusionpipe.cli.verbs.terminal import TERMINAL
+    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.recipe_profile import make_profile_of
+
+    loaded = load_recipe(recipe, overrides)
+    name = cluster or loaded.pipeline.cluster
+    if name is None:
+        raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
+    return make_profile_of(loaded, load_cluster(name), uses_cache=True, tell=TERMINAL)
+
+
+def _profile(
+    file: Path | None, model: str | None, resolution: str | None, cluster: str | None, origin: Mapping[str, str]
+) -> Profile:
+    """The profile in the file, or of the model on the cluster's device; `origin`: the options of the plan's file."""
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.stated_model import named_model, profile_of
 
-    stated = named_model(model, file, resolution=resolution)
+    rank = origin.get("lora-rank")
+    stated = named_model(
+        model or origin.get("model"),
+        file,
+        kind=origin.get("model-class"),
+        resolution=resolution or origin.get("resolution"),
+        lora_rank=int(rank) if rank is not None and rank.isdecimal() else None,
+        frozen_dtype=origin.get("frozen-dtype"),
+    )
     if file is not None:
         return read_profile(file)
     if stated is None or cluster is None:

@@ -29,6 +29,7 @@ from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_w
 from diffusionpipe.trainer.recipe.other_words import answer
 from diffusionpipe.trainer.recipe.overrides import Table, override
 from diffusionpipe.trainer.recipe.pipeline_section import AUTO, PipelineSection
+from diffusionpipe.trainer.recipe.plan_keys import with_plan_keys
 from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between, why_not_searched
 from diffusionpipe.trainer.recipe.section import Section
 
@@ -52,7 +53,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequenc
         RecipeError: the file cannot be read, or keys or values are wrong; the message lists every problem.
     """
     path = Path(path)
-    return recipe_from_table(table_of_file(path), overrides, source=path, checks=checks)
+    return recipe_from_table(table_of_file(path), overrides, source=path, checks=checks, follows_plan=True)
 
 
 def table_of_file(path: Path) -> dict[str, Any]:
@@ -72,18 +73,26 @@ def table_of_file(path: Path) -> dict[str, Any]:
 
 
 def recipe_from_table(
-    table: Mapping[str, object], overrides: Sequence[str] = (), *, source: Path | str, checks: Sequence[Check] = ()
+    table: Mapping[str, object],
+    overrides: Sequence[str] = (),
+    *,
+    source: Path | str,
+    checks: Sequence[Check] = (),
+    follows_plan: bool = False,
 ) -> Recipe:
     """The recipe of a parsed TOML file; `source`, its path, gives the run's folder its default name.
+
+    `follows_plan`: keys that it leaves out are those of its plan file, if there is one.
 
     Raises:
         RecipeError: keys or values are wrong; the message lists every problem.
     """
     overridden = override(table, overrides)
-    full, models, wrong = without_models(_with_run_folder(overridden.table, Path(source)))
+    followed, differing = with_plan_keys(overridden.table) if follows_plan else (overridden.table, [])
+    full, models, wrong = without_models(_with_run_folder(followed, Path(source)))
     sections, problems = _validate(full)
     members, problems_of_members = _validate_models(models)
-    problems += [*wrong, *problems_of_members]
+    problems += [*wrong, *problems_of_members, *differing]
     if models:
         problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
     problems.extend((name, f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
