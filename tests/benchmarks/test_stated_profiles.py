@@ -66,9 +66,9 @@ class Cell:
     @property
     def command(self) -> list[str]:
         workload, again = self.setting.workload, self.setting.workload.checkpointed
-        narrow = ["--frozen-dtype", "bfloat16"] if self.profile in CARDS else []
+        narrow = ["--frozen-dtype", "bfloat16" if self.profile in CARDS else "none"]
         options = ["--cluster", self.setting.cluster.name, "--batch", str(workload.batch)]
-        recomputed = [word for pattern in again for word in ("--checkpoint", pattern)]
+        recomputed = [word for pattern in again or ("none",) for word in ("--checkpoint", pattern)]
         return ["plan", "--model", MODEL_OF[self.profile], *narrow, *options, *recomputed]
 
     def entry(self) -> tuple[str, tuple[int, ...] | None, int]:

@@ -30,7 +30,8 @@ def run(*arguments) -> int:
 
 def plan_of(files, *more, batch=8):
     names = files / "profile.json", files / "cluster.json"
-    return run("plan", "--profile", names[0], "--cluster", names[1], "--batch", batch, *more)
+    stated = () if "--draw" in more else ("--all", "--checkpoint", "none")
+    return run("plan", "--profile", names[0], "--cluster", names[1], "--batch", batch, *stated, *more)
 
 
 def test_the_table_names_every_alternative_and_ends_with_the_verdict_and_the_band(files, capsys):
@@ -184,7 +185,6 @@ def test_a_profile_with_a_wrong_time_is_refused_with_its_layer(files, capsys, va
     ("left_out", "message"),
     [
         ("--profile", "there is no recipe and no --profile or --model; give a recipe"),
-        ("--batch", "there is no recipe and no --batch"),
         ("--cluster", "--cluster: this option is missing"),
     ],
 )
@@ -203,7 +203,18 @@ def test_planning_imports_no_torch(files):
         "heavy = {'torch', 'diffusers', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    arguments = ["plan", "--profile", "profile.json", "--cluster", "cluster.json", "--batch", "8", "--out", "p.json"]
+    arguments = [
+        "plan",
+        "--profile",
+        "profile.json",
+        "--cluster",
+        "cluster.json",
+        "--batch",
+        "8",
+        "--out",
+        "p.json",
+        "--all",
+    ]
     subprocess.run([sys.executable, "-c", code, *arguments], cwd=files, check=True, capture_output=True)
 
 

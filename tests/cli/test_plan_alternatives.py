@@ -26,7 +26,8 @@ def asking(tmp_path):
         write_profile(synthetic.chain([0.01] * 6, parameters=[10**8] * 6, frozen=0.0), tmp_path / "profile.json")
         write_cluster(cluster, tmp_path / "my cluster.json")
         files = ["--profile", tmp_path / "profile.json", "--cluster", tmp_path / "my cluster.json"]
-        return ["plan", *map(str, files), "--batch", str(batch), "--out", str(tmp_path / "plan.json")]
+        others = ["--out", str(tmp_path / "plan.json"), "--all", "--checkpoint", "none"]
+        return ["plan", *map(str, files), "--batch", str(batch), *others]
 
     return words
 

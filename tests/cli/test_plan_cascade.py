@@ -22,7 +22,7 @@ def files(tmp_path):
 def plan_of(files, *more):
     names = ["--profile", files / "profile.json", "--cluster", files / "cluster.json", "--batch", 4]
     with pytest.raises(SystemExit) as exit_info:
-        main([str(argument) for argument in ("plan", *names, *more)])
+        main([str(argument) for argument in ("plan", *names, "--all", "--checkpoint", "none", *more)])
     return exit_info.value.code or 0
 
 

@@ -31,7 +31,19 @@ def plan_of(tmp_path):
         names = tmp_path / "profile.json", tmp_path / "cluster.json"
         write_profile(profile, names[0])
         write_cluster(cluster, names[1])
-        return run("plan", "--profile", names[0], "--cluster", names[1], "--batch", batch, *more)
+        return run(
+            "plan",
+            "--profile",
+            names[0],
+            "--cluster",
+            names[1],
+            "--batch",
+            batch,
+            "--all",
+            "--checkpoint",
+            "none",
+            *more,
+        )
 
     return plan
 

@@ -45,7 +45,7 @@ def recipe(place, tmp_path):
 
 def run(*arguments) -> int:
     with pytest.raises(SystemExit) as caught:
-        main(["plan", *map(str, arguments)])
+        main(["plan", *map(str, arguments), "--all"])
     code = caught.value.code
     return 0 if code is None else code
 

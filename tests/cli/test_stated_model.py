@@ -121,7 +121,7 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
         (["--model-class", "X", "--profile", "x.json"], "--profile and --model-class are both given"),
         (["recipe.toml", "--model-class", "X"], "--model-class: the recipe sets this"),
         (["--profile", "x.json", "--resolution", "512"], "--resolution: only a model that --model or --model-class"),
-        (["--model", "sd-2.1", "--frozen-dtype", "int8"], "use bfloat16, or leave it out"),
+        (["--model", "sd-2.1", "--frozen-dtype", "int8"], "use bfloat16 or none, or leave it out"),
         *(
             (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
             for size in ("4", "16385", "64x64", "64x0x5", "99999x8x5", "64x64x0", "64x64x5x5", "x", "-8", "1e3")
@@ -146,7 +146,11 @@ def test_a_class_is_planned_without_a_folder_and_its_sample_is_shown(tmp_path, c
     )
     options = ("--resolution", "832x480x81", "--lora-rank", 16, "--cluster", "a100-80x8", "--batch", 64)
     assert run("plan", "--model-class", "WanTransformer3DModel", *options) == 0
-    assert computing == [StatedModel(name="WanTransformer3DModel", is_class=True, clip=(832, 480, 81), lora_rank=16)]
+    assert computing == [
+        StatedModel(
+            name="WanTransformer3DModel", is_class=True, clip=(832, 480, 81), lora_rank=16, has_narrow_store=True
+        )
+    ]
     shown = capsys.readouterr().err
     assert "WanTransformer3DModel without encoders and VAE; a sample is " in shown
     assert asked[0].workload.batch == 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from textwrap import shorten, wrap
 from typing import TYPE_CHECKING
 
@@ -41,9 +42,10 @@ def screen_lines(
     if len(tried) > 1:
         above += [*_batches(tried, choice, width), ("", "")]
     below = [*_reason(comparison, width), *_memory(choice, width), *_band(band, width)]
-    for remark in comparison.remarks:
+    is_alone = choice.setting.cluster.num_ranks == 1  # other systems do on one device what we do
+    for remark in (one for one in comparison.remarks if one.way or not is_alone):
         below += [(line, "") for line in _remark(remark, width)]
-    rows = _alternatives(comparison)
+    rows = _alternatives(replace(comparison, others=()) if is_alone else comparison)
     room = max(LEAST_ALTERNATIVES, MOST_LINES - len(above) - len(below) - len(_own(choice, width)) - 2)
     yield from above
     yield from _table(choice, rows[: min(room, MOST_ALTERNATIVES)], width)
@@ -54,7 +56,7 @@ def _batches(tried: Sequence[Tried], choice: Choice, width: int) -> Iterator[Lin
     """A row for each batch, the choice's marked as the knee."""
     rates = [one.rate for one in tried if one.choice]
     steps = [one.choice.step * 1e3 for one in tried if one.choice]
-    yield f"{'batch':>7}  samples/s {'step ms':>9}  peak GiB  layout (>: the knee, more gains under 5 %)", "bold"
+    yield f"{'batch':>7}  samples/s {'step ms':>9}  peak GiB  layout (>: the knee, then gains < 5 %)", "bold"
     for one in tried:
         mark = ">" if one.choice is choice else " "
         if one.choice is None:

@@ -254,9 +254,12 @@ def _ways(asked: _Asked, command: PlanCommand) -> Iterator[str]:
     from diffusionpipe.costs.clusters import with_more_cards
     from diffusionpipe.planner.advice import recomputed
     from diffusionpipe.planner.combined import ways_out
+    from diffusionpipe.planner.fewer import least_of
     from diffusionpipe.planner.rows import unit_of
 
     setting = asked.setting
+    if least_of(setting) == float("inf"):  # the batch cannot be cut, whatever the memory
+        return
     if asked.may_recompute:
         setting = recomputed(setting) or setting
     larger = with_more_cards(setting.cluster) if not asked.used else ()
