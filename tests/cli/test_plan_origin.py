@@ -1,11 +1,14 @@
 """A plan file holds the options it was made with; recipes that train by it leave keys out, or agree."""
 
+from dataclasses import replace
+
 import pytest
+from golden.plans import questions, recorded_plan
 from tiny_runs import save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import main
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.ir.files import plan_from_text, plan_to_text, read_plan
+from diffusionpipe.ir.files import plan_from_text, plan_to_text, read_plan, write_plan
 from diffusionpipe.trainer.recipe import FrozenDtype, Precision, load_recipe
 from diffusionpipe.workflows.plan_origin import options_of
 
@@ -31,29 +34,40 @@ def place(tmp_path_factory):
     return folder
 
 
+KEYS = (
+    "training.batch=4",
+    "training.precision=bfloat16",
+    "model.frozen_dtype=bfloat16",
+    "optimizer.name=AdamW",
+    "data.resolution=32",
+)
+
+
 @pytest.fixture
-def file(place, tmp_path):
+def file(tmp_path):
     path = tmp_path / "recipe.toml"
-    path.write_text(FIVE.format(place))
+    path.write_text(FIVE.format(tmp_path))
     return path
 
 
+@pytest.fixture
+def plan_file(tmp_path):
+    """A plan that says what it was made with."""
+    plan = recorded_plan(next(one for one in questions() if one.answer))
+    write_plan(replace(plan, made_with=("--model=sd", *KEYS)), tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+@pytest.mark.slow
 def test_a_plan_file_holds_its_options_and_the_keys_of_its_training(place):
     plan = read_plan(place / "plan.json")
     assert options_of(plan.made_with) == {"model": str(place / "sd"), "resolution": "32", "cluster": "rtx4090x2"}
-    keys = {text for text in plan.made_with if not text.startswith("--")}
-    assert keys == {
-        "training.batch=4",
-        "training.precision=bfloat16",
-        "model.frozen_dtype=bfloat16",
-        "optimizer.name=AdamW",
-        "data.resolution=32",
-    }
+    assert {text for text in plan.made_with if not text.startswith("--")} == set(KEYS)
     assert plan_from_text(plan_to_text(plan)) == plan
 
 
-def test_a_recipe_takes_the_keys_that_it_leaves_out_from_its_plan(place, file):
-    recipe = load_recipe(file, [f"pipeline.plan={place / 'plan.json'}"])
+def test_a_recipe_takes_the_keys_that_it_leaves_out_from_its_plan(plan_file, file):
+    recipe = load_recipe(file, [f"pipeline.plan={plan_file}"])
     assert (recipe.training.batch, recipe.training.precision) == (4, Precision.BFLOAT16)
     assert recipe.model.frozen_dtype is FrozenDtype.BFLOAT16
     assert recipe.training.activation_checkpointing is None  # the plan's own layers hold
@@ -69,12 +83,10 @@ def test_a_recipe_takes_the_keys_that_it_leaves_out_from_its_plan(place, file):
         ("optimizer.name", "SGD", "AdamW"),
     ],
 )
-def test_a_key_that_differs_from_the_plans_is_refused_with_both_values(place, file, key, own, of_plan):
+def test_a_key_that_differs_from_the_plans_is_refused_with_both_values(plan_file, file, key, own, of_plan):
     with pytest.raises(RecipeError) as caught:
-        load_recipe(file, [f"pipeline.plan={place / 'plan.json'}", f"{key}={own}"])
-    assert f"{key}: the recipe has {own}, but the plan {place / 'plan.json'} was made for {of_plan}" in str(
-        caught.value
-    )
+        load_recipe(file, [f"pipeline.plan={plan_file}", f"{key}={own}"])
+    assert f"{key}: the recipe has {own}, but the plan {plan_file} was made for {of_plan}" in str(caught.value)
 
 
 def test_a_recipe_without_a_plan_file_takes_nothing(file):
@@ -85,6 +97,7 @@ def test_a_recipe_without_a_plan_file_takes_nothing(file):
 @pytest.mark.slow
 def test_two_ranks_train_by_the_plan_and_it_is_rehearsed_without_an_option(place, file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    file.write_text(FIVE.format(place))
     changes = [f"pipeline.plan={place / 'plan.json'}", f"run.folder={tmp_path / 'run'}", "data.workers=0"]
     assert run("train", file, *changes, "--ranks", 2, "--device", "cpu") == 0
     assert read_plan(tmp_path / "run" / "plan.json") == read_plan(place / "plan.json")
