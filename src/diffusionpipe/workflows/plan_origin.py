@@ -67,7 +67,7 @@ def _keys(setting: Setting, optimizer: str) -> Iterator[tuple[str, object]]:
 
 
 def options_of(made_with: Sequence[str]) -> Mapping[str, str]:
-    """The options of a plan file by their names without hyphens; those of a recipe's overrides are left out."""
+    """The options of a plan file by their names without hyphens; overrides of a recipe are left out."""
     pairs = (text.removeprefix("--").partition("=") for text in made_with if text.startswith("--"))
     return {name: value for name, _, value in pairs if name != OVERRIDE}
 

@@ -88,7 +88,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _alternatives(comparison: Comparison) -> list[Row]:
-    """The best row of each other kind of layout, ours before those of other systems, fitting ones first."""
+    """The best row of each other kind of layout, fitting ones first."""
     found: dict[str, Row] = {}
     winner = comparison.winner
     for row in (*comparison.fewer, *comparison.ours, *comparison.others):

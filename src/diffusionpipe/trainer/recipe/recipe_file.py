@@ -82,7 +82,7 @@ def recipe_from_table(
 ) -> Recipe:
     """The recipe of a parsed TOML file; `source`, its path, gives the run's folder its default name.
 
-    `follows_plan`: keys that it leaves out are those of its plan file, if there is one.
+    `follows_plan`: it takes the keys that it leaves out from its plan file, if there is one.
 
     Raises:
         RecipeError: keys or values are wrong; the message lists every problem.
