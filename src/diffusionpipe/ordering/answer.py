@@ -17,7 +17,7 @@ class Answer:
     """Orders with their figures, all in the units of the instance."""
 
     placement: Placing
-    """One of the three."""
+    """The placement of the half-stages, one of the three of `Placing`."""
     makespan: Number
     """From 0 to the last end, if everything starts as early as the orders let it."""
     window: Number
@@ -25,15 +25,16 @@ class Answer:
     bubble: float
     """The share of the objective's time in which a rank is idle, on average over the ranks."""
     peak_memory: tuple[Number, ...]
-    """The most that each rank holds."""
+    """The most activation memory that each rank holds, in the instance's unit."""
     orders: tuple[tuple[Action, ...], ...]
-    """For each rank its actions, over the stages of the placement: p whole stages (linear) or 2p half-stages."""
+    """The actions of each rank in order, by rank, over the stages of the placement: p whole (linear) or 2p
+    half-stages."""
     lower_bound: Number
     """A bound of the objective that no order can beat."""
     optimal: bool
     """Whether the objective is proven to be the least possible."""
     family: str
-    """Where the orders come from: a published family, or the search's own rule; "+" if they were improved."""
+    """The origin of the orders: a published family, or the search's own rule; "+" if they were improved."""
 
 
 def answer_of(problem: Problem, orders: Letters, *, lower_bound: int, family: str) -> Answer:

@@ -45,16 +45,16 @@ class Ways:
     def __init__(self, problem: Problem) -> None:
         d, lags, n = problem.durations, problem.lags, problem.num_stages
         self.arrival = [0] * n
-        """By stage: the earliest start of its forward."""
+        """The earliest start of each stage's forward of the first micro-batch, by stage, in ticks."""
         for s in range(1, n):
             self.arrival[s] = self.arrival[s - 1] + d[3 * s - 3] + lags[3 * s]
         self.gradient = [0] * n
-        """By stage: the earliest start of its input gradient."""
+        """The earliest start of each stage's input gradient of the first micro-batch, by stage, in ticks."""
         self.gradient[-1] = self.arrival[-1] + d[3 * n - 3]
         for s in range(n - 2, -1, -1):
             self.gradient[s] = self.gradient[s + 1] + d[3 * s + 4] + lags[3 * s + 1]
         self.tail = [0] * n
-        """By stage: the least from the end of its input gradient to the end of everything."""
+        """The least time from the end of a stage's input gradient to the end of all work, by stage, in ticks."""
         self.tail[0] = d[2]
         for s in range(1, n):
             self.tail[s] = max(d[3 * s + 2], lags[3 * s - 2] + d[3 * s - 2] + self.tail[s - 1])

@@ -43,12 +43,12 @@ from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.timing.march import NOTHING
 
 Keys = Sequence[Sequence[float]]
-"""By letter and micro-batch how urgent an action is; the least comes first."""
+"""The urgency of each action, by letter and micro-batch; the action with the least key comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How to choose."""
+    """A rule to choose the next action of a rank."""
 
     keys: Keys
     patience: float
@@ -56,7 +56,7 @@ class Rule:
     them could end (Giffler and Thompson, "Algorithms for Solving Production-Scheduling Problems", Operations Research
     8(4), 1960, https://doi.org/10.1287/opre.8.4.487)."""
     leads: Sequence[int]
-    """By rank: the most micro-batches between its earlier and its later stage, where it has two."""
+    """The most micro-batches between a rank's earlier and its later stage, by rank; for ranks with two stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Builder:
             (limit - problem.activation[own[-1]]) // problem.activation[own[0]] if problem.activation[own[0]] else inf
             for limit, own in zip(problem.limits, self._stages, strict=True)
         ]
-        """By rank how many micro-batches may be between its two stages so that there is a way out."""
+        """The most micro-batches that may be between a rank's two stages without a deadlock, by rank."""
 
     def build(self, rule: Rule, *, below: float = inf) -> Built | None:
         """The order of this rule; None if its objective is not below the given value, which often shows early.

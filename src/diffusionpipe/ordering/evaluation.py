@@ -17,7 +17,7 @@ class Figures:
     makespan: int
     window: int
     peaks: tuple[int, ...]
-    """The most that each rank holds."""
+    """The most activation memory that each rank holds, in the problem's unit of memory."""
 
 
 def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | None:
@@ -41,7 +41,7 @@ def peaks_of(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ..
 
 
 def changes_of(problem: Problem) -> list[int]:
-    """By letter what it takes at its start, or less than 0: gives back at its end."""
+    """The change of memory by each letter, by letter: above 0 taken at its start, below 0 given back at its end."""
     changes = []
     for activation, kept in zip(problem.activation, problem.kept, strict=True):
         changes += [sum(change) for change in held.changes_of(SPLIT, activation, kept).values()]
@@ -54,5 +54,5 @@ def fits(problem: Problem, orders: Sequence[Sequence[int]]) -> bool:
 
 
 def ends_of(problem: Problem, orders: Sequence[Sequence[int]]) -> list[list[int]] | None:
-    """By letter the ends of its micro-batches, or None if the ranks wait for each other in a circle."""
+    """The ends of each letter's micro-batches, by letter, in ticks; None if the ranks wait in a circle."""
     return march(orders, problem.durations, problem.waits_for, problem.lags)

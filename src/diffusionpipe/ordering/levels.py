@@ -10,7 +10,7 @@ from diffusionpipe.ordering.problem import Problem, exact
 
 FEW_RANKS = 4
 FEW_STEPS = 8
-"""With at most this number of ranks, room for each number of micro-batches up to it is a memory level."""
+"""The most micro-batches of the small memory levels, 1, 2, ... up to it, of problems with at most `FEW_RANKS` ranks."""
 
 
 def levels(instance: Instance, problem: Problem) -> list[Problem]:

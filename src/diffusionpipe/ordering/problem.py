@@ -16,7 +16,7 @@ from diffusionpipe.ordering.instance import HalfStage, Instance, Number, Placing
 from diffusionpipe.schedules.building.split_work import Objective, inputs_of
 
 Letters: TypeAlias = tuple[tuple[int, ...], ...]
-"""For each rank its sequence of letters."""
+"""The sequences of letters of the ranks, by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +27,19 @@ class Problem:
     num_ranks: int
     num_microbatches: int
     rank: tuple[int, ...]
-    """The rank of each stage."""
+    """The rank of each stage, by stage."""
     durations: tuple[int, ...]
-    """By letter."""
+    """The duration of each letter, by letter, in ticks of 1 / `time_scale`."""
     lags: tuple[int, ...]
-    """By letter: the transfer between the end of what it waits for and its start."""
+    """The transfer time from the end of the action that a letter waits for to its own start, by letter, in ticks."""
     activation: tuple[int, ...]
-    """By stage."""
+    """The activation memory of one micro-batch, by stage, in units of 1 / `memory_scale`."""
     kept: tuple[int, ...]
-    """By stage: the part of the activation that is held on after the input gradient."""
+    """The part of each stage's activation that is held on after the input gradient, by stage, in units of 1 /
+    `memory_scale`."""
     limits: tuple[int, ...]
-    """By rank: its memory; the memory of all micro-batches together where that is less."""
+    """The memory of each rank, by rank, in units of 1 / `memory_scale`; at most the need of all micro-batches
+    together."""
     is_window: bool
     time_scale: int
     memory_scale: int
@@ -54,7 +56,7 @@ class Problem:
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """By letter: the letter whose k-th must have ended before its own k-th starts."""
+        """The letter that each letter waits for, by letter: its k-th action ends before the own k-th starts."""
         return inputs_of(len(self.rank))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:

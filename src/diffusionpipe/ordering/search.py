@@ -27,12 +27,12 @@ LETTERS_PER_SECOND = 2_500_000
 MAX_LETTERS = 6_000_000
 """The most letters that the improvement of one placement at one memory level simulates, however long it may take."""
 MAX_SQUARE = 1_200_000_000
-"""The same limit is at most this number divided by the actions, so that large problems take no longer than small ones.
-"""
+"""Divided by the number of actions, a second limit of the letters, so that large problems take no longer than small
+ones."""
 ROUND = 5_000
 """Steps of a round of improvement."""
 MIN_ROUND = 800
-"""With fewer steps than this number improvement is not worth a start."""
+"""The fewest steps of a round of improvement; with fewer, a start of it does not pay."""
 MAX_ROUNDS = 8
 STEP = 60
 """The cost of a step besides the simulation, in letters."""

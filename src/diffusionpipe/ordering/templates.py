@@ -56,7 +56,7 @@ LINEAR = (
     Template(3, 2, NEVER, 0.5),
     Template(3, 1, NEVER, 0.5),
 )
-"""For ranks with one stage."""
+"""The templates that are tried for ranks with one stage."""
 
 TWO_STAGES = (
     Template(1, 2, NEVER, 0, 0.5),
@@ -84,7 +84,7 @@ TWO_STAGES = (
     Template(2, 2, 0, 0, 0.25),
     Template(-1, FIRST, 0, 0, 0.75, 0.5),
 )
-"""For ranks with two."""
+"""The templates that are tried for ranks with two stages."""
 
 DRAWN_FORWARD = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 DRAWN_BACKWARD = (FIRST, 0.0, 0.5, 1.0, 1.5, 2.0)
@@ -95,7 +95,7 @@ SHIFT = 0.5
 
 
 def templates_of(problem: Problem) -> tuple[Template, ...]:
-    """Those for its placement."""
+    """The templates for the problem's placement, with one or two stages a rank."""
     return LINEAR if problem.num_stages == problem.num_ranks else TWO_STAGES
 
 

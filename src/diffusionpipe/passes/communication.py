@@ -82,7 +82,7 @@ def communicate(
 
 
 def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Seconds]:
-    """By event its end in the timeline, never before the end of an event that it waits for."""
+    """The end of each event, by event, in seconds; never before the end of an event that it waits for."""
     found: dict[Action, Seconds] = {span.action: span.end for span in timeline.spans}
     ends_in_time: dict[int, Seconds] = {}
     missing = []
@@ -105,7 +105,7 @@ def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Secon
 def _compute_entries(
     schedule: Schedule, graph: Graph, rank: Sequence[int]
 ) -> list[list[tuple[tuple[int, int, int], Action]]]:
-    """For each worker its actions with their keys; ops of a whole stage stay after the compute that they follow.
+    """The actions of each worker with their keys; ops of a whole stage stay after the compute that they follow.
 
     A reduction that several workers take part in has one key on all of them. Where a block is reduced several times,
     once for each batch, they do so in turn.

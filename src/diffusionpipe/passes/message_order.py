@@ -41,15 +41,15 @@ class MessageOrder:
     """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. Of a feed
     the micro-batch is named; its message is made where it is asked for."""
     transfers: tuple[tuple[int, ...], ...]
-    """By message the events in the graph that it represents: the transfer of the feed, or the transfers of all frozen
-    outputs of this batch that one encoder's message brings."""
+    """The events in the graph that a message represents, by message: the transfer of the feed, or the transfers of all
+    frozen outputs of this batch that one encoder's message brings."""
     bounds: tuple[tuple[int, int], ...]
-    """By message the two events after which it comes: the last that produces it, and the one at whose end its reader
-    has room; the start: at once."""
+    """The two events after which a message comes, by message: the last that produces it, and the one at whose end its
+    reader has room; the start: at once."""
     num_events: int
 
     def ranks(self, ends: Sequence[Seconds]) -> list[int]:
-        """By event its place among all computes and fills; -1 for the start, and for all that has no place."""
+        """The place of each event among all computes and fills, by event; -1 for the start and all that have none."""
         rank = [-1] * self.num_events
         for place, event in enumerate(sorted(self.computes, key=ends.__getitem__)):  # stable: by event at equal ends
             rank[event] = place

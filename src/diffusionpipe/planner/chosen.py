@@ -26,12 +26,12 @@ class Choice:
     proposal: Proposal
     search: Search
     filler: Filler | None
-    """None: every batch is encoded before its first forward."""
+    """The way to fill waits with frozen work; None: every batch is encoded before its first forward."""
     faster: "Choice | None" = None
     """The fastest way, where another is about as fast and is chosen for its memory or its simplicity; see
     `near_ties`."""
     tried: Tried | None = None
-    """By all searches that it is the best of."""
+    """The number of layouts that all searches together looked at, of which this is the best; None: not counted."""
 
     @property
     def sizes(self) -> str:

@@ -46,7 +46,7 @@ class Tried:
 
     estimated: int
     simulated: int
-    """In full."""
+    """The number of layouts that were simulated in full."""
     fitting: int
     """Number of simulated candidates for which all ranks have the memory."""
 
@@ -57,9 +57,9 @@ class Comparison:
 
     winner: Row
     simulated: tuple[Row, ...]
-    """In full: every action and message."""
+    """Rows of the candidates that were simulated in full: every action and message."""
     estimated: tuple[Row, ...]
-    """By a quick simulation, in which one pipeline stands for all copies."""
+    """Rows of the candidates that a quick simulation estimated, in which one pipeline stands for all copies."""
     others: tuple[Row, ...]
     """Rows of other systems, estimated in the same way."""
     verdict: str

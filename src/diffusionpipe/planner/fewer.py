@@ -29,7 +29,7 @@ from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.units import Seconds
 
 MOST_ENUMERATED = 5
-"""With at most this number of devices every choice of them is looked at: 30 searches at most, of which a bound leaves
+"""The most devices for which every choice of some of them is looked at: 30 searches at most, of which a bound leaves
 few."""
 MOST_SEARCHED = 16
 """Choices of devices that are searched: each takes as long as a plan for them."""
@@ -92,7 +92,7 @@ def remark_on(fewer: Fewer, setting: Setting, step: Seconds, asking: Asking) -> 
 
 
 def as_remedy(fewer: Fewer, setting: Setting, asking: Asking) -> str:
-    """The same where no plan uses all ranks."""
+    """The sentence and the command for a plan on fewer devices, where no plan uses all ranks."""
     own = fewer.choice
     text = f"{_without(fewer, setting)} there is a plan, {own.sizes}, {own.step * 1e3:.1f} ms a step:"
     return f"{text} {asking.use(fewer.ranks)}"

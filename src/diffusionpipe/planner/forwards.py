@@ -114,7 +114,7 @@ def _running(case: _Case, worker: int) -> Bytes:
 
 
 def _without_backward(profile: Profile) -> Profile:
-    """Without casts, which are made before; nothing is kept, and forwards take what they take then."""
+    """The profile without backwards: nothing is kept or cast, and forwards take their time without a backward."""
     none = (0,) * len(profile.batch_sizes)
     layers = (
         replace(layer, forward=layer.forward_only or layer.forward, cast=0.0, copies=0, activation=none)

@@ -36,15 +36,15 @@ class Phases:
     validation: Bytes
     drawing: Bytes
     decoding: Bytes
-    """0 on workers that show no pictures."""
+    """Bytes while pictures are decoded; 0 on workers that show no pictures."""
     averages: Bytes
-    """As long as the averages are in the place of the parameters."""
+    """Bytes that are held as long as the averages are in the place of the parameters."""
     exchange: Bytes
-    """While they take their place."""
+    """Bytes that are held while the averages come to the place of the parameters."""
 
     @property
     def peak(self) -> Bytes:
-        """The most of all."""
+        """The most bytes of all phases."""
         return max(self.exchange, self.averages + max(self.validation, self.drawing, self.decoding))
 
 

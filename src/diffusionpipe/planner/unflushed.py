@@ -46,7 +46,8 @@ FAMILY = "1f1b"
 MOST_STAGES = 16
 """Longer pipelines are left out: a window of p stages takes a simulation of about p² micro-batches."""
 MOST_FILLED_STAGES = 8
-"""With fills every worker sends frozen outputs to every other one, for each micro-batch."""
+"""Longer pipelines are left out with fills: each worker sends frozen outputs to every other one, for each
+micro-batch."""
 MOST_MICROBATCHES = 32
 MOST_TRIED = 4
 """Sizes that are simulated, at most, with many micro-batches and with few."""

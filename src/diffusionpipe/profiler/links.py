@@ -66,7 +66,7 @@ class Trial:
     seconds: Seconds
     """Time of a message, the median over its pairs; time of a sum, the median of the slowest ranks."""
     busy: Seconds = 0.0
-    """By how much compute beside it takes longer, for each end of a message; 0 where that was not tried."""
+    """Seconds by which compute beside it takes longer, for each end of a message; 0 where that was not tried."""
     pairs: tuple[tuple[Pair, Seconds], ...] = ()
     """Time of a message for each pair."""
 
@@ -187,7 +187,7 @@ class _Measure:
             turn(buffer, partner).wait()
 
     def _longer(self, partner: int | None, size: Bytes, seconds: Seconds) -> list[Seconds]:
-        """By how much the compute of every rank takes longer for each end of a message of `seconds`."""
+        """Seconds by which the compute of every rank takes longer, by rank, for each end of a message of `seconds`."""
         count = min(AT_ONCE, BESIDE // size)
         sent, received = ([torch.zeros(size, dtype=torch.uint8) for _ in range(count)] for _ in range(2))
         compute = _compute_for(max(SHORTEST, 4 * count * seconds))

@@ -50,7 +50,8 @@ class KeptBytes:
     own: dict[str, Bytes] = field(default_factory=dict)
     """Bytes by layer."""
     put_aside: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By layer, the tensors of its inputs that stay for its W, under the names with which they were written first."""
+    """The tensors of a layer's inputs that stay for its W, by layer, under the names with which they were written
+    first."""
     _outputs: dict[str, Bytes] = field(default_factory=dict)
     _alias: dict[str, str] = field(default_factory=dict)
     _kept: set[str] = field(default_factory=set)

@@ -35,7 +35,7 @@ class Operation:
     """One kernel."""
 
     name: str
-    """As torch calls it, e.g. "addmm"."""
+    """The name of the operation in torch, e.g. "addmm"."""
     kind: Kind
     dtype: str
     """Type of its first floating input."""

@@ -170,7 +170,7 @@ def _fed(run: LayerRun, written: Mapping[str, Tensor]) -> LayerRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strain:
-    """By how much the median pass is longer than the medians of its layers together.
+    """The time by which the median pass is longer than the medians of its layers together.
 
     In every pass some layer takes longer than usual, but seldom the same, so that no layer's median shows it.
     """

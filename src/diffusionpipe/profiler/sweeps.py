@@ -47,7 +47,7 @@ class Column:
 def sweep(
     first: Mapping[int, Column], again: Callable[[int], Column], agree: Agree, end: Seconds, most: int = MOST_SWEEPS
 ) -> dict[int, Column]:
-    """By batch size the columns of a first sweep and of those that follow, joined.
+    """The columns of a first sweep and of those that follow, joined, by batch size.
 
     `again` measures a size once more; no sweep begins that would not be over before `end`, on the clock of
     `time.perf_counter`, and none after `most` of them. `agree` keeps ranks in step.
@@ -64,7 +64,7 @@ def sweep(
 
 
 def _change(columns: Sequence[Column]) -> float:
-    """By what part the last two differ."""
+    """The relative change of the time of all layers from the last sweep but one to the last one; 0.1 is a tenth."""
     before, last = columns[-2].seconds, columns[-1].seconds
     return abs(last / before - 1.0) if before else 0.0
 

@@ -55,7 +55,7 @@ def _longer(times: Mapping[Seconds, Sequence[Seconds]], wait: Seconds) -> list[S
 
 
 def _uncertainty(times: Mapping[Seconds, Sequence[Seconds]]) -> Seconds:
-    """By how much the median of the extra times may be wrong, about, for the wait of which least is known."""
+    """The likely error of the median of the extra times, in seconds, for the wait of which least is known."""
     return max(spread(_longer(times, wait)) / sqrt(len(times[wait])) for wait in WAITS)
 
 

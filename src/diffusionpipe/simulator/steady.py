@@ -13,7 +13,7 @@ from diffusionpipe.simulator.simulate import simulate
 MOST_BATCHES = 512
 """Batches that are simulated at most."""
 ROUNDING = 1e-9
-"""Where costs are floats, times between ends are equal that differ by this part of the period."""
+"""The part of the period by which times between ends may differ and still count as equal; for costs that are floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ def timed(graph: Graph, prices: Sequence[Seconds], *, waking: Waking = (), host_
 
 
 def durations_of(graph: Graph, prices: Sequence[Seconds]) -> list[Seconds]:
-    """By event its time without waking."""
+    """The duration of each event without waking, by event, in seconds."""
     return [prices[work] for work in graph.work]
 
 
@@ -124,7 +124,7 @@ def ends_of(
     issues: Sequence[Issue] = (),
     before: Sequence[Seconds] = (0,),
 ) -> list[Seconds]:
-    """By event when it ends.
+    """The end of each event, by event, in seconds.
 
     Args:
         graph: the events.
@@ -178,7 +178,7 @@ def ends_with_rooms(
     waking: Waking = (),
     issues: Sequence[Issue] = (),
 ) -> list[Seconds]:
-    """By event when it ends, if the work in rooms is decided as time passes: at each action that has a room.
+    """The end of each event, by event, if the work in rooms is decided as time passes: at each action that has a room.
 
     Args:
         graph: a graph with rooms.

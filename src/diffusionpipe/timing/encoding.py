@@ -45,7 +45,7 @@ def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]
 
 
 def _last_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) -> list[dict[str, int]]:
-    """For each fill what it writes for later fills, with the last of them that reads any of it."""
+    """The tensors that each fill writes for later fills, each with the last fill that reads any of it, by fill."""
     of_sample: dict[int, list[int]] = defaultdict(list)
     for index, fill in enumerate(fills):
         for sample in range(fill.samples.start, fill.samples.stop):

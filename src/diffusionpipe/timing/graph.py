@@ -43,7 +43,7 @@ class Graph:
     first: tuple[int, ...]
     """An event that it waits for; for work on a host the event before it there."""
     second: tuple[int, ...]
-    """By event the second event that it waits for."""
+    """The second event that each event waits for, by event."""
     work: tuple[int, ...]
     """Index of its work in `works`."""
     is_on_host: tuple[bool, ...]
@@ -55,8 +55,8 @@ class Graph:
     tails: tuple[int, ...]
     """The last event on each worker's host."""
     transfers: tuple[int, ...] = ()
-    """Without explicit messages: the events that bring the feeds between workers, feed by feed, micro-batch by
-    micro-batch."""
+    """The events that bring the feeds between workers in a schedule without explicit messages, feed by feed,
+    micro-batch by micro-batch."""
     encoded: tuple[int, ...] = ()
     """The events that bring frozen outputs of this batch between workers, in the order of `frozen_flows`."""
 
@@ -94,7 +94,7 @@ class _Builder:
         self.events: list[list[int]] = []
         self.tails: list[int] = []
         self.computes: dict[tuple[int, Op], tuple[int, dict[int | None, int]]] = {}
-        """By stage and op: its work, and the event of each micro-batch."""
+        """The work of each stage and op, and the event of each of its micro-batches, by (stage, op)."""
         self.fills: dict[int, int] = {}
         self.transfers: list[int] = []
         self.encoded: list[int] = []
@@ -318,7 +318,7 @@ class _Builder:
         return order
 
     def _blocked(self, counts: Sequence[int]) -> Iterator[str]:
-        """Where every host and every queue stops; `counts`: by event, for how many others it still waits."""
+        """The places where hosts and queues stop, in words; `counts`: by event, for how many others it still waits."""
         # By worker and queue its events, each with the one behind which it was issued and its action.
         queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
         for worker, (order, own) in enumerate(zip(self.schedule.orders, self.events, strict=True)):

@@ -25,7 +25,7 @@ Issue = tuple[Seconds, Seconds]
 
 
 def issues_of(graph: Graph, host_times: Sequence[Seconds]) -> list[Issue]:
-    """By event its issue, (0, 0) where it occupies no host; [] where no work does.
+    """The issue of each event, by event; (0, 0) where it occupies no host; [] where no work does.
 
     `host_times`: for each of `graph.works` the time in which a host issues it.
     """

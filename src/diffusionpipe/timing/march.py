@@ -29,7 +29,7 @@ _NOBODY = -1
 def march(
     orders: Sequence[Sequence[int]], durations: Sequence[int], waits_for: Sequence[int], lags: Sequence[int]
 ) -> list[list[int]] | None:
-    """By letter the ends of its occurrences if all start as early as they can; None if workers wait in a circle.
+    """The ends of each letter's occurrences, each as early as it can be, by letter; None if workers wait in a circle.
 
     Args:
         orders: by worker its letters.

@@ -136,7 +136,7 @@ def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Worklo
 
 
 def _gathered(case: _Case, worker: int, owners: Mapping[str, int]) -> list[Bytes]:
-    """By part the most that a worker holds of what other parts own, and of narrow copies of its own.
+    """The most bytes that a worker holds of what other parts own, and of narrow copies of its own, by part.
 
     Gradients stay until the next block's are on their way too.
     """

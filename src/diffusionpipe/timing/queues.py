@@ -53,13 +53,13 @@ class Queues:
     unqueued: Graph
     hops: tuple[QueuedTransfer, ...]
     rows: tuple[tuple[_Row, ...], ...]
-    """By event of the unqueued graph its rows: one, and more where it waits for more than two others."""
+    """The rows of each event of the unqueued graph, by event: one, and more where it waits for more than two others."""
     others: tuple[tuple[int, tuple[int, ...]], ...]
     """Events that are neither computes nor transfers, as reductions, with those that each waits for."""
     worker_of: tuple[int, ...]
-    """By event the worker of an action."""
+    """The worker of each action, by event."""
     work: tuple[int, ...]
-    """By event the index of its work in `works`; the work of a hop is at its first event."""
+    """The index of each event's work in `works`, by event; the work of a hop is at its first event."""
     works: tuple[Work, ...]
 
     @classmethod

@@ -53,8 +53,8 @@ class Structure:
     """A schedule made ready to be timed again and again with other cuts of the model."""
 
     schedule: Schedule
-    """With reductions or gathers, without messages. Its tensors are named by `ahead` and `back`, frozen ones by their
-    own names."""
+    """The schedule with reductions or gathers, without messages. Its tensors are named by `ahead` and `back`, frozen
+    ones by their own names."""
     graph: Graph
     places: tuple[Place, ...]
     holders: tuple[tuple[int, ...], ...]
@@ -113,12 +113,12 @@ class Holding:
     """The memory that the workers of a family's schedule hold, before buckets and replicas."""
 
     blocks: tuple[tuple[tuple[int, int], ...], ...]
-    """For each worker its stages: (block, micro-batches)."""
+    """The stages that each worker runs, as (block, micro-batches), by worker."""
     parts: tuple[int, ...]
-    """For each block the micro-batches into which its backbone cuts a group's samples."""
+    """The micro-batches into which a block's backbone cuts a group's samples, by block."""
     peaks: tuple[tuple[tuple[int, ...], ...], ...]
-    """For each worker, whenever that may be a maximum: of how many micro-batches each of its stages holds activations,
-    and of how many what is kept for W. Two numbers for each stage."""
+    """The micro-batches whose activations each stage of a worker holds, and the micro-batches whose tensors for W it
+    holds: two numbers a stage, at each moment that may be the worker's maximum, by worker."""
 
 
 @lru_cache(maxsize=256)
@@ -218,7 +218,7 @@ class Encoding:
     """The frozen work before an iteration."""
 
     outputs: tuple[tuple[str, ...], ...]
-    """By trained block the frozen tensors that it reads."""
+    """The frozen tensors that each trained block reads, by block."""
     runs: tuple[tuple[Range, int], ...]
     """Layers of the frozen block, and the samples that go through them at a time."""
     max_chunk: int

@@ -22,7 +22,7 @@ def overlap(num_workers: int, num_microbatches: int, family: str = "1f1b") -> Sc
 
 
 def forwards_ahead(family: str, num_workers: int) -> tuple[int, ...]:
-    """For each worker the forwards that it runs ahead of its backwards where there is no end.
+    """The number of forwards that each worker runs ahead of its backwards where there is no end, by worker.
 
     Raises:
         ConfigError: the family's orders are not warm-up, alternation and drain on one stage for each worker.

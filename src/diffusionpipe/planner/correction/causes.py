@@ -40,7 +40,7 @@ class Cause:
 
     name: str
     seconds: Seconds
-    """By which it made the step longer; negative: shorter."""
+    """Seconds by which the cause made the step longer; negative: shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

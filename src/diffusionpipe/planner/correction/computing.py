@@ -106,7 +106,7 @@ def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Settin
 
 
 def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
-    """For each trained layer the factors of its block, which are means over all stages that hold it.
+    """The factors of each trained layer: means over all stages that hold its block, by the layer's name.
 
     Stages of probes say what its forward without gradients takes, and all others what its forward does.
     """
@@ -130,7 +130,7 @@ def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
 
 
 def _of_fills(profile: Profile, plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
-    """For each frozen layer the mean factor of the fills that run it, weighted by its time there."""
+    """The mean factor of the fills that run a frozen layer, weighted by its time there, by the layer's name."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for slot, fill in enumerate(plan.train.fills):
         ratio = ratios.get((Op.ENCODE, slot))

@@ -65,7 +65,7 @@ class StageTime:
 
     @property
     def error(self) -> float:
-        """By what part of the prediction it took longer."""
+        """The relative error of the prediction: measured / predicted - 1, above 0 where the compute took longer."""
         return self.measured / self.predicted - 1.0 if self.predicted else 0.0
 
 
@@ -100,7 +100,7 @@ class Correction:
     layers: tuple[tuple[str, float], ...]
     """The factor of each layer's forward, the largest error first."""
     unexplained: float
-    """By what part the iteration took longer than its corrected actions explain."""
+    """The part by which the iteration took longer than its corrected actions explain; 0.1 is a tenth longer."""
     recorded: Recorded
 
 

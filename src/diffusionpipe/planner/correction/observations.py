@@ -27,7 +27,7 @@ class Observation:
     rank: int
     action: Action
     wait: Seconds
-    """For which the rank had nothing to do before it."""
+    """Seconds before the action in which the rank had nothing to do."""
     seconds: Seconds
 
     @property

@@ -46,9 +46,9 @@ class _Unit:
         self.worker = worker
         self.size = size
         self.places = places
-        """Index among the worker's places; never falls with the layer."""
+        """The place of each layer among the worker's places, by layer, as an index; it never falls with the layer."""
         self.seconds = seconds
-        """On a device of speed 1, by layer."""
+        """The time of each layer on a device of speed 1, by layer, in seconds."""
 
 
 class _State:
@@ -61,10 +61,10 @@ class _State:
         self.places = graph.places
         self._offsets = list(accumulate(map(len, self.places), initial=0))
         self._events = list(graph.rooms.values())
-        """For each slot, which is a worker's place, the event of its room."""
+        """The event of each slot's room, by slot; a slot is a place of one worker."""
         self._slot_of = {event: slot for slot, event in enumerate(self._events)}
         self.holders: list[list[tuple[_Unit, int]]] = [[] for _ in self._events]
-        """For each slot the layers of units that run there."""
+        """The units and layers that run in each slot, by slot."""
         self._durations = list(graph.durations)
         self._ends: list[Seconds] = [0]
         self.makespan = 0.0
@@ -73,7 +73,7 @@ class _State:
         self.badness = self._times(1)
 
     def slot(self, unit: _Unit, layer: int) -> int:
-        """Where the unit's layer runs."""
+        """The slot in which the unit's layer runs: a place of one worker."""
         return self._offsets[unit.worker] + unit.places[layer]
 
     def _put(self, unit: _Unit, layers: Sequence[int], sign: int) -> None:

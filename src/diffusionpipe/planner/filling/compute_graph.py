@@ -27,7 +27,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Where a worker waits: from the end of an action, or 0, to the earliest start of the next."""
+    """A wait of a worker: from the end of an action, or 0, to the earliest start of the next, in seconds."""
 
     position: int
     """Index of that next action in the worker's order."""
@@ -41,10 +41,10 @@ class ComputeGraph:
 
     graph: Graph
     durations: tuple[Seconds, ...]
-    """By event its time without waking; 0 for rooms."""
+    """The duration of each event without waking, by event, in seconds; 0 for rooms."""
     waking: Waking
     issues: tuple[Issue, ...]
-    """By event when its host issues it, without what is put into rooms."""
+    """The times at which each event's host issues it, by event, without the work that is put into rooms."""
 
     @property
     def num_workers(self) -> int:
@@ -64,7 +64,7 @@ class ComputeGraph:
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """For each worker the positions of its rooms; the last is the end of its order."""
+        """The positions of each worker's rooms, by worker; the last one is the end of its order."""
         found: list[list[int]] = [[] for _ in range(self.num_workers)]
         for worker, position in self.rooms:
             found[worker].append(position)
@@ -105,7 +105,7 @@ class ComputeGraph:
 
     @cached_property
     def gaps(self) -> tuple[tuple[Gap, ...], ...]:
-        """For each worker its waits before its last action, in order."""
+        """The waits of each worker before its last action, by worker, in order."""
         found: list[list[Gap]] = [[] for _ in range(self.num_workers)]
         for event, room in self.action_behind.items():
             free, start = self.times.ends[room], self.times.start(event)

@@ -16,7 +16,8 @@ LEAST_GAIN = 0.25
 """A partial batch must save at least this part of its own time from what is left of the layer."""
 
 LARGER = 1.25
-"""Where a piece does not fit anyway, how much longer than with one sample it may get to take more samples along."""
+"""The factor by which a piece that does not fit anyway may get longer than with one sample, to take more samples
+along."""
 
 
 @dataclass(slots=True)

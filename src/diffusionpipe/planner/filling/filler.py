@@ -49,7 +49,7 @@ def filler_of(setting: Setting) -> Filler:
 
 
 def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[PlacedFill]]) -> tuple[Bytes, Seconds]:
-    """By how much these fills exceed a device's memory, then the time of the iteration with them."""
+    """The bytes by which these fills exceed a device's memory, then the time of the iteration with them."""
     frozen = len(unfilled.blocks) - 1
     outputs = {i: setting.graph.frozen_outputs(layers) for i, layers in enumerate(unfilled.blocks[:frozen])}
     schedule = insert_fills(unfilled.schedule, fills, block=frozen, outputs=outputs)

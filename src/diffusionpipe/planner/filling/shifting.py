@@ -30,16 +30,17 @@ USUAL = (
     Policy(0.5, True, 0.6),
     Policy(0.2, False, 1.0),
 )
-"""None does well everywhere; these complement each other on random cases."""
+"""The policies that are tried for every case. None does well everywhere; these complement each other on random
+cases."""
 FURTHER = tuple(
     Policy(least_use, is_eager, target)
     for least_use in (0.5, 0.2, 0.05, 0.01)
     for is_eager in (False, True)
     for target in (0.2, 0.6, 1.0)
 )
-"""For cases that those leave far from the bound."""
+"""The policies that are tried where the usual ones end far from the bound."""
 ROUNDS = 4
-"""Shares tried for one policy."""
+"""The number of shares that are tried for one policy."""
 
 
 def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy, makespan: Seconds) -> Packing:

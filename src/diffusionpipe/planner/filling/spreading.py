@@ -40,9 +40,9 @@ class _Piece:
     layers: Range
     samples: Range
     seconds: Seconds
-    """Without waits for weights."""
+    """Time of the piece without waits for weights, in seconds."""
     is_free: bool = True
-    """Whether they read nothing of what is spread."""
+    """Whether the layers read nothing of the layers that are spread."""
 
 
 def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> tuple[PlacedFill, ...]:

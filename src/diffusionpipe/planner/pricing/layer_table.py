@@ -23,7 +23,7 @@ class Sums:
     """Running sums over the backbone's layers for one micro-batch: entry l is the sum of layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
-    """With what a micro-batch's probe adds on average: F (1 + k / M) for k probes of M micro-batches."""
+    """Forwards, with the mean time that a micro-batch's probe adds: F (1 + k / M) for k probes of M micro-batches."""
     backward: tuple[Seconds, ...]
     """Input and weight gradients, and the forwards that are recomputed."""
     activation: tuple[Bytes, ...]
@@ -211,7 +211,7 @@ class LayerTable:
 
     @cached_property
     def crossing(self) -> tuple[tuple[Bytes, Bytes], ...]:
-        """For each cut l, before layer l: bytes of one sample that cross it forward, and of the gradients back.
+        """Bytes of one sample that cross each cut l, before layer l, forward, and bytes of the gradients back.
 
         A tensor crosses every cut between the layer that writes it and the last that reads it, each one once: the
         skips of a U-Net count at every cut below their arc. Frozen tensors and raw inputs cross no cut.
@@ -275,7 +275,7 @@ class LayerTable:
 
     @cached_property
     def _readers(self) -> tuple[tuple[int, tuple[int, ...], Bytes, Bytes], ...]:
-        """For each tensor between layers its writer, its readers, its bytes, and the bytes of its gradient."""
+        """The writer of each tensor between layers, its readers, its bytes, and the bytes of its gradient."""
         written = {name: i for i, layer in enumerate(self.layers) for name in layer.writes}
         readers: dict[str, list[int]] = {}
         for i, layer in enumerate(self.layers):
@@ -289,7 +289,7 @@ class LayerTable:
         )
 
     def flows(self, starts: Sequence[int]) -> dict[tuple[int, int], tuple[Load, Load]]:
-        """For each pair of stages (producer, consumer) what goes forward, and the gradients that come back."""
+        """The load of each pair of stages (producer, consumer): forward, and of the gradients that come back."""
         found: dict[tuple[int, int], tuple[Load, Load]] = {}
         for writer, readers, forward, backward in self._readers:
             source = bisect_right(starts, writer) - 1

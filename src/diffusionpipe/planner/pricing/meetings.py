@@ -33,7 +33,7 @@ def occupancy(
     link_of: Callable[[tuple[int, int]], Link],
     loads: Callable[[Edge], tuple[Load, Load]],
 ) -> list[tuple[Seconds, Seconds]]:
-    """For each stage what sending and receiving take from its forward and from its backward of one micro-batch."""
+    """The time that sends and receives add to each forward and to each backward of a micro-batch, by stage."""
     forward, backward = ([0.0] * num_stages for _ in range(2))
     for edge, pair, samples, part in meetings:
         link = link_of(pair)

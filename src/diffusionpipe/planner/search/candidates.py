@@ -114,8 +114,8 @@ class Estimate:
     frozen: Seconds
     """Frozen work of a rank's equal share."""
     iteration: Seconds
-    """With the frozen work: exactly where that is done before the pipeline; where it fills waits, a time that no
-    filling can beat, and a good one comes close to."""
+    """The iteration with the frozen work: exactly where that is done before the pipeline; where it fills waits, a time
+    that no filling can beat, and a good one comes close to."""
     held: tuple[Bytes, ...]
     """Peak memory of each unit."""
     overflow: Bytes

@@ -6,7 +6,8 @@ from diffusionpipe.units import Seconds
 CHAIN = "1f1b"
 """Cuts are judged with this family first: one that holds more activations would refuse cuts that fit."""
 LOW_MEMORY_SCHEDULE = "sequential"
-"""Where nothing else fits: it holds one micro-batch at a time. One that holds more would fit less often."""
+"""The schedule for models that fit with no other one: it holds one micro-batch at a time. One that holds more would fit
+less often."""
 DEPTH_FIRST = "1f1b"
 """The schedule of sharded copies with activations of one micro-batch, where each block is gathered for each of them."""
 BREADTH_FIRST = "gpipe"
@@ -27,10 +28,11 @@ each."""
 ORDER_SECONDS: Seconds = 0.15
 """Effort of an order search: larger finds shorter orders and delays every plan; smaller leaves more waits."""
 NUM_FINALISTS = 6
-"""Made into plans and simulated in full: more cost a filled plan each; fewer trust the estimate of filling more."""
+"""The candidates that are made into plans and simulated in full: more cost a filled plan each; fewer trust the estimate
+of filling more."""
 MAX_ATTEMPTS = 4
-"""Where no finalist fits in memory after all, this factor more are looked at: a smaller one may miss a plan that fits.
-"""
+"""The most candidates of sharded copies with two backbones that are simulated in full until one fits in memory: fewer
+may miss a plan that fits."""
 MAX_AGAIN = 2
 """Searches with less memory, where the best do not fit after all: each costs a search, fewer miss what fits."""
 
@@ -55,7 +57,8 @@ TICK: Seconds = 1e-7
 SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
 GROWTH = 2.0
-"""Where nothing is known that fits, chains are asked for below limits that grow so: more asks less often for more."""
+"""The factor from one limit to the next, below which chains are asked for while nothing is known that fits: more asks
+less often for more."""
 NUM_PAIRS = 5
 """Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
 NUM_OF_ARRANGEMENT = 2

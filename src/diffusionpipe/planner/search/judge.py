@@ -46,7 +46,7 @@ class Judge:
 
     @cached_property
     def questions(self) -> Questions:
-        """Where to cut the model."""
+        """The questions to the dynamic programs that cut the model into stages."""
         return Questions(tables=self.tables, footprint=self.footprint)
 
     @cached_property

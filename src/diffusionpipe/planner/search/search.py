@@ -103,7 +103,7 @@ class Search:
     num_estimated: int
     is_filled: bool
     places: tuple[Place, ...] = ()
-    """Where the batch can be cut; () with two backbones."""
+    """The ways to cut the batch into pipelines and micro-batches; () with two backbones."""
 
     @cached_property
     def bound(self) -> Seconds:
@@ -169,7 +169,7 @@ def search(
 
 
 def _promising(pool: Pool, units: Collection[int] | None) -> list[Place]:
-    """Where the batch can be cut, the places that look best first."""
+    """The ways to cut the batch into pipelines and micro-batches, the best-looking first."""
     places = places_of(pool.judge, units, is_filled=pool.is_filled, ramp=LEAST_RAMP)
     return sorted(places, key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]))
 

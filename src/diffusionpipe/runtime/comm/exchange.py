@@ -89,7 +89,7 @@ def _column(name: str, hint: object, data: object) -> list[object]:
 
 
 def optional(form: Form[T]) -> Form[T | None]:
-    """The same values, or None."""
+    """The form of a value that may also be None."""
     return Form(
         lambda value: None if value is None else form.write(value),
         lambda data: None if data is None else form.read(data),

@@ -95,7 +95,7 @@ class Encoder:
             self._weights.start(self._next_weights[fill])
 
     def _first_after_each(self, weights: HostWeights) -> dict[Fill, str]:
-        """For each fill the first layer with weights that runs after it; after the last fill comes the first."""
+        """The first layer with weights after each fill, by fill; after the last fill comes the first layer of all."""
         first: dict[Fill, str] = {}
         following: str | None = None
         for fill in (*self._fills, *self._fills)[::-1]:

@@ -153,7 +153,7 @@ def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module
 
 
 def _last_uses(layers: Sequence[Layer], outputs: Collection[str]) -> list[tuple[str, ...]]:
-    """For each layer the tensors that nothing reads after it, its inputs included."""
+    """The tensors that nothing reads after each layer, by layer, its inputs included."""
     needed = set(outputs)
     unused: list[tuple[str, ...]] = []
     for layer in reversed(layers):

@@ -61,9 +61,9 @@ class Compiler(Transfers):
     """Everything that one worker's instructions refer to, and how they are made."""
 
     outputs: list[Output]
-    """Where results of the iteration go."""
+    """The list to which the results of the iteration are added."""
     reading: RowStore
-    """Where forwards read frozen outputs."""
+    """The store from which forwards read frozen outputs."""
     trained: frozenset[int]
     """Stages with a backward."""
 

@@ -141,12 +141,12 @@ class Executor:
 
     @property
     def store(self) -> RowStore:
-        """Where raw inputs go before the next iteration: its own batch's or, if it encodes ahead, the one after's."""
+        """The store for raw inputs of the next iteration: its own batch or, if it encodes ahead, the one after."""
         return self._stores[1 - self._turn] if len(self._stores) > 1 else self._stores[0]
 
     @property
     def first_store(self) -> RowStore:
-        """Where the next iteration reads frozen outputs from; the prologue fills it."""
+        """The store from which the next iteration reads frozen outputs; the prologue fills it."""
         return self._stores[self._turn]
 
     def run(self) -> list[Output]:
@@ -217,7 +217,7 @@ class Executor:
         self.recording.recorder.mark()
 
     def _shortage(self) -> str:
-        """Where the host is when there is no more memory, and how much is in use."""
+        """The place of the host in the iteration at which memory ran out, and the bytes in use, in words."""
         index, _ = position_of([marks for marks, _ in self._steps], self.recording.recorder.issued())
         place = named(self._steps[index][1]) if index < len(self._steps) else "the end of the iteration"
         sizes = occupied_memory(self._equipment.device)

@@ -1,4 +1,4 @@
-"""Where every input and every gradient of a stage comes from: the schedule read from one worker's side.
+"""The origin of every input and every gradient of a stage: the schedule read from one worker's side.
 
 Rows are counted within the stage's own part of a micro-batch, so that they index its tensors.
 """
@@ -19,7 +19,7 @@ class Part:
     peer: int
     """The other stage."""
     rows: Range
-    """Rows here."""
+    """The rows of this stage's tensor."""
     peer_rows: Range
     """The same samples, as rows of the other stage's tensor."""
     message: int | None

@@ -35,11 +35,11 @@ class Transfers:
     """Action -> the sends that are surely over in front of it (`timing.sends`)."""
     slots: Mapping[tuple[int, int], Slot]
     works: tuple[list[Work], ...]
-    """Per message what is under way."""
+    """The transfers under way of each message, by message."""
     held: tuple[list[Tensor], ...]
-    """Per message the tensors that are being sent."""
+    """The tensors that are being sent of each message, by message."""
     writing: RowStore
-    """Where fills and frozen messages write: another store if they work ahead."""
+    """The store to which fills and frozen messages write: another one than forwards read if they work ahead."""
 
     def wait_for(self, messages: tuple[int, ...], action: Action) -> Callable[[], None] | None:
         """Wait for what an action reads, then drop the sends that are over by then."""

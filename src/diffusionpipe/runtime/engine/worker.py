@@ -46,9 +46,9 @@ class Worker:
     executors: Mapping[str, Executor]
     """An executor for each phase of the plan; the prologue's and the training's share a store."""
     window: WindowExecutor | None
-    """Trains without a flush, in place of these two."""
+    """The executor that trains without a flush, in place of the prologue's and the training's; None: with a flush."""
     versions: Mapping[int, BlockVersions]
-    """Without a flush the versions of each block."""
+    """The versions of each block's weights in training without a flush, by block."""
     encoded: Range | None
     """The samples of the pipeline's batch that this rank encodes when it trains."""
     casts: Casts
@@ -60,7 +60,7 @@ class Worker:
     upload: Upload
     """Brings the raw inputs to the device."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
-    """For raw inputs that may be fed as uint8: the value that each of 256 stands for, on the device."""
+    """The values of the 256 levels of a raw input that may be fed as uint8, by input, on the device."""
 
     @property
     def train(self) -> Executor:
@@ -214,7 +214,7 @@ def _in_order_of_sums(plan: Plan, rank: int, blocks: Collection[int]) -> list[in
 
 
 def _versions(plan: Plan, held: _Held) -> dict[int, BlockVersions]:
-    """Without a flush the versions of each block that the rank holds."""
+    """The versions of each block that the rank holds, by block, in training without a flush; else {}."""
     if not plan.train.lead:
         return {}
     predicted = predictions_held(plan.train)

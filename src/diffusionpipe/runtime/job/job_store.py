@@ -16,7 +16,7 @@ from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.units import Seconds
 
 _TRIAL: Seconds = 5.0
-"""After this time without a connection to its launcher's store, a rank looks whether the launcher lives."""
+"""Seconds without a connection to its launcher's store after which a rank looks whether the launcher lives."""
 
 
 def store_of(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Store, Callable[[], Store]]:

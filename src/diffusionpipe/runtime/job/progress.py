@@ -131,7 +131,7 @@ class Progress:
         self.executors: Sequence[Located] = ()
         """Executors of this rank, for the position in an iteration."""
         self.folder: Path | None = None
-        """Where stacks go; None: nowhere."""
+        """The folder to which stacks are written; None: they are not."""
         self._stuck_after: Limit = None
         self._thread = threading.get_ident()
         self._phases = ["starting"]

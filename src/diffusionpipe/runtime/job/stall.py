@@ -34,7 +34,7 @@ _SHOWN = 3
 
 
 def moment_to_text(moment: Moment) -> str:
-    """For the key-value store."""
+    """The moment as JSON text, for the key-value store."""
     return json.dumps(asdict(moment))
 
 
@@ -94,7 +94,7 @@ def reason_of(culprit: Moment, moments: Mapping[int, Moment], stacks: Path | Non
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """Where a rank writes its stacks."""
+    """The file to which a rank writes its stacks."""
     return folder / f"rank_{rank}.stacks"
 
 

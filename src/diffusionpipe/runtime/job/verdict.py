@@ -43,7 +43,7 @@ class Verdict:
     fate: ExitReason
     reason: str
     member: Member | None = None
-    """None: the launcher that held the store."""
+    """The rank that ended the run; None: the launcher that held the store ended it."""
 
     def message(self, rank: int) -> str:
         """The block that `rank` prints."""

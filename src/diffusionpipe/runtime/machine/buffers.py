@@ -26,7 +26,7 @@ from torch import Tensor
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Where the memory begins in which the tensor lies; its views begin anywhere in it."""
+    """The address at which the memory of the tensor's storage begins; its views begin anywhere in it."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -29,7 +29,7 @@ def data_workers_for(device_type: str, environ: Mapping[str, str]) -> int:
 
 
 def cpu_wait_time() -> Seconds:
-    """For how long this thread has been ready to run without a core so far: the time lost to other programs.
+    """Seconds in which this thread has been ready to run without a core so far: the time lost to other programs.
 
     0 where the kernel does not count it; Linux does, in /proc/thread-self/schedstat.
     """

@@ -36,7 +36,7 @@ class Counters:
 
     clock: Seconds
     unused: Seconds
-    """For how long the cores of `Place` have run no program, added up."""
+    """Seconds in which the cores of `Place` have run no program, added up over the cores."""
     own: Seconds
     """Processor time of this process."""
     helpers: Seconds
@@ -53,11 +53,11 @@ class StepCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one rank runs."""
+    """The machine and the cores on which one rank runs."""
 
     machine: str
     cores: tuple[int, ...]
-    """That it may use."""
+    """Numbers of the cores that the rank may use."""
     threads: int
     """Threads of its own that can compute at once."""
     helpers: int
@@ -91,7 +91,7 @@ def own_cores() -> tuple[int, ...]:
 
 
 def place_of(threads: int) -> Place:
-    """Where this process runs; `threads`: its own that compute at once."""
+    """The place in which this process runs; `threads`: its own that compute at once."""
     return Place(
         machine=boot_id() or socket.gethostname(),
         cores=own_cores(),
@@ -149,7 +149,7 @@ def _children(process: Path) -> list[Path]:
 
 
 def used_by_others(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]]) -> list[Use]:
-    """For each step the use of other programs, on the machine on which they leave least.
+    """The use of other programs in each step, by step, on the machine on which they leave least.
 
     `ranks`: the counters of each rank, step by step.
     """

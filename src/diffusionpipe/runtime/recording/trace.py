@@ -177,7 +177,7 @@ class Recording:
 
 
 def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """For each action of an order the marks at its start and its end, by whether it waits.
+    """The marks at the start and the end of each action of an order, by action; `waits`: whether it waits.
 
     There is a mark at the start of the iteration, one after every wait and one after every action.
     """

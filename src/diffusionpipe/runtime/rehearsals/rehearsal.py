@@ -109,11 +109,12 @@ class VirtualRun:
     """A schedule with the waits and tensors of its rehearsal."""
 
     schedule: Schedule
-    """With explicit messages."""
+    """The schedule of the rehearsal, with explicit messages."""
     costs: Costs
-    """Lengths of the waits."""
+    """Costs whose times are the lengths of the waits."""
     tensors: Mapping[str, TensorSpec]
-    """As they travel: every tensor of the schedule's edges, `inputs` and the losses."""
+    """The tensors of the schedule's edges, `inputs` and the losses, by name, with the types and shapes in which they
+    travel."""
     mesh: Mesh
     """Mesh of the ranks that rehearse."""
     inputs: tuple[str, ...] = ()

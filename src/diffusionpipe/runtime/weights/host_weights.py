@@ -44,7 +44,7 @@ class _Weights:
     places: tuple[Range, ...]
     """Their bytes in host memory; one after the other on the device."""
     runs: tuple[Range, ...]
-    """The same bytes with neighbours joined."""
+    """The bytes of `places`, with neighbouring ranges joined to one."""
 
     @property
     def size(self) -> Bytes:

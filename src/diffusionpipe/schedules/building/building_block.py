@@ -20,7 +20,7 @@ from diffusionpipe.schedules.building.squeeze import best_squeezed
 from diffusionpipe.units import Seconds
 
 Block: TypeAlias = Sequence[Mapping[tuple[int, Op], int]]
-"""For each worker the slot in which the F and I of each of its stages starts for micro-batch 0."""
+"""The slot in which the F and I of each stage start for micro-batch 0, by worker, then by (stage, op)."""
 
 V_PERIOD = 6
 """Slots of one micro-batch on a worker of a V: F, I and W of two stages."""
@@ -92,7 +92,7 @@ def _shapes(
 
 
 def _leg(num_workers: int, number: int, start: int, hop: int) -> Sequence[int]:
-    """By worker its slot on one of the four legs; the first and the third lead from worker 0 to the last."""
+    """The slot of each worker on one of the four legs; the first and the third lead from worker 0 to the last."""
     slots = range(start, start + hop * num_workers, hop)
     return slots[::-1] if number % 2 else slots
 

@@ -55,7 +55,7 @@ def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """Before what, besides I of `down`, a W keeps a window from becoming the longest."""
+    """The actions, besides I of `down`, before which a W keeps a window from becoming the longest."""
 
     fills_before_forward: bool
     fills_before_up: bool
@@ -102,20 +102,20 @@ class _Construction:
         self.network, self.variant = network, variant
         self.workers = range(p)
         self.down, self.up = range(0, 3 * p, 3), range(letters - 3, 3 * p - 3, -3)
-        """By worker."""
+        """The letter of F on the way down, and of F on the way up, by worker."""
         self.starts = [_NOT_YET] * network.size
         self.orders: list[list[int]] = [[] for _ in self.workers]
         self.counts = [0] * letters
-        """By letter how many are placed."""
+        """The number of actions of each letter that are placed, by letter."""
         self.clocks = [0] * p
         self.held = [0] * p
         self.waiting: list[deque[int]] = [deque() for _ in self.workers]
-        """By worker the W whose I are placed."""
+        """The W actions whose I are placed and which are not placed themselves, by worker."""
         self.leads = [self._lead(worker) for worker in self.workers]
         self.windows = [self._work(worker) for worker in self.workers]
-        """By worker all its work, and its waits so far."""
+        """The length of each worker's window so far, all its work and its waits, by worker, in ticks."""
         self.allowed = [work + wait for work, wait in zip(self.windows, may_wait, strict=True)]
-        """By worker the window that it may have, even if it is the longest so far."""
+        """The window that each worker may have even if it is the longest so far, by worker, in ticks."""
 
     def _lead(self, worker: int) -> int:
         """How many micro-batches may be through `down` and not through `up`: beside them one F of `up` has room."""

@@ -94,17 +94,18 @@ class Network:
 
     num_microbatches: int
     workers: tuple[int, ...]
-    """By letter."""
+    """The worker of each letter, by letter."""
     durations: tuple[int, ...]
-    """By letter, in ticks, at least 1."""
+    """The duration of each letter, by letter, in ticks, at least 1."""
     waits: tuple[tuple[tuple[int, int], ...], ...]
-    """By letter: (from its number to that of an action which starts before it, least ticks between the two starts)."""
+    """The waits of a letter, by letter: (from its number to that of an action which starts before it, least ticks
+    between the two starts)."""
     reversed_waits: tuple[tuple[tuple[int, int], ...], ...]
     """The pairs of `waits` in the work with time reversed, where an action waits for those that followed it."""
     acquires: tuple[Bytes, ...]
-    """By letter what is held from the start of the action on."""
+    """Bytes that an action takes at its start, by letter."""
     releases: tuple[Bytes, ...]
-    """By letter what is held to the end of the action."""
+    """Bytes that an action gives back at its end, by letter."""
     limits: tuple[Bytes, ...]
 
     @property
@@ -145,7 +146,7 @@ class Network:
         return [[self.action(number) for number in sequence] for sequence in self.sequences(starts)]
 
     def mirrored(self) -> "Network":
-        """The same work with time reversed."""
+        """The network of the same work with time reversed."""
         return replace(
             self,
             waits=self.reversed_waits,
@@ -157,7 +158,7 @@ class Network:
 
 @cache
 def inputs_of(num_stages: int) -> tuple[int, ...]:
-    """By letter the letter of another stage whose k-th must have ended before its own k-th starts, or NOTHING."""
+    """The letter that each letter waits for, by letter, or NOTHING: its k-th action ends before the own k-th starts."""
     found = []
     for stage in range(num_stages):
         found += [3 * stage - 3 if stage else NOTHING, 3 * stage + 4 if stage < num_stages - 1 else NOTHING, NOTHING]

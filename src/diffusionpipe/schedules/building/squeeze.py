@@ -119,7 +119,7 @@ def _reversed(network: Network, starts: Sequence[int]) -> list[int]:
 
 
 def _shortest(network: Network) -> list[int]:
-    """By worker its shortest duration."""
+    """The shortest duration of each worker's actions, by worker, in ticks."""
     found = [max(network.durations)] * len(network.limits)
     for worker, duration in zip(network.workers, network.durations, strict=True):
         found[worker] = min(found[worker], duration)
@@ -160,7 +160,7 @@ class _Row:
         self.changes: list[tuple[int, Bytes]] = []
         """(time, change of what is held), in order."""
         self.held: Bytes = 0
-        """After the last change."""
+        """Bytes that the worker holds after the last change."""
 
     def place(self, start: int, duration: int, acquired: Bytes, released: Bytes) -> int:
         """Place an action in the first gap from `start` on that is long enough and has room for it; the time."""

@@ -144,7 +144,7 @@ _ACTION = re.compile(r"\b\d+[A-Z][A-Z_]*\d+\b")
 
 
 def _places(text: str, *, is_csv: bool) -> Mapping[str, str]:
-    """By the text of an action where it is in the file; the last one of several."""
+    """The place of each action in the file, by the action's text; the last one of several."""
     if is_csv:
         return _places_in_rows(csv.reader(io.StringIO(text)), place_in_file)
     found: dict[str, str] = {}

@@ -42,7 +42,7 @@ MAX_FORWARDS = 1_000_000
 
 
 class Shape(StrEnum):
-    """Where the stages are."""
+    """The placement of the stages on the workers."""
 
     CHAIN = "chain"
     LOOP = "loop"
@@ -209,7 +209,7 @@ class _Run:
             heappush(self.moments, (end, other))
 
     def _stuck(self, sizes: dict[str, int]) -> str:
-        """Where every worker that has work left waits."""
+        """A text that names, for every worker that has work left, the action for which it waits."""
         waits = []
         for worker, parts in enumerate(self.parts):
             if not parts:

@@ -53,7 +53,7 @@ def rules_from_text(text: str, *, source: str) -> Rules:
 
 
 def _lines(text: str, problems: list[str]) -> dict[str, tuple[int, str]]:
-    """By key its line and its value."""
+    """The line number and the value of each key of a rules file, by key."""
     found: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].strip()

@@ -58,7 +58,7 @@ def with_probes(schedule: Schedule, shares: Mapping[str, Fraction]) -> Schedule:
 
 
 def _orders(placement: Placement, pipelines: Sequence[Pipeline], num_workers: int) -> list[list[Action]]:
-    """For each worker the probes: in each time slot, of those that can start, the one furthest down its pipeline."""
+    """The probes of each worker: in each time slot, of those that can start, the one furthest down its pipeline."""
     orders: list[list[Action]] = [[] for _ in range(num_workers)]
     done = {stage: pipeline.numbers.start for pipeline in pipelines for stage in pipeline.stages}
     while any(done[pipeline.stages[-1]] < pipeline.numbers.stop for pipeline in pipelines):

@@ -73,7 +73,7 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
 
 
 def _stuck(schedule: Schedule, streams: Streams) -> tuple[str, ...]:
-    """Where the schedule gets stuck."""
+    """The places at which the schedule gets stuck, one line for each; () if it does not."""
     try:
         graph_of(schedule, machine_of(streams))
     except ScheduleError as error:
