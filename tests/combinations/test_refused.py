@@ -139,7 +139,18 @@ CASES = {
         )
     ],
     (F.LORA, F.DIT): [adapters_on(tiny_dit, "transformer")],
-    (F.LORA, F.CONTROLNET): [adapters_on(tiny_controlled, "controlnet")],
+    (F.LORA, F.CONTROLNET): [
+        adapters_on(tiny_controlled, "controlnet"),
+        lambda: family_graph(
+            REGISTRY["StableDiffusionControlNetPipeline"],
+            {},
+            Objective(ObjectiveSettings(), {}),
+            resolution=8,
+            train=["text_encoder"],
+            dtype="float32",
+            lora=LoraSettings(rank=2),
+        ),
+    ],
     (F.SELF_CONDITIONING, F.LORA): [
         recipe_with(lora={"rank": 8}, objective={"self_conditioning": 0.5}),
         estimating("StableDiffusionPipeline", lora=LoraSettings(rank=2)),
@@ -151,7 +162,7 @@ CASES = {
     (F.FILL, F.NO_ENCODERS): [
         lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)
     ],
-    (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"})],
+    (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"}, training={"precision": "float32"})],
     (F.VERSIONS, F.SHARDED): [
         without_flush(sharded=True, data_parallel=2),
         recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),

@@ -42,7 +42,7 @@ from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettin
 from diffusionpipe.models.opening.hub import fetched
 from diffusionpipe.models.opening.meta import check_nulls, module_on_meta
 from diffusionpipe.models.opening.single_file import linked_folder, parts_in
-from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_adapter
+from diffusionpipe.models.parameters.lora import DENOISERS, LoraSettings, adapt, is_adapter
 from diffusionpipe.models.parameters.lora_targets import is_text_encoder
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
 from diffusionpipe.models.parameters.weights import fill, misfits_of
@@ -200,6 +200,8 @@ def _check_adapted(family: Family, chosen: Collection[str]) -> None:
     own = family.trainable[0]
     if not family.has_adapters:
         raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {own}")
+    if own not in DENOISERS:
+        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.DIT, trained=own, kind=family.components[own])}")
     able = (own, *(name for name, kind in family.components.items() if is_text_encoder(kind)))
     if others := [name for name in chosen if name not in able]:
         raise ModelError(

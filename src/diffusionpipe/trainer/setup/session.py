@@ -13,6 +13,7 @@ from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.base.self_conditioning import is_conditioned
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.parameters.lora_start import StartedAdapters
 from diffusionpipe.runtime.comm.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.compute.stage import Precision
@@ -131,7 +132,8 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     # Before planning, which may measure for minutes.
     sources = on_all(lambda: {name: path for one in opened.members for name, path in sources_of(one).items()})
-    started = on_all(lambda: started_of(opened))
+    # A checkpoint has the adapters of a resumed run, whose file may be gone.
+    started = StartedAdapters() if planning.is_resumed else on_all(lambda: started_of(opened))
     for text in started.said if job.membership.rank == 0 else ():
         logger.warning("lora.start: %s", text)
     plan = agree_on_plan(graph, model, recipe, job, planning)

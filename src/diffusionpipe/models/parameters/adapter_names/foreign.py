@@ -108,13 +108,18 @@ def from_foreign(
             f"{len(others) + len(set(unknown))} names are of no layer of {pipeline} that takes adapters, or no pair of "
             f"matrices: {_listed([*others, *dict.fromkeys(unknown)])}; was it trained from another model?"
         )
+    if single := [name for name, pair in found.items() if len(pair) < 2]:
+        raise ModelError(f"one matrix of two is missing: {_listed(single)}; the file is incomplete")
+    misfits = [_misfit(name, pair, known[_plain(name)], modules) for name, pair in found.items()]
+    if others := [text for text in misfits if text]:
+        raise ModelError(
+            f"{len(others)} of {len(found)} adapters are for layers of other sizes: {_listed(others)}; was it trained "
+            "from another model?"
+        )
     read: dict[str, dict[str, Adapter]] = {}
     for name, pair in found.items():
         component, layer = known[_plain(name)]
-        if len(pair) < 2:
-            raise ModelError(f"{name} has one matrix of two; the file is incomplete")
         down, up = pair["down"], pair["up"]
-        _check_sizes(name, layer, down, up, modules[component])
         rank = down.shape[0]
         factor = alphas[name] / rank if name in alphas else scale(component, layer.parts[0].module, rank)
         whole = Adapter(down=down, up=up, scale=factor, magnitude=magnitudes.get(name))
@@ -248,16 +253,18 @@ def _text_prefixes(component: str, kind: str, form: Form | None) -> set[str]:
     return own | {"lora_te_", "lora_te1_"} if component == "text_encoder" else own
 
 
-def _check_sizes(name: str, layer: Layer, down: Tensor, up: Tensor, module: nn.Module) -> None:
-    weight = module.get_submodule(layer.parts[0].module).weight
+def _misfit(
+    name: str, pair: Mapping[str, Tensor], place: tuple[str, Layer], modules: Mapping[str, nn.Module]
+) -> str | None:
+    """The sizes of an adapter and of its layer as text, where they differ."""
+    component, layer = place
+    weight = modules[component].get_submodule(layer.parts[0].module).weight
     assert isinstance(weight, Tensor)
-    rows = sum(part.rows for part in layer.parts)
-    if (up.shape[0], *down.shape[1:]) == (rows, *weight.shape[1:]) and up.shape[1] == down.shape[0]:
-        return
-    raise ModelError(
-        f"the adapter {name} is for a layer of {up.shape[0]} outputs and {tuple(down.shape[1:])} inputs; the model's "
-        f"has {rows} and {tuple(weight.shape[1:])}; was it trained from another model?"
-    )
+    here = (sum(part.rows for part in layer.parts), *weight.shape[1:])
+    there = (pair["up"].shape[0], *pair["down"].shape[1:])
+    if there == here and pair["up"].shape[1] == pair["down"].shape[0]:
+        return None
+    return f"{name} {there}, here {here}"
 
 
 def _listed(names: list[str]) -> str:
