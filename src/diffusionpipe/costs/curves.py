@@ -46,7 +46,7 @@ def ascending_means(values: Sequence[Seconds]) -> tuple[Seconds, ...]:
 
 
 def ascending_peaks(values: Sequence[Bytes]) -> tuple[Bytes, ...]:
-    """For each value the largest up to it.
+    """The largest of the values up to each value, by position.
 
     >>> ascending_peaks((1, 4, 2, 9))
     (1, 4, 4, 9)

@@ -59,9 +59,9 @@ class DeviceRates:
     """One device's rates."""
 
     name: str
-    """As the command line calls it."""
+    """The name of the device on the command line."""
     title: str
-    """As torch and profiles call it."""
+    """The name of the device in torch and in profiles."""
     device_type: str
     """"cpu" or "cuda"."""
     memory: Bytes

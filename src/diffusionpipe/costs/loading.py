@@ -1,4 +1,4 @@
-"""By how much data workers lengthen a step where they share cores with ranks: an estimate and its spread.
+"""The time by which data workers lengthen a step where they share cores with ranks: an estimate and its spread.
 
 Of n ranks on a machine with C cores, each with w workers, C - n cores are left to the workers. The work that does not
 fit there, S seconds of processor time for a step, lands on the m = min(C, n) cores of the ranks, at any time of a step:
@@ -41,7 +41,7 @@ class DataWorkers:
 
     machines: tuple[str, ...]
     cores: tuple[int, ...]
-    """That the rank may use."""
+    """Cores that each rank may use, by rank."""
     batches: tuple[Spread, ...]
     """Processor time for this rank's part of a batch."""
     workers: int
@@ -49,7 +49,7 @@ class DataWorkers:
 
 
 def added_by(workers: DataWorkers, *, iteration: Seconds, bubble: float, copies: int) -> Spread:
-    """By how much data workers lengthen a step; of several machines, where that is most.
+    """The time by which data workers lengthen a step; of several machines, on the one where it is longest.
 
     Args:
         workers: all of the job.

@@ -54,9 +54,9 @@ class LayerProfile:
     """Bytes of the forward at its peak where nothing is kept for a backward, its outputs included. A file without it
     leaves them to be bounded by activation and workspace."""
     kept: tuple[Bytes, ...] = ()
-    """Where the backward is split, bytes that op I leaves for op W, which needs inputs and output gradients of the
-    linear layers, convolutions and embeddings inside the layer, each storage once. () where they were not counted: then
-    they are all that the layer reads and writes, which is right of a layer that is one such module."""
+    """Bytes that op I leaves for op W where the backward is split. W needs inputs and output gradients of the linear
+    layers, convolutions and embeddings inside the layer, each storage once. () where they were not counted: then they
+    are all that the layer reads and writes, which is right of a layer that is one such module."""
     kept_reads: tuple[str, ...] = ()
     """Tensors that the layer reads and that stay for W besides, under the names with which they were written first;
     their bytes are not in `kept`."""

@@ -164,7 +164,7 @@ def sync(path: Path) -> None:
 
 
 def _write_in_place(path: Path, data: bytes) -> None:
-    """Without O_CREAT, which makes a regular file where a device has just gone."""
+    """Write the data into a device that exists, without O_CREAT, which makes a regular file where one has just gone."""
     descriptor = os.open(path, os.O_WRONLY)
     with open(descriptor, "wb") as file:
         file.write(data)

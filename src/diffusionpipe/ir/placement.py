@@ -1,4 +1,4 @@
-"""Where stages live, and which tensors flow between them.
+"""The workers that stages live on, and the tensors that flow between stages.
 
     Stage     a block of weights on a worker, handling a share of every micro-batch's samples
     Edge      which stage's output which stage reads, by tensor name
@@ -126,7 +126,7 @@ class Pipeline:
     is_ahead: bool = False
     """Frozen pipelines only: they encode the next iteration's batch, so nothing in this iteration waits for them."""
     first_sample: int = 0
-    """Where its samples begin in the batch: pipelines that train the same weights share the batch."""
+    """The first sample of the batch that the pipeline takes: pipelines that train the same weights share the batch."""
     probes_from: int | None = None
     """The first micro-batch that a probe runs; None: the pipeline is not a probe, and runs all."""
 

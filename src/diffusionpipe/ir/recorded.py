@@ -37,9 +37,9 @@ class Recorded:
     timeline: Timeline
     """When every action started, and how long it took. Its workers are ranks; the clock is one for all."""
     ends: tuple[Seconds, ...]
-    """By rank the end of its iteration, which waits for gradient sums too."""
+    """The end of each rank's iteration, by rank, in seconds; it waits for gradient sums too."""
     iteration: Seconds
-    """From the common start to the last end of all ranks."""
+    """The time from the common start to the last end of all ranks, in seconds."""
     step: Seconds
     """The time of an iteration, the update after it, and the rest of a step; without the wait for its batch."""
     layers: tuple[LayerTime, ...] = ()
@@ -49,4 +49,4 @@ class Recorded:
     num_disturbed: int = 0
     """Steps that do not count, because other programs used cores that the ranks needed."""
     loading: tuple[Seconds, ...] = ()
-    """By rank, the processor time of its data workers for a step; () where that is unknown."""
+    """The processor time of each rank's data workers for a step, by rank, in seconds; () where that is unknown."""

@@ -82,7 +82,7 @@ def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1)
 
 
 def place_in_file(row: int, cell: int) -> str:
-    """Where the cell of a row is in a CSV file; both are counted from 0."""
+    """The line and the cell of a CSV file, counted from 1, of a row and a cell that are counted from 0."""
     return f"line {row + 1}, cell {cell + 1}"
 
 

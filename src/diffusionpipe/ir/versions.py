@@ -21,13 +21,14 @@ class Versions(StrEnum):
     STASHED = "stashed"
     """Forwards read the newest weights, and a backward reads what its forward read (PipeDream)."""
     VERTICAL = "vertical"
-    """As stashed, but all stages read the version that the first stage reads (PipeDream with vertical sync)."""
+    """Forwards and backwards as "stashed", but all stages read the version of the first stage (PipeDream with vertical
+    sync)."""
     DELAYED = "delayed"
     """Forward and backward read weights that are a fixed number of steps old, on all stages alike (PipeDream-2BW)."""
     NEWEST = "newest"
     """Forward and backward read the newest weights, each when it runs (stale weights, TiMePReSt, PipeMare, PACI)."""
     PREDICTED = "predicted"
-    """As stashed, moved ahead by the optimizer's direction as far as they are old (SpecTrain, XPipe)."""
+    """Weights as "stashed", moved ahead by the optimizer's direction as far as they are old (SpecTrain, XPipe)."""
 
 
 Staleness = Mapping[tuple[int, Op], tuple[int, ...]]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def place_in_job() -> "Membership | None":
-    """Where torchrun has put this process; None if it did not start it.
+    """The rank and the job that torchrun has given this process; None if it did not start it.
 
     Raises:
         ConfigError: some of its variables are missing.

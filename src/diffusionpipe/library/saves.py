@@ -57,7 +57,7 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def unfinished(folder: Path, step: int) -> Path:
-    """Where the save of a step is written."""
+    """The folder in which the save of a step is written, before it gets its final name."""
     return folder / f".{_PREFIX}{step:08d}"
 
 

@@ -126,7 +126,7 @@ class Comparison:
 
 
 def _difference(one: Schedule, other: Schedule) -> str:
-    """Where the computations of two schedules differ first; "" where they are the same."""
+    """The first difference of the computations of two schedules, in words; "" where they are the same."""
     if one.num_workers != other.num_workers:
         return f"{one.name} has {one.num_workers} ranks, {other.name} has {other.num_workers}"
     for rank, orders in enumerate(zip(one.orders, other.orders, strict=True)):

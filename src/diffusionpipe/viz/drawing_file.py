@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVING = (".webp", ".gif", ".mp4")
-"""In which clips play; a PNG shows some of their frames side by side."""
+"""Endings of files in which clips play; a PNG shows some of their frames side by side."""
 ENDINGS = (".png", *MOVING)
 _MOST_OF_GIF = 50
 """Frames of a second. Browsers show a frame with a shorter delay for a tenth of a second."""

@@ -115,7 +115,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 def components(timelines: tuple[Timeline, ...], schedule: Schedule | None) -> dict[int, str]:
-    """For each fill that some timeline runs the name of its component; "frozen" where it has none or is not known."""
+    """The component of each fill that some timeline runs, by fill; "frozen" where it has none or is not known."""
     slots = {
         span.action.slot
         for timeline in timelines

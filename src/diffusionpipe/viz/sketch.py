@@ -117,7 +117,7 @@ class _Form:
 
     labels: tuple[str, ...]
     letters: tuple[str, ...]
-    """For bars too short for their labels."""
+    """Shorter labels, for bars that are too short for their labels."""
     has_stages: bool = False
     has_small_letters: bool = False
 

@@ -27,7 +27,7 @@ class Facts:
 
     host: str
     addresses: tuple[str, ...]
-    """To which the host's own name resolves."""
+    """The addresses to which the host's own name resolves."""
     listens: str
     """The address at which gloo awaits the other ranks; "" where the named interface has none."""
     interfaces: tuple[str, ...]
@@ -46,13 +46,13 @@ class Facts:
     device_free: Bytes = 0
     """Free memory of a GPU."""
     shared_memory: Bytes
-    """Size of /dev/shm; 0 where there is none."""
+    """Size of /dev/shm in bytes; 0 where there is none."""
     host_memory: Bytes
-    """That programs may still use; 0 where the system does not say."""
+    """Host memory that programs may still use, in bytes; 0 where the system does not say."""
     disk: Bytes
-    """Free in the run folder."""
+    """Free bytes on the disk of the run folder."""
     open_files: int
-    """That the process may have."""
+    """The number of files that the process may have open."""
 
 
 def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:

@@ -141,7 +141,7 @@ def _interfaces(facts: Sequence[Facts]) -> Finding:
 class _Need:
     name: str
     least: Bytes
-    """For each rank."""
+    """The least that each rank needs, in bytes."""
     remedy: str
 
 

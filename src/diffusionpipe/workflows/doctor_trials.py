@@ -36,7 +36,7 @@ MOST_PAIRS = 120
 REPEATS = 5
 PROBE: Bytes = 2**16
 TIME_OF_LINKS: Seconds = 8.0
-"""For all pairs together."""
+"""The time in which all pairs of ranks together are timed, in seconds."""
 MICROBATCHES = 2
 WIDTH = 8
 

@@ -26,7 +26,7 @@ class Expectation:
     iteration: Seconds | None
     update: Seconds | None
     loading: Spread | None = None
-    """By how much data workers lengthen a step, an estimate; None where they do not."""
+    """The time by which data workers lengthen a step, an estimate; None where they do not."""
     memory: tuple[Bytes, ...]
     """Memory of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
@@ -43,7 +43,7 @@ class Expectation:
 
 
 def loading_in(workers: "DataWorkers | None", plan: "Plan", iteration: Seconds, bubble: float) -> Spread | None:
-    """By how much data workers lengthen a step; None if they do not."""
+    """The time by which data workers lengthen a step; None if they do not."""
     if workers is None:
         return None
     found = added_by(workers, iteration=iteration, bubble=bubble, copies=plan.mesh.data_parallel)

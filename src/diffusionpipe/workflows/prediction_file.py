@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def prediction_file(plan_file: Path) -> Path:
-    """Where the prediction of a plan file is."""
+    """The file with the prediction of a plan file."""
     return plan_file.with_suffix(".timeline.json")
 
 

@@ -54,7 +54,7 @@ class ProfileKey:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where profiles are kept."""
+    """The folder in which profiles are kept."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffusionpipe" / "profiles"
 
 

@@ -89,7 +89,7 @@ def _problems_of_orders(pipeline: "PipelineSection", num_ranks: int) -> Iterator
 def _problems_of_versions(
     pipeline: "PipelineSection", learning_rate: "LearningRateSection", num_stages: int
 ) -> Iterator[str]:
-    """Without a flush: the schedule has a window, its delay is long enough, and rates by staleness have an effect."""
+    """Problems of training without a flush: no window, too short a delay, rates by staleness without effect."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.passes import with_versions

@@ -53,7 +53,7 @@ class Command:
 
 
 class CheckReport(Protocol):
-    """Where a check says what it found."""
+    """The receiver of the results of a check."""
 
     def corrected(self, found: "Correction", profile: Path, stages: Mapping[int, int]) -> None:
         """Show the correction, and the file of the corrected profile.

@@ -39,7 +39,7 @@ class SampleSize:
 
     @property
     def clip(self) -> "Clip | None":
-        """None for square pictures."""
+        """The size of a clip or of a picture that is not square; None for square pictures."""
         from diffusionpipe.trainer.model.members import clip_of_size
 
         return clip_of_size(self.resolution, self.height, self.frames)
@@ -160,7 +160,7 @@ def validation_of(run: Path) -> Path | None:
 
 
 def recipe_of(run: Path) -> Path:
-    """Where the resolved recipe of a run, of its export/ or of a folder in its adapters/ is."""
+    """The resolved recipe of a run, of its export/ or of a folder in its adapters/."""
     places = [run, run.parent, *([run.parent.parent] if run.parent.name == _OF_CHECKPOINTS else [])]
     return next((place / _RECIPE for place in places if (place / _RECIPE).is_file()), run.parent / _RECIPE)
 

@@ -1,4 +1,4 @@
-"""Where `diffusionpipe sample` draws: in this process, or over several ranks, each with a part of the model."""
+"""The ranks that `diffusionpipe sample` draws on: this process, or several ranks, each with a part of the model."""
 
 import os
 import sys

@@ -212,7 +212,7 @@ def _size(run: Path, model: "TrainedModel", asked: Asked) -> "SampleSize":
 
 
 def _precision(run: Path, asked: str | None) -> "Precision":
-    """In which the denoiser computes.
+    """The precision in which the denoiser computes.
 
     Raises:
         ConfigError: there is no such precision to draw in.

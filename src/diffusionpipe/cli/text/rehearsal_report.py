@@ -22,7 +22,7 @@ class Outcome:
 
     result: Rehearsed
     size: Size
-    """As it was predicted."""
+    """The number and the lengths of the iterations, as they were predicted."""
     link: Link
     scale: float
     bytes_scale: float

@@ -184,7 +184,7 @@ def _examine(meeting: Meeting, folder: Path, report: Report) -> tuple[tuple[Fact
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where the findings go: to the terminal, and to a file if one is asked for."""
+    """The output of the findings: the terminal, and a file if one is asked for."""
 
     out: Path | None
     full: bool

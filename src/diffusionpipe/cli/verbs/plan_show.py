@@ -27,14 +27,14 @@ HEADS = ("stage", "rank", "ranks", "samples", "layers", "from", "to", "idle", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Where the times are from."""
+    """The timeline of a plan, and the origin of its times."""
 
     source: str
     timeline: Timeline
     axis: viz.TimeAxis
     setting: Setting | None = None
     proposal: Proposal | None = None
-    """None where no profile is known, so there is neither an update nor memory."""
+    """The plan's simulation with its update and memory; None where no profile is known."""
     workload: str = ""
     """The assumptions about the training besides the model."""
 
@@ -111,7 +111,7 @@ def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
 
 
 def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> _Times:
-    """By a profile and a cluster that the user names."""
+    """The times of the plan with a profile and a cluster that the user names."""
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.errors import ConfigError
@@ -159,7 +159,7 @@ def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> _Tim
 
 
 def _found(plan: Plan, plan_file: Path) -> _Times:
-    """By the files beside the plan; without any, in equal units."""
+    """The times of the plan with the files beside it; without any, in equal units."""
     from diffusionpipe import viz
     from diffusionpipe.simulator import simulate, uniform_costs
     from diffusionpipe.workflows.prediction_file import read_prediction
@@ -287,7 +287,7 @@ def _stages(plan: Plan) -> list[Sequence[str]]:
 
 
 def _frozen(plan: Plan) -> str:
-    """Where the frozen layers run, and when."""
+    """The tensors of diffusers that each tensor of the authors' file joins, by name, from its first row to its last."""
     from diffusionpipe.ir import Op
 
     placement = plan.train.placement

@@ -280,7 +280,7 @@ def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> di
 def end_line(
     measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
 ) -> str:
-    """Where the time of the median step went, in a line; and rank 0's peak of memory in GiB, if it is known."""
+    """A line of the parts of the median step's time, and of rank 0's peak of memory in GiB, if it is known."""
     pairs: dict[str, object] = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
     pairs |= _predicted(expected)
     if corrected is not None:
@@ -295,7 +295,7 @@ def end_line(
 def end_table(
     measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
 ) -> "Table":
-    """Where the time of the median step went, for a terminal; and rank 0's peak of memory in GiB, if it is known."""
+    """A table of the parts of the median step's time, and of rank 0's peak of memory in GiB, if it is known."""
     from rich.table import Table
 
     predicted = {"step": expected.step, "iteration": expected.iteration, "update": expected.update}

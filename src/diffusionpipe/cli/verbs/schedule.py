@@ -271,7 +271,7 @@ def _number(value: float) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Without the noise of sums of decimal fractions; integers stay integers."""
+    """The value without the noise of sums of decimal fractions; integers stay integers."""
     return value if isinstance(value, int) else round(value, 12)
 
 

@@ -134,7 +134,7 @@ def _placement_text(answer: Answer) -> str:
 
 
 def _origin_text(family: str) -> str:
-    """Where the orders come from."""
+    """The origin of the orders in words: the published family, or the rule of the search."""
     name, is_improved = family.rstrip("+"), family.endswith("+")
     if name == "search drawn":
         origin = "by a randomly chosen rule of the search"

@@ -65,7 +65,8 @@ LINKS = {
         network_latencies=(25, 80), host=50,
     ),
 }  # fmt: skip
-"""By name: PCI Express through the host's memory, from device to device ("direct"), and NVLink by generation."""
+"""The kinds of links, by name: PCI Express through the host's memory, from device to device ("direct"), and NVLink by
+generation."""
 
 
 def linked(name: str, devices: tuple[tuple[Device, int], ...], link: str) -> Cluster:

@@ -91,7 +91,7 @@ class Clip:
         return (3, *(() if self.frames == 1 else (self.frames,)), self.height, self.width)
 
     def __str__(self) -> str:
-        """For people."""
+        """The frames and the pixels of the clip in words."""
         size = f"{self.width} x {self.height} pixels"
         return size if self.frames == 1 else f"{self.frames} frames of {size}"
 
@@ -127,7 +127,7 @@ class Family:
     """The guidance that diffusers' pipeline gives a distilled model, one with guidance embeddings, by default; None for
     a pipeline without such models."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
-    """For raw inputs that are more than the caption's tokens."""
+    """The prompts of raw inputs that are more than the caption's tokens, by the input's name."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json for which there is no adapter; they must be empty."""
     settings: Mapping[str, object] = field(default_factory=dict)

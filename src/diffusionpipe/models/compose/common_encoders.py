@@ -38,7 +38,7 @@ class Opened:
 
 
 def common_encoders(models: Mapping[str, Opened]) -> dict[str, dict[str, str]]:
-    """For each model its components that an earlier model has alike: component -> that model."""
+    """The components of each model that an earlier model has alike, by model: component -> that earlier model."""
     found: dict[str, dict[str, str]] = {}
     for name, model in models.items():
         earlier = {other: models[other] for other in found}

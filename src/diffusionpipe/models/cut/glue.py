@@ -87,7 +87,7 @@ def tables_of(layers: Iterable[Layer]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where values are computed."""
+    """The module, the device and the batch size with which the values of nodes are computed."""
 
     exported: Exported
     root: nn.Module

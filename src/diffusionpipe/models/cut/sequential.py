@@ -31,9 +31,9 @@ class _Value:
     names: tuple[str, ...]
     """The names of its tensors in the graph."""
     dimensions: tuple[int, ...] = (0,)
-    """Where each has its samples."""
+    """The dimension of each tensor along which its samples lie, by tensor."""
     tree: pytree.TreeSpec | None = None
-    """How they are put together; None for a tensor alone."""
+    """The structure that the tensors form together; None for a tensor alone."""
 
     def parts(self, value: Any) -> tuple[Tensor, ...]:
         """The tensors of the graph."""

@@ -106,7 +106,7 @@ def _predict(
     upsampled: Tensor | None = None,
     noise_level: Tensor | None = None,
 ) -> Tensor:
-    """As diffusers' pipelines call the U-Net, (B, 2C, H, W); the second half of the channels states variances."""
+    """The output of the U-Net, (B, 2C, H, W), called as diffusers' pipelines do; the second half states variances."""
     read = noisy if upsampled is None else torch.cat([noisy, upsampled], dim=1)
     output: Tensor = unet(
         read.to(weights),

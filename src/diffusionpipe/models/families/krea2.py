@@ -11,9 +11,9 @@ from diffusionpipe.models.families.described import Described, Text, exactly, fa
 from diffusionpipe.models.families.qwen_image import PREFIX, SUFFIX
 
 _LAYERS = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
-"""States that are read."""
+"""Numbers of the encoder's hidden states that the transformer reads."""
 _PROMPT = Prompt(length=512 + 34, template=PREFIX + "{}", suffix=SUFFIX, dropped=34)
-"""As diffusers' pipeline encodes captions, with its `max_sequence_length` of 512."""
+"""The prompt that diffusers' pipeline encodes around a caption, with its `max_sequence_length` of 512."""
 
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:

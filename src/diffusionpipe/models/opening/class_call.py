@@ -30,21 +30,22 @@ class Grid:
     """A sample as the transformer sees it: cells of latents, each a latent or a token of several, and a text."""
 
     clip: Clip
-    """Its size in pixels."""
+    """The size of the sample in pixels."""
     frames: int
     height: int
     width: int
     text: int
-    """Tokens."""
+    """The number of text tokens."""
 
     @property
     def cells(self) -> int:
-        """How many there are."""
+        """The number of cells of the sample."""
         return self.frames * self.height * self.width
 
 
 Shape = Callable[[Config, Grid], tuple[int, ...] | None]
-"""None: the model of this configuration has no such argument."""
+"""A function of the shape of an argument without its samples; None: the model of this configuration has no such
+argument."""
 Tensors = Mapping[str, Tensor]
 Made = Callable[[Config, Grid, Tensors], object]
 """`made(configuration, grid, arguments that there are for each sample)`."""
@@ -56,32 +57,32 @@ def text_states(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def picture(config: Config, grid: Grid) -> tuple[int, ...]:
-    """(C, H, W)."""
+    """The shape of a picture's latents, (C, H, W)."""
     return config["in_channels"], grid.height, grid.width
 
 
 def clip(config: Config, grid: Grid) -> tuple[int, ...]:
-    """(C, F, H, W)."""
+    """The shape of a clip's latents, (C, F, H, W)."""
     return config["in_channels"], grid.frames, grid.height, grid.width
 
 
 def frames_first(config: Config, grid: Grid) -> tuple[int, ...]:
-    """(F, C, H, W)."""
+    """The shape of a clip's latents with frames first, (F, C, H, W)."""
     return grid.frames, config["in_channels"], grid.height, grid.width
 
 
 def tokens(config: Config, grid: Grid) -> tuple[int, ...]:
-    """(N, C)."""
+    """The shape of latents as tokens, (N, C): a token for each cell."""
     return grid.cells, config["in_channels"]
 
 
 def sound(config: Config, grid: Grid) -> tuple[int, ...]:
-    """(C, N)."""
+    """The shape of sound latents, (C, N)."""
     return config["in_channels"], grid.frames
 
 
 def vector(name: str) -> Shape:
-    """As wide as a field says, if it does."""
+    """A shape function of a vector whose width is this field of the configuration; none without the field."""
     return lambda config, grid: None if config.get(name) is None else (config[name],)
 
 

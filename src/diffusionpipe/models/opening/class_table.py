@@ -57,7 +57,7 @@ def _layers_of_text(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def _before_picture(shape: Shape) -> Shape:
-    """With rows for the tokens of the text, too."""
+    """A shape function with rows for the tokens of the text, before the rows of the picture."""
 
     def longer(config: Config, grid: Grid) -> tuple[int, ...]:
         found = shape(config, grid)

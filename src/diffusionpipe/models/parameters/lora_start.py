@@ -31,7 +31,8 @@ class StartedAdapters:
     """The values that the adapters of a graph start from."""
 
     values: Mapping[str, Tensor] = field(default_factory=dict)
-    """By canonical name; a value of a lower rank than its parameter is the first part of it."""
+    """The first values of the adapters, by canonical name; a value of a lower rank is the first part of its
+    parameter."""
     said: tuple[str, ...] = ()
     """Sentences for the user about resized adapters, and about layers without an adapter in the file."""
 

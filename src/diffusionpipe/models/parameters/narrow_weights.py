@@ -42,11 +42,11 @@ class _Widening:
 
     @property
     def tables(self) -> Any:
-        """As the layer's own; None if it has none."""
+        """The tables of the layer's own `run`; None if it has none."""
         return getattr(self.layer.run, "tables", None)
 
     def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As the layer's own."""
+        """The outputs of the layer's own `run`, with its narrow weights in float32 outside autocast."""
         narrow = dict.fromkeys(p for p in own_parameters(self.layer, component) if is_narrow(p))
         if not narrow or torch.is_autocast_enabled(next(iter(narrow)).device.type):
             return self.layer.run(component, *tensors)

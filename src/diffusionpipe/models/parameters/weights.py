@@ -230,12 +230,12 @@ def _magnitudes(component: nn.Module, values: Mapping[str, Tensor], dtype: torch
 
 
 def _place_randomly(pooling: Any) -> None:
-    """As diffusers' constructor does."""
+    """Draw the positional embedding of a pooling layer at random, as diffusers' constructor does."""
     nn.init.normal_(pooling.positional_embedding, std=pooling.positional_embedding.shape[-1] ** -0.5)
 
 
 def _keep_scale(norm: Any) -> None:
-    """As diffusers' constructor does."""
+    """Set the norm's weights to 1 and its biases to 0, as diffusers' constructor does."""
     for name, parameter in norm.named_parameters(recurse=False):
         nn.init.constant_(parameter, 0.0 if name == "bias" else 1.0)
 

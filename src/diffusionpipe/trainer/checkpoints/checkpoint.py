@@ -72,7 +72,7 @@ class Saving:
     ) -> None:
         """All ranks have the same step and state (JSON values). The first rank calls `published` with the folder."""
         self.path = run_folder / FOLDER / f"step-{step:08d}"
-        """Where the checkpoint will be."""
+        """The folder that the checkpoint will have."""
         self._run_folder, self._step, self._state, self._group = run_folder, step, state, group
         self._is_first, self._published = rank_in(group) == 0, published
         self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")

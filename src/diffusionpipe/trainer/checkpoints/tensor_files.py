@@ -147,7 +147,7 @@ class _PiecewiseFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """As the class above."""
+        """A file to write to, whose content goes to the disk piece by piece."""
         with io.BufferedWriter(_PiecewiseFile(path, mode, self._between)) as stream:
             yield stream
 
@@ -160,7 +160,7 @@ class _PiecewiseFile(io.FileIO):
         self._between, self._unsynced = between, 0
 
     def write(self, data: "ReadableBuffer") -> int:
-        """As of any file."""
+        """Write up to a piece of the data, and sync the file after each whole piece; the number of bytes written."""
         written = super().write(memoryview(data)[:_PIECE])
         self._unsynced += written
         if self._unsynced >= _PIECE:

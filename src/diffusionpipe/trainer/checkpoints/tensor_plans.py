@@ -30,7 +30,7 @@ class Offer:
 
     name: str
     dtype: str
-    """Without "torch."."""
+    """The type of the tensor without "torch.", e.g. "float32"."""
     shape: tuple[int, ...]
     requires_grad: bool
     is_pinned: bool
@@ -44,9 +44,9 @@ class Written:
     file: str
     offset: Bytes
     length: Bytes
-    """In the file."""
+    """Bytes that the tensor takes in the file."""
     size: Bytes
-    """As DCP counts it."""
+    """Bytes of the tensor as DCP counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def _item(offer: Offer) -> WriteItem:
 
 
 def shares_of(offers: Sequence[Sequence[Offer]], decided: Sequence[SavePlan]) -> tuple[tuple[int, ...], ...]:
-    """By rank, which of its offers it writes, in the order of writing, as positions in them."""
+    """The offers that each rank writes, by rank, as positions among its offers in the order of writing."""
     positions = [{offer.name: position for position, offer in enumerate(of_rank)} for of_rank in offers]
     return tuple(
         tuple(known[item.index.fqn] for item in plan.items) for known, plan in zip(positions, decided, strict=True)

@@ -15,7 +15,7 @@ from diffusionpipe.trainer.setup.session import Session
 
 
 def sample_folder(run_folder: Path, step: int) -> Path:
-    """Where the pictures drawn after a step are kept; the grid has the same name with .png."""
+    """The folder of the pictures that are drawn after a step; the grid has the same name with .png."""
     return run_folder / "samples" / f"step-{step:08d}"
 
 

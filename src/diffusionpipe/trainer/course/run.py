@@ -342,7 +342,7 @@ def is_flush(recipe: Recipe, step: int) -> bool:
 
 
 def _reading_weights(recipe: Recipe) -> tuple[int | None, ...]:
-    """After how many steps the weights are read outside of training."""
+    """The intervals, in steps, after which the weights are read outside of training; None for a reader that is off."""
     return recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.num_steps
 
 

@@ -61,9 +61,9 @@ class Hooks:
     """Refuses a plan file that does not fit in memory; None for no check."""
     save_grid: SaveGrid
     profiles: ProfileCache | None = None
-    """Where profiles of other runs are; None to measure always."""
+    """The cache of profiles of other runs; None to measure always."""
     screen: Screen = field(default_factory=Screen)
-    """Where rank 0 shows what is under way."""
+    """The screen on which rank 0 shows the work under way."""
     judge: PredictionMonitor | None = None
     """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""
     stated: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class BatchSource:
     """The tensors that the model reads: its graph's raw inputs."""
     seed: int
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
-    """For each raw input that is one of `TOKENS`."""
+    """The tokenizers of raw inputs that are one of `TOKENS`, by the input's name."""
     null_label: int | None = None
     """The label of dropped labels, above all others; needed for "labels"."""
     augmentation: Augmentation = Augmentation()
@@ -111,7 +111,7 @@ class View(NamedTuple):
     """The place of the cut, as in `images.load_levels`."""
     flip: bool
     start: float
-    """Where in a clip its frames begin, as in `clips.load_clip`."""
+    """The place in a clip at which its frames begin, as in `clips.load_clip`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

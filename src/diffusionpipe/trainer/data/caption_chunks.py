@@ -23,7 +23,7 @@ _LONG_WORD = 8
 def chunked_rows(
     tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], num_chunks: int, length: int
 ) -> list[list[list[int]]]:
-    """For each text its first `num_chunks` chunks, each of `length` tokens."""
+    """The first `num_chunks` chunks of each text, each of `length` tokens, by text."""
 
     def rows(parts: Sequence[str]) -> list[list[int]]:
         found: list[list[int]] = tokenizer(list(parts), padding="max_length", max_length=length, truncation=True)[

@@ -47,7 +47,7 @@ class Metadata:
     """All metadata files of a folder."""
 
     descriptions: dict[str, Description]
-    """By the picture's path below the folder, with "/"."""
+    """The descriptions of pictures, by the picture's path below the folder, with "/"."""
     problems: tuple[str, ...]
     """Lines that cannot be used, with file and line number."""
 

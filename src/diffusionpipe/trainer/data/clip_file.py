@@ -97,7 +97,7 @@ def problem_of_end(path: Path) -> str | None:
 
 
 def _end_of_boxes(file: BinaryIO, size: int) -> int:
-    """Where the last box of an MP4 or QuickTime file ends."""
+    """The byte at which the last box of an MP4 or QuickTime file ends."""
     end = 0
     while end + 8 <= size:
         file.seek(end)
@@ -112,7 +112,7 @@ def _end_of_boxes(file: BinaryIO, size: int) -> int:
 
 
 def _end_of_matroska(file: BinaryIO) -> int:
-    """Where the part with the frames ends."""
+    """The byte at which the part with the frames ends; 0 where the file does not say."""
     for name in (_MASTER, _SEGMENT):
         if file.read(4) != name:
             return 0

@@ -22,7 +22,7 @@ from diffusionpipe.trainer.data.clip_file import Key, opened_clip, problem_of_en
 from diffusionpipe.units import Seconds
 
 _ROUNDED: Seconds = 1e-3
-"""By less than this, rounding moves a frame against another one."""
+"""Seconds by which rounding moves a frame against another one at most."""
 _NTSC = Fraction(1000, 1001)
 """The factor of a whole number: the rates of American television, e.g. 29.97."""
 EXACT: Seconds = 1e-6
@@ -42,11 +42,11 @@ class Timeline:
     stamps: tuple[int, ...]
     """Times in the units of the file, sorted."""
     times: tuple[Seconds, ...]
-    """Since the first frame."""
+    """Times of the frames since the first frame, in seconds."""
     seconds: Seconds
-    """How long the clip is."""
+    """The length of the clip in seconds."""
     keys: tuple[Key, ...]
-    """Sorted."""
+    """The key frames of the clip, sorted."""
     aspect: float
     """Width of a pixel, for a height of 1."""
     is_counted: bool
@@ -62,7 +62,7 @@ class Timeline:
         return bisect_right(self.times, seconds + EXACT) - 1
 
     def starts_before(self, frame: int) -> list[Key | None]:
-        """Where decoding of a frame may begin, the nearest first; None: at the beginning of the file.
+        """The key frames from which decoding of a frame may begin, the nearest first; None: the beginning of the file.
 
         A frame that a key frame needs from the group before is not decoded after a seek, so the nearest may fail.
         """

@@ -33,7 +33,7 @@ class _Reading:
     """How the levels of pictures with a profile become sRGB's."""
 
     transform: ImageCms.ImageCmsTransform | None = None
-    """None: they stay."""
+    """The transform of the levels; None: they stay."""
     problem: str | None = None
     """Why the profile cannot be applied."""
 

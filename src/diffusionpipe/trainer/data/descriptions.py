@@ -22,7 +22,7 @@ class Known:
     """The descriptions in a folder's files of its pictures."""
 
     descriptions: dict[str, Description]
-    """By the names that the pictures have."""
+    """Descriptions of pictures, by the picture's name."""
     lists: dict[str, Description]
     """The descriptions in metadata.json, for pictures that no other file describes."""
     sidecars: dict[str, str]

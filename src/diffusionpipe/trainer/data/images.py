@@ -113,7 +113,7 @@ def load_levels(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where a piece is cut out of a picture."""
+    """The size to which a picture is resized, and the corner of the piece that is cut out of it, in pixels."""
 
     resized: Size
     left: int

@@ -77,7 +77,7 @@ class StepLoader:
         return workers
 
     def _pinned(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
-        """The same in page-locked memory; a thread copies the next batch while this one is used."""
+        """The batches of the steps in page-locked memory; a thread copies the next batch while this one is used."""
         with ThreadPoolExecutor(1) as pool, closing(self._started(steps)) as workers:
 
             def take(step: int) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 def place_of(position: int, num_samples: int, growth: Growth = ()) -> Place:
-    """Where a position is; `num_samples` are all samples, the growth included.
+    """The epoch of a position and its place there; `num_samples` are all samples, the growth included.
 
     >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
     [Place(epoch=0, number=19, size=20), Place(epoch=1, number=19, size=20), Place(epoch=2, number=0, size=25), \

@@ -30,9 +30,9 @@ class Skipped:
     """One sample of one step that was replaced, or one that was left out of all steps."""
 
     step: int | None
-    """Steps done before; None: it was left out."""
+    """The number of steps done before; None: the sample was left out of all steps."""
     position: int | None
-    """In the global batch."""
+    """The position of the sample in the global batch."""
     skipped: str
     instead: str | None
     reason: str
@@ -40,12 +40,12 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipping:
-    """Where skipped pictures are listed, and how many there may be."""
+    """The folder with the list of skipped pictures, and the most that there may be."""
 
     folder: Path
-    """The run's."""
+    """The run's folder."""
     most: int
-    """Different pictures."""
+    """The most different pictures that may be skipped."""
 
     def leave_out(self, reasons: Mapping[str, str]) -> None:
         """List pictures that are not used at all, by their names.

@@ -58,21 +58,21 @@ class Example:
 
     prompt: str = _PROMPT
     label: int = 0
-    """For a model of classes."""
+    """The class to draw, for a model of classes."""
     num_classes: int | None = None
     """Number of classes of a class-conditional model."""
     steps: int = 30
     guidance: Guidance
     resolution: int | None = None
-    """In pixels; None: as large as the pipeline chooses."""
+    """The resolution in pixels; None: as large as the pipeline chooses."""
     height: int | None = None
-    """None: as `resolution`."""
+    """The height in pixels; None: the same as `resolution`."""
     frames: int | None = None
     """Frames of a clip; None: a picture."""
     frame_rate: float | None = None
     """Frames of a clip in a second; None: `PLAYED`."""
     captions: CaptionReading = WHOLE
-    """How prompts are read."""
+    """The way in which prompts are read."""
 
 
 def snippet(

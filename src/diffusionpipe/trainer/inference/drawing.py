@@ -77,7 +77,7 @@ def in_levels(values: Tensor) -> list[Picture]:
 
 
 def decode_exactly(folder: Path, latents: Tensor, variant: str | None = None) -> Tensor:
-    """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU.
+    """The pictures of latents with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU.
 
     Latents of a model without a VAE are the pictures themselves.
     """

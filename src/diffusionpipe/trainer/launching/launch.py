@@ -166,7 +166,7 @@ def _agent(
 
 
 def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[str, str]) -> "LogsSpecs":
-    """Where the agent sends the ranks' output and looks for their notes, and its additions to their environment."""
+    """The places of the ranks' output and notes for torchrun's agent, and its additions to the ranks' environment."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     added = {

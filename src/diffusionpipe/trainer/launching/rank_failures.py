@@ -115,5 +115,5 @@ def _end_of_log(log_folder: Path, rank: int) -> list[str]:
 
 
 def output_file(log_folder: Path, rank: int, stream: str) -> Path:
-    """Where a rank above 0 writes its stream "out" or "err"."""
+    """The file to which a rank above 0 writes its stream "out" or "err"."""
     return log_folder / f"rank_{rank}.{stream}"

@@ -33,7 +33,7 @@ class Weights:
     graph: LayerGraph
     model: ModelGraph
     sources: Mapping[str, StoredWeights | None]
-    """By component, as `materialize` wants them."""
+    """The stored weights of each component, by component, as `materialize` takes them."""
     dtype: torch.dtype
     frozen_dtype: torch.dtype | None
     seed: int

@@ -284,7 +284,7 @@ def open_model(recipe: Recipe, job: Job) -> Model:
 
 
 def sources_of(member: Member) -> dict[str, StoredWeights | None]:
-    """Where the weights of a model's components are, by their names in the graph of all.
+    """The stored weights of a model's components, by the components' names in the graph of all models.
 
     Raises:
         ModelError: as `weight_sources`.

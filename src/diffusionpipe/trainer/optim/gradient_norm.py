@@ -46,7 +46,7 @@ def scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
 
 
 def _device(gradients: Sequence[Tensor]) -> torch.device:
-    """Where the gradients are."""
+    """The device of the gradients; the CPU if there are none."""
     return gradients[0].device if gradients else torch.device("cpu")
 
 

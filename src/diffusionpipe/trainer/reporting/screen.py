@@ -63,7 +63,7 @@ class Work:
         self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
 
     def write(self, done: float, total: float, text: str) -> None:
-        """The same on a terminal alone, with a text of one's own."""
+        """Show the progress on a terminal alone, with a text of one's own."""
         if self._bars is None or self._task is None:
             return
         self._bars.update(self._task, completed=done, total=total, text=text)
@@ -109,7 +109,7 @@ def steps_of(work: Work) -> Callable[[int, int], None]:
 
 
 class Screen:
-    """Where work under way is shown. Mutable: holds the bars that are there."""
+    """The place that shows work under way. Mutable: holds the bars that are there."""
 
     def __init__(
         self,

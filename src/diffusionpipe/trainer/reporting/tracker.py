@@ -19,7 +19,7 @@ class Shown:
     picture: NDArray[np.uint8]
     """(H, W, 3)."""
     path: Path
-    """Where it is kept."""
+    """The file in which the picture is kept."""
 
 
 class Tracker(Protocol):

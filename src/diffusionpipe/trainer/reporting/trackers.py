@@ -1,4 +1,4 @@
-"""Where a run's numbers and pictures go besides its folder: TensorBoard, W&B, trackio, MLflow, ... Rank 0 records.
+"""The places of a run's numbers and pictures besides its folder: TensorBoard, W&B, trackio, MLflow, ... Rank 0 records.
 
 In metrics.jsonl "loss", "step_s" and "validation_loss"; in every tracker "train/loss", "speed/step_s" and
 "validation/loss". A picture is "samples/000-a-blue-tit", with its prompt; the resolved recipe is there as well.

@@ -36,11 +36,11 @@ class Planning:
 
     make_plan: MakePlan
     shelf: ProfileCache | None = None
-    """Where profiles of other runs are, and where this one's goes; None to measure always."""
+    """The cache of profiles of other runs, which takes this one's too; None to measure always."""
     check_plan: CheckPlan | None = None
     """Looks at a plan file before the weights are loaded; None: no look. The same on all ranks."""
     screen: Screen = field(default_factory=Screen)
-    """Where rank 0 shows what is measured."""
+    """The screen on which rank 0 shows the progress of measurements."""
     is_resumed: bool = False
     """Whether the run continues from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
 

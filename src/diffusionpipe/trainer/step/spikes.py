@@ -46,7 +46,7 @@ class Spikes:
         return None
 
     def state(self) -> dict[str, object]:
-        """For a checkpoint's state, so that a resumed run judges alike; empty where nothing is judged."""
+        """The past values, for the state of a checkpoint: a resumed run judges alike. Empty where nothing is judged."""
         past = {name: list(values) for name, values in self._past.items()}
         return {} if self.reaction is OnSpike.NONE else {_KEY: past}
 

@@ -47,7 +47,7 @@ class _Times:
     busy: float
     """The part of the window in which it computed."""
     iteration: Seconds
-    """Without its part of the wait for the batches that begin in it."""
+    """The time of the window without its part of the wait for the batches that begin in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class _Window:
     waited: Seconds
     """The host's wait for the batches that begin in it."""
     seconds: Seconds
-    """The host's, without that wait."""
+    """The host's time for the window, without its wait for these batches."""
 
 
 class WindowStepper:

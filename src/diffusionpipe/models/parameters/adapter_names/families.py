@@ -80,7 +80,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "AuraFlowPipeline": Form(prefix="transformer.", is_original=False),
 }
-"""By the pipeline class in model_index.json."""
+"""The form of adapter files that other programs read, by the pipeline class in model_index.json."""
 
 
 def text_layer(prefix: str, module: str, kind: str) -> str:

@@ -24,7 +24,7 @@ class Part:
     module: str
     """diffusers' name of it, e.g. "transformer_blocks.0.attn.to_q"."""
     rows: int
-    """Its outputs."""
+    """The number of outputs of the layer in diffusers, which are rows of the original one."""
     is_swapped: bool = False
     """Whether its halves are in the other order, as scale and shift of some last norms are."""
 
@@ -34,7 +34,7 @@ class Layer:
     """An original layer, and the layers of diffusers whose outputs it joins, from its first row to its last."""
 
     name: str
-    """Without ".weight", e.g. "double_blocks.0.img_attn.qkv"."""
+    """The name of the original layer without ".weight", e.g. "double_blocks.0.img_attn.qkv"."""
     parts: tuple[Part, ...]
 
 
@@ -218,7 +218,8 @@ _CONVERTERS: Mapping[str, _Converter] = {
         ),
     ),
 }
-"""By the class of the component. Denoisers of all other classes have their authors' names in diffusers too."""
+"""The converter of each component class with names of its own. Other denoisers have their authors' names in diffusers
+too."""
 
 
 class _Numbered(dict[str, Tensor]):
@@ -287,7 +288,7 @@ def _converted(
 
 
 def original_tensors(kind: str, modules: Collection[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """For each tensor of the authors' file the tensors of diffusers that it joins, from its first row to its last.
+    """The tensors of diffusers that each tensor of the authors' file joins, by name, from its first row to its last.
 
     `modules` are all modules of a component of class `kind` that hold tensors. The names of tensors that the component
     does not have may be among them.

@@ -60,7 +60,7 @@ class Origin:
 
 
 def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Origin] | None:
-    """For each tensor of a component of class `kind` its origin in a file of these shapes; None if the file lacks it.
+    """The origins in a file of these shapes of a component's tensors, by tensor; None if the file lacks the component.
 
     Raises:
         KeyError, ValueError, IndexError, RuntimeError: the converter does not find the tensors that it needs.
