@@ -66,13 +66,13 @@ class Threads:
         self._ranks = self._threads.run(build)
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """See `Crew`."""
+        """Call the method of that name on every rank; the results of all ranks, in their order; see `Crew`."""
         return self._threads.run(lambda rank, _: getattr(self._ranks[rank], name)(*arguments))
 
     here = everywhere
 
     def close(self, error: BaseException | None = None) -> None:
-        """See `Crew`."""
+        """End all ranks; `error`: the reason, if it is not a normal end; see `Crew`."""
         self._ranks = []
 
 
@@ -96,22 +96,22 @@ class Member:
 
     @property
     def speaks(self) -> bool:
-        """See `Crew`."""
+        """Whether this process prints; see `Crew`."""
         return self._job.membership.rank == 0
 
     def here(self, name: str, *arguments: Any) -> list[Any]:
-        """See `Crew`."""
+        """Call the method of that name on every rank; the results of this process's ranks; see `Crew`."""
         return [getattr(self._rank, name)(*arguments)]
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """See `Crew`."""
+        """Call the method of that name on every rank; the results of all ranks, in their order; see `Crew`."""
         (own,) = self.here(name, *arguments)
         if isinstance(own, dict):
             return tensors_of_all(own, self._job.membership)
         return gather(own, optional(form_of(Trace)))
 
     def close(self, error: BaseException | None = None) -> None:
-        """See `Crew`."""
+        """End all ranks; `error`: the reason, if it is not a normal end; see `Crew`."""
         self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
@@ -136,14 +136,14 @@ class Processes:
             raise
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """See `Crew`."""
+        """Call the method of that name on every rank; the results of all ranks, in their order; see `Crew`."""
         results = self._ranks.run(_call, name, packed(arguments))
         return [unpacked(result) for result in results]
 
     here = everywhere
 
     def close(self, error: BaseException | None = None) -> None:
-        """See `Crew`."""
+        """End all ranks; `error`: the reason, if it is not a normal end; see `Crew`."""
         self._stack.close()
 
 

@@ -261,13 +261,13 @@ class _Closed:
     speaks = False
 
     def here(self, name: str, *arguments: Any) -> list[Any]:
-        """See `Crew`."""
+        """Call the method of that name on every rank; the results of this process's ranks; see `Crew`."""
         return []
 
     everywhere = here
 
     def close(self, error: BaseException | None = None) -> None:
-        """See `Crew`."""
+        """End all ranks; `error`: the reason, if it is not a normal end; see `Crew`."""
 
 
 def run(

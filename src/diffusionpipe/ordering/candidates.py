@@ -104,7 +104,7 @@ def squeezed(problem: Problem, candidate: Candidate) -> Candidate:
 
 
 def improved_name(candidate: Candidate) -> str:
-    """Its name with a "+"."""
+    """The candidate's name with a "+", which says that its orders were improved."""
     return f"{candidate.name.rstrip('+')}+"
 
 

@@ -53,7 +53,7 @@ class Improved:
     orders: Letters
     value: int
     steps: int
-    """Those that it took."""
+    """The number of steps that the round took."""
 
 
 class Improver:

@@ -22,7 +22,7 @@ class Placing(StrEnum):
     V = "v"
     LOOP = "loop"
     ANY = "any"
-    """The best of the three."""
+    """The best of the three placements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ HEAT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best of a placement."""
+    """The best candidate of one placement, with its problem."""
 
     problem: Problem
     best: Candidate

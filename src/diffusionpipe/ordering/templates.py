@@ -40,7 +40,7 @@ class Template:
 
     @property
     def name(self) -> str:
-        """A short name."""
+        """A short name of the template, with its stretches and its delay."""
         return f"search {self.forward:g}:{self.backward:g}:{self.delay:g}"
 
 

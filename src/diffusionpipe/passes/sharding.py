@@ -70,7 +70,7 @@ class _Span:
     stage: int
     first: int
     last: int
-    """Numbers of its runs."""
+    """The number of the last run during which the block is whole."""
     trained: int | None = None
     """The stage whose backwards are among them; None: there are none."""
 

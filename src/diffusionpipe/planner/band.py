@@ -26,7 +26,7 @@ class Flip:
     """A layout that would be faster than the choice at one end of the band."""
 
     factor: float
-    """Factor of all layer times."""
+    """The factor of all layer times at this end of the band."""
     layout: str
     gain: float
     """The part of the choice's step there that it saves; more than a near-tie."""
@@ -34,7 +34,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The choice at both ends."""
+    """The step of the chosen layout with all layer times at both ends of their uncertainty."""
 
     shortest: Seconds
     """A step with all layer times shorter by the uncertainty."""

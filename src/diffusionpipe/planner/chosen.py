@@ -19,7 +19,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best way found."""
+    """The best plan that was found, with its candidate and its simulation."""
 
     setting: Setting
     candidate: Candidate
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def row(self) -> Row:
-        """Its row in a table."""
+        """The plan's row in a table of candidates."""
         return row_of(self.setting, self.candidate, self.proposal)
 
     def comparison(self) -> Comparison:

@@ -59,9 +59,9 @@ class Drawing:
     encoding: Seconds
     """Time in which all texts are encoded, on each rank."""
     step: Seconds
-    """One step of denoising."""
+    """Time of one step of denoising, in seconds."""
     memory: tuple[DrawingMemory, ...]
-    """Memory of each rank."""
+    """The memory of each rank while pictures are drawn, by rank."""
     is_decoding_known: bool
     """Whether the profile says what decoding takes."""
     is_tiled: bool = False

@@ -32,7 +32,7 @@ class Remark:
     """A fact to know of a plan before it is used."""
 
     text: str
-    """A sentence or two."""
+    """The remark in a sentence or two."""
     way: str = ""
     """The command or the options for the other plan that the text ends with; "" where there is none."""
 
@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def ours(self) -> tuple[Row, ...]:
-        """Those that DiffusionPipe runs."""
+        """Rows of the candidates that DiffusionPipe can run."""
         return (*self.simulated, *self.estimated)
 
 

@@ -31,9 +31,9 @@ class ForwardUse:
     layers: tuple[str, ...]
     """The layers that its stages run."""
     read: Bytes
-    """Rows from outside."""
+    """Bytes of the rows that the worker's layers read from outside."""
     running: Bytes
-    """All else at the peak."""
+    """Bytes of everything else at the peak of the forwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

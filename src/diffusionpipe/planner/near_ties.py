@@ -45,10 +45,10 @@ class Merits:
     fullness: float
     """Part of the memory of the fullest device that is taken."""
     complexity: Complexity
-    """See `complexity_of`."""
+    """The number of devices and the yes-no traits that make a plan complex; less is simpler."""
 
     def is_near(self, fastest: "Merits") -> bool:
-        """Whether it is about as fast."""
+        """Whether the plan's step is about as fast as the fastest."""
         return self.step <= fastest.step * (1 + NEAR_TIE)
 
     def saves(self, other: "Merits") -> bool:

@@ -24,14 +24,14 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One candidate."""
+    """One candidate in a table of plans, with its times and its memory."""
 
     name: str
     sizes: str
     num_stages: int
     """Stages of its pipeline; 1 for data parallelism."""
     step: Seconds
-    """Iteration and update."""
+    """Time of an iteration and the update after it, in seconds."""
     update: Seconds
     """Update of the rank with most to update; 0 if the profile does not have it."""
     samples_per_second: float
@@ -42,9 +42,9 @@ class Row:
     memory: Bytes
     """Memory of the fullest device, estimated where `use` is None."""
     use: MemoryUse | None
-    """The items of the memory."""
+    """The items of the fullest device's memory; None where it was only estimated."""
     overflow: Bytes
-    """Beyond the device's memory; 0 or less: it fits."""
+    """Bytes beyond the device's memory; 0 or less: the plan fits."""
     is_copy: bool = False
     """Whether it is another system's with the whole model on every device."""
 
@@ -55,7 +55,7 @@ class Row:
 
 
 def sizes_in(setting: Setting, candidate: Candidate) -> str:
-    """The same, and where the encoders are."""
+    """The sizes of a candidate in words, and a remark where the encoders' weights are in host memory."""
     return sizes_of(candidate) + (ON_HOST if setting.workload.offload_frozen else "")
 
 

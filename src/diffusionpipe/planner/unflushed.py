@@ -176,7 +176,7 @@ def _fastest(
 
 
 def _made(tables: Tables, filler: Filler | None, candidate: Candidate) -> _Window:
-    """Some sizes simulated in full."""
+    """The window of a candidate, simulated in full."""
     setting = tables.setting
     layout = candidate.layout(setting)
     given = replace(layout, versions=Versions.STASHED)

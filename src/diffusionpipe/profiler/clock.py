@@ -82,11 +82,11 @@ class CudaQueue:
         return time.perf_counter()
 
     def sleep(self, seconds: Seconds) -> None:
-        """A kernel that spins."""
+        """Issue a kernel that spins for about that long."""
         torch.cuda._sleep(int(seconds * self.cycles))  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.cuda.Event:
-        """An event."""
+        """Record an event in the device's current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -98,7 +98,7 @@ class Took:
 
     device: Seconds
     host: Seconds = 0.0
-    """0 where they are one."""
+    """Time of the host, in seconds; 0 where host and device are one."""
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class Clock:
 
 
 def middle(times: Sequence[Seconds]) -> Seconds:
-    """The median."""
+    """The median of the times."""
     return median(times)
 
 

@@ -22,12 +22,12 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCount:
-    """One layer at one batch size."""
+    """The operations and bytes of one layer at one batch size."""
 
     forward: tuple[Operation, ...]
     input_grad: tuple[Operation, ...]
     backward: tuple[Operation, ...]
-    """The whole backward."""
+    """The operations of the whole backward."""
     has_inputs: bool
     """Whether an input needs a gradient."""
     is_trained: bool
@@ -41,7 +41,7 @@ class LayerCount:
     cast: tuple[Operation, ...] = ()
     """Copying its weights, once in an iteration."""
     copies: Bytes = 0
-    """Bytes of these copies."""
+    """Bytes of the copies of the weights that `cast` makes."""
 
 
 def count_layers(
@@ -122,7 +122,7 @@ class _Traces:
         self.is_differentiated = other.is_differentiated
 
     def count(self, activation: Bytes, memory: MemoryRun, kept_reads: tuple[str, ...]) -> LayerCount:
-        """All that was counted."""
+        """The layer's count, with its operations and its bytes."""
         return LayerCount(
             forward=tuple(self.forward.operations),
             input_grad=tuple(self.input_grad.operations),

@@ -60,7 +60,7 @@ class MemoryRun:
 
     @property
     def workspace(self) -> Bytes:
-        """The larger of both."""
+        """The larger one of the peaks of forward and backward, in bytes."""
         return max(self.forward, self.backward)
 
 

@@ -208,7 +208,7 @@ class _Measure:
         ]
 
     def sum(self, what: str, members: tuple[int, ...], size: Bytes) -> Trial:
-        """A sum over these ranks."""
+        """Time a sum of `size` bytes over these ranks."""
         count = max(1, min(2 * self.repeats, COLD // size))
         buffers = cycle([torch.ones(max(1, size // 4), device=self.job.device) for _ in range(count)])
 

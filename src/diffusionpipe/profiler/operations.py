@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One kernel."""
+    """One kernel, with its work and the bytes that it moves."""
 
     name: str
     """The name of the operation in torch, e.g. "addmm"."""

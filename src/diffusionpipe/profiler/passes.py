@@ -68,7 +68,7 @@ class _Trials:
     probes: list[Took] = field(default_factory=list)
 
     def all(self) -> Iterator[Took]:
-        """All of them."""
+        """All times of the layer, of passes of every kind."""
         return chain(self.casts, self.forwards, self.input_grads, self.wholes, self.probes)
 
 

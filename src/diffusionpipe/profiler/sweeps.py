@@ -24,7 +24,7 @@ STEADY = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """All layers at one batch size."""
+    """The times and bytes of all layers at one batch size, by layer."""
 
     times: Mapping[str, LayerTimes]
     activation: Mapping[str, Bytes]
@@ -36,7 +36,7 @@ class Column:
     waking: tuple[tuple[Seconds, Seconds], ...]
     """(wait, extra time of forwards after it); () where it was not measured."""
     took: Seconds
-    """To measure."""
+    """The time that it took to measure the column, in seconds."""
 
     @property
     def seconds(self) -> Seconds:

@@ -25,7 +25,7 @@ class WorkerCosts:
 
     @property
     def compute(self) -> Seconds:
-        """All three."""
+        """The time of forward, input gradient and weight gradient together."""
         return self.forward + self.input_grad + self.weight_grad
 
 
@@ -46,7 +46,7 @@ class Result:
 
     @property
     def makespan(self) -> Seconds:
-        """From 0 to the last end."""
+        """The time from 0 to the last end, in the unit of the costs."""
         return self.timeline.makespan
 
     @property

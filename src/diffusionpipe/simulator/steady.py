@@ -23,7 +23,7 @@ class Steady:
     period: Fraction
     """The mean time from the end of a batch to that of the next one."""
     bubble: Fraction
-    """The idle part of it."""
+    """The part of the period in which workers idle."""
 
 
 def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:

@@ -42,13 +42,13 @@ class Moving:
     """Activations and message buffers of a worker through time."""
 
     times: Sequence[Seconds]
-    """When they change, ascending."""
+    """The times at which activations or messages change, ascending, in seconds."""
     held: Sequence[tuple[Bytes, Bytes]]
-    """Activations and messages from then on."""
+    """Bytes of (activations, messages) from each of these times on."""
 
     @property
     def peak(self) -> tuple[Bytes, Bytes]:
-        """At the moment when their sum is largest."""
+        """Bytes of (activations, messages) at the moment when their sum is largest."""
         return max(self.held, key=sum, default=(0, 0))
 
     def most(self, start: Seconds, end: Seconds) -> Bytes:

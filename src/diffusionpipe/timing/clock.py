@@ -40,7 +40,7 @@ class Times:
     graph: Graph
     ends: Sequence[Seconds]
     issues: Sequence[Issue] = ()
-    """() where hosts take no time."""
+    """The times at which hosts issue the events, by event; () where hosts take no time."""
 
     def start(self, event: int) -> Seconds:
         """The end of the later one of the two that it waits for, or when its host begins to issue it."""
@@ -49,7 +49,7 @@ class Times:
         return max(later, self.issues[event][0]) if self.issues else later
 
     def starts(self) -> list[Seconds]:
-        """`start` of every event."""
+        """The start of every event, by event, in seconds."""
         ends = self.ends
         if self.issues:
             return [self.start(event) for event in range(len(ends))]
@@ -58,7 +58,7 @@ class Times:
 
     @property
     def makespan(self) -> Seconds:
-        """From 0 to the last end."""
+        """The time from 0 to the last end, in seconds."""
         return max(self.ends)
 
     def critical_path(self, last: int | None = None) -> list[int]:

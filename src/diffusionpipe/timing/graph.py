@@ -41,11 +41,11 @@ class Graph:
     """Events in an order in which they can happen. All tuples but the last five have one entry for each event."""
 
     first: tuple[int, ...]
-    """An event that it waits for; for work on a host the event before it there."""
+    """The first event that each event waits for, by event; for work on a host the event before it there."""
     second: tuple[int, ...]
     """The second event that each event waits for, by event."""
     work: tuple[int, ...]
-    """Index of its work in `works`."""
+    """The index of each event's work in `works`, by event."""
     is_on_host: tuple[bool, ...]
     """Whether it is a worker's own work, which takes longer after a wait; transfers do not, though hosts may wait."""
     works: tuple[Work, ...]
@@ -53,7 +53,7 @@ class Graph:
     events: tuple[tuple[int, ...], ...]
     """The event of each action, worker by worker in the order of the actions."""
     tails: tuple[int, ...]
-    """The last event on each worker's host."""
+    """The last event on each worker's host, by worker."""
     transfers: tuple[int, ...] = ()
     """The events that bring the feeds between workers in a schedule without explicit messages, feed by feed,
     micro-batch by micro-batch."""

@@ -39,7 +39,7 @@ class _Case:
 
     @property
     def graph(self) -> ModelGraph:
-        """The model."""
+        """The graph of the model in the case's profile."""
         return self.profile.graph
 
     def trained(self, worker: int) -> Iterator[tuple[int, Sequence[str]]]:

@@ -49,7 +49,7 @@ def prices_of(works: Sequence[Work], costs: Costs) -> list[Seconds]:
 
 
 def price_of(work: Work, costs: Costs) -> Seconds:
-    """The time of a work."""
+    """The time of a work at these costs, in seconds."""
     match work:
         case Compute():
             return _compute(work, costs)

@@ -37,7 +37,7 @@ class QueuedTransfer(NamedTuple):
     work: Transfer
     """The transfer that the message makes."""
     hosts: tuple[int, int]
-    """The workers at both its ends."""
+    """The workers at both ends of the transfer: sender, receiver."""
     queues: tuple[int, int]
     """The queues of the two ends on which it runs; queues of different workers have different numbers."""
 

@@ -20,7 +20,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """A fill."""
+    """The work of one fill: layers of the frozen part on some samples."""
 
     slot: int
 

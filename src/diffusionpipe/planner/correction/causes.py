@@ -36,7 +36,7 @@ REST = "waiting for the slowest rank of each moment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One of the reasons."""
+    """One reason why a step took longer or shorter than predicted."""
 
     name: str
     seconds: Seconds

@@ -81,7 +81,7 @@ class StepTimes:
 
     @property
     def step(self) -> Seconds:
-        """All together."""
+        """The time of the iteration, the update and the data workers together, in seconds."""
         return self.iteration + self.update + self.loading
 
 
@@ -90,7 +90,7 @@ class Correction:
     """The predicted times, the measured times of a run, and the setting that predicts these."""
 
     setting: Setting
-    """Corrected."""
+    """The setting after the correction, which predicts the measured times."""
     predicted: StepTimes
     measured: StepTimes
     corrected: StepTimes

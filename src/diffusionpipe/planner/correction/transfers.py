@@ -108,13 +108,13 @@ class _Seen:
     """The facts that ranks have about messages, by number."""
 
     sent: Mapping[int, Seconds]
-    """When both ends were posted."""
+    """The time at which both ends of a message were posted, by the message's number."""
     arrived: Mapping[int, Seconds]
-    """When it was there, where somebody waited for it."""
+    """The time at which a message was there, by its number; only messages for which an action waited."""
     readers: Mapping[int, Seconds]
-    """When its first reader began."""
+    """The time at which the first reader of a message began, by the message's number."""
     predicted: Mapping[int, Seconds]
-    """The predicted time of each message."""
+    """The predicted time of each message, by its number."""
 
 
 def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:

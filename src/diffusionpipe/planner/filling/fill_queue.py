@@ -51,7 +51,7 @@ class FillQueue:
         self._fronts: list[_Front] = []
         self.pieces: list[Piece] = []
         self.used = 0.0
-        """Time of all pieces so far."""
+        """Time of all pieces that were placed so far, in seconds."""
         self._refill()
 
     def _refill(self) -> None:
@@ -60,7 +60,7 @@ class FillQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is done."""
+        """Whether all samples have gone through all layers."""
         return not self._fronts
 
     def fill(self, position: int, length: Seconds) -> Seconds:

@@ -91,7 +91,7 @@ class FillPlan:
     bound: Seconds
     """max(unfilled, (compute + frozen work of all workers) / workers): no fill with this frozen work is faster."""
     busy: Seconds
-    """Compute of all workers."""
+    """Time that all workers compute, added up, in seconds, without frozen work."""
     is_shifted: bool
     """Whether some compute starts later than without fills."""
 

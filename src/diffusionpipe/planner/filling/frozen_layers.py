@@ -30,7 +30,7 @@ class FrozenLayers:
 
     @property
     def num_layers(self) -> int:
-        """All layers."""
+        """The number of frozen layers of all components."""
         return len(self.components)
 
     @cached_property

@@ -23,7 +23,7 @@ class _Timed:
     critical: tuple[Place, ...]
     """Places with fills on the critical path, the latest first."""
     ends: tuple[Seconds, ...]
-    """End of each worker's order."""
+    """The end of each worker's order, by worker, in seconds."""
     is_shifted: bool
 
 

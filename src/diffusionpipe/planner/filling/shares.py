@@ -66,13 +66,13 @@ class Packing:
     """Fills of all workers as pieces."""
 
     shares: tuple[int, ...]
-    """Samples of each worker."""
+    """The number of samples that each worker encodes, by worker."""
     chunk: int
     pieces: tuple[list[Piece], ...]
     ends: tuple[Seconds, ...]
     """End of each worker's last action or fill."""
     used: tuple[Seconds, ...]
-    """Frozen time of each worker."""
+    """The time of frozen work on each worker, by worker, in seconds."""
     makespan: Seconds
     """Time of the iteration."""
     is_shifted: bool

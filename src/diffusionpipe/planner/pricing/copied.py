@@ -41,9 +41,9 @@ class _End:
 
     layer: str | None = None
     ready: Seconds = 0.0
-    """When the layer's copy has ended."""
+    """The time at which the copy of the layer to this end is over, in seconds."""
     done: Seconds = 0.0
-    """When the layer has run."""
+    """The time at which the layer at this end has run, in seconds."""
 
 
 @dataclass(slots=True)

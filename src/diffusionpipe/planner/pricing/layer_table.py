@@ -67,7 +67,7 @@ class LayerTable:
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """Their specifications."""
+        """The specifications of the trained part's layers, in order."""
         of_name = {layer.name: layer for layer in self.profile.graph.layers}
         return tuple(of_name[name] for name in self.names)
 
@@ -185,7 +185,7 @@ class LayerTable:
 
     @cached_property
     def frozen_bytes(self) -> tuple[Bytes, ...]:
-        """Running sums of their bytes."""
+        """Running sums of the bytes of frozen parameters inside the trained part's layers."""
         return self._running_sizes({p.name: self.workload.frozen_size(p) for p in self._frozen})
 
     @cached_property

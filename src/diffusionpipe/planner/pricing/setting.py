@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def graph(self) -> ModelGraph:
-        """The model."""
+        """The graph of the model in the setting's profile."""
         return self.profile.graph
 
     @cached_property

@@ -53,7 +53,7 @@ class Planner:
     formula: str
     source: str
     guesses: Callable[[Judge], Iterator[PlannerEstimate]]
-    """Every layout that it looks at."""
+    """A function that yields every layout that the other system looks at, with its own estimate."""
     schedules: tuple[str, ...] = ()
     """The orders between which its formula does not tell; () where there is one."""
 

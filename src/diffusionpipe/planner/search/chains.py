@@ -32,7 +32,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """How a chain is to run."""
+    """A way to run a chain: the ranks that encode, and whether it has one micro-batch under way at a time."""
 
     hosts: tuple[int, ...] | None
     is_lean: bool

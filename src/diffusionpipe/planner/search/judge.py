@@ -36,12 +36,12 @@ class Judge:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """Their memory."""
+        """The estimates of the candidates' memory."""
         return Footprint(tables=self.tables)
 
     @cached_property
     def estimates(self) -> Estimates:
-        """Their time."""
+        """The estimates of the candidates' time."""
         return Estimates(tables=self.tables, footprint=self.footprint)
 
     @cached_property

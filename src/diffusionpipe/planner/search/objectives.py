@@ -36,7 +36,7 @@ class CriticalPath:
         return slowest, max(reduce, rest[1] - backward - link[1])
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """T^max."""
+        """The time T^max of a partition with these numbers, in seconds."""
         return (self.num_microbatches + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1])
 
 
@@ -58,7 +58,7 @@ class PlanningBound:
         return max(rest[0], forward + backward, link[0] + link[1]), max(rest[1], reduce)
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The bound."""
+        """SPP's bound of a partition with these numbers, in seconds."""
         return (self.num_microbatches + 4 * num_stages - 4) * numbers[0] + numbers[1]
 
 
@@ -102,7 +102,7 @@ class PivotLatency:
         )
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """L."""
+        """The latency L of a partition with these numbers, in seconds."""
         return numbers[0]
 
 
@@ -168,7 +168,7 @@ class LeastOneForwardOneBackward:
         return max(forward * ease + ahead_one + total, end + late), end, own, stages + 1
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """Until all is done."""
+        """The time until all work is done, the sums of gradients included."""
         return numbers[0]
 
     def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:
@@ -208,7 +208,7 @@ class LeastInAnyOrder:
         return (max(own, forward * ease + ahead + rest[0], forward * ease + count * max(ahead, back)),)
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """It."""
+        """The time of the whole chain with these numbers, in seconds."""
         return numbers[0]
 
     def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:
@@ -225,5 +225,5 @@ class Fullest:
         return (stage[0],) if rest is None else (max(rest[0], stage[0]),)
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """It."""
+        """The largest number of a stage of the partition."""
         return numbers[0]

@@ -55,7 +55,7 @@ class OppositePath:
     microbatches: tuple[int, int]
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """The larger one."""
+        """The larger one of the loads of both backbones' stages."""
         return max(first, second)
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
@@ -68,13 +68,13 @@ class OppositePath:
         return t0, max(reduce, rest[1] - b - y), max(rest[2], sums + rest[3] - v), rest[3] - v - c
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """T."""
+        """The time T of both backbones with these numbers, in seconds."""
         return (sum(self.microbatches) + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1], numbers[2])
 
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """T0 without a gap."""
+        """The largest T0 with which the time stays within the limit, if there is no gap."""
         return limit / (sum(self.microbatches) + 2 * num_stages - 2)
 
 
@@ -128,7 +128,7 @@ class OppositeLoads(_Loads):
         return limit - ramp - max(0.0, numbers[4])
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """Their sum."""
+        """The sum of the largest load, the shorter ramp and T_gap, in seconds."""
         return numbers[0] + min(numbers[1], numbers[2]) + max(0.0, numbers[3], numbers[4])
 
 

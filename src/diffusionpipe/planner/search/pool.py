@@ -16,7 +16,7 @@ class Judged:
     candidate: Candidate
     estimate: Estimate
     score: Seconds
-    """See `Pool.score_of`."""
+    """The estimated time by which candidates are compared, in seconds; see `Pool.score_of`."""
 
     @property
     def fits(self) -> bool:

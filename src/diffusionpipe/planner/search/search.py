@@ -97,7 +97,7 @@ class Search:
     judge: Judge
 
     finalists: tuple[tuple[Candidate, Proposal], ...]
-    """Simulated in full, fastest first; those that do not fit in memory last."""
+    """The candidates that were simulated in full, fastest first; those that do not fit in memory last."""
     judged: tuple[Judged, ...]
     """All others that were estimated and come near, best first; each arrangement and schedule once."""
     num_estimated: int

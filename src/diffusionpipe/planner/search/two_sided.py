@@ -38,6 +38,6 @@ class PairPartition:
 
     starts: tuple[tuple[int, ...], tuple[int, ...]]
     replicas: tuple[int, ...]
-    """In the order of devices."""
+    """The number of devices of each block, in the order of devices."""
     value: Seconds
     numbers: Numbers

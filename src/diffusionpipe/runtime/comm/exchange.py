@@ -35,10 +35,10 @@ _NUM_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """How values of one kind travel."""
+    """The way to write values of one kind as JSON, and to read them back."""
 
     write: Callable[[T], object]
-    """The JSON value."""
+    """A function that makes the JSON value of a value."""
     read: Callable[[object], T]
     """The value back; raises a ValueError, TypeError or KeyError for anything that `write` does not return."""
 

@@ -114,7 +114,7 @@ class ThreadTransport:
         self._turns: dict[tuple[int, ...], int] = {}
 
     def send(self, tensor: Tensor, destination: int) -> _Done:
-        """See `Transport`."""
+        """Start sending a contiguous tensor to a rank; see `Transport`."""
         channel = self._hub.channel(self._rank, destination)
         with channel.arrived:
             channel.messages[channel.num_sent] = tensor.detach().clone()
@@ -123,22 +123,22 @@ class ThreadTransport:
         return _Done()
 
     def recv(self, buffer: Tensor, source: int) -> _Receive:
-        """See `Transport`."""
+        """Start receiving from a rank into a contiguous buffer; see `Transport`."""
         channel = self._hub.channel(source, self._rank)
         with channel.arrived:
             channel.num_posted += 1
             return _Receive(channel, channel.num_posted - 1, buffer, self._hub)
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> _SumWork:
-        """See `Transport`."""
+        """Start summing a contiguous tensor over `ranks`, in place; see `Transport`."""
         return self._collective(tensor, ranks, _sum_everywhere)
 
     def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> _SumWork:
-        """See `Transport`."""
+        """Start summing a contiguous tensor over `ranks` into the destination's; see `Transport`."""
         return self._collective(tensor, ranks, partial(_sum_at, destination))
 
     def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> _SumWork:
-        """See `Transport`."""
+        """Start copying the source's contiguous tensor to all `ranks`; see `Transport`."""
         return self._collective(tensor, ranks, partial(_copy_from, source))
 
     def _collective(self, tensor: Tensor, ranks: tuple[int, ...], combine: "_Combine") -> _SumWork:

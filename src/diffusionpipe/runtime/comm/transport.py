@@ -101,29 +101,29 @@ class ProcessTransport:
                 self.all_reduce(token, ranks).wait()
 
     def send(self, tensor: Tensor, destination: int) -> Work:
-        """See `Transport`."""
+        """Start sending a contiguous tensor to a rank; see `Transport`."""
         backend = self._up if destination > self._rank else self._down
         work: Work = backend.send([tensor], destination, 0)
         return work
 
     def recv(self, buffer: Tensor, source: int) -> Work:
-        """See `Transport`."""
+        """Start receiving from a rank into a contiguous buffer; see `Transport`."""
         backend = self._up if source < self._rank else self._down
         work: Work = backend.recv([buffer], source, 0)
         return work
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
-        """See `Transport`."""
+        """Start summing a contiguous tensor over `ranks`, in place; see `Transport`."""
         work: Work = dist.all_reduce(tensor, group=self._sums[ranks], async_op=True)
         return work
 
     def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
-        """See `Transport`."""
+        """Start summing a contiguous tensor over `ranks` into the destination's; see `Transport`."""
         work: Work = dist.reduce(tensor, destination, group=self._sums[ranks], async_op=True)
         return work
 
     def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
-        """See `Transport`."""
+        """Start copying the source's contiguous tensor to all `ranks`; see `Transport`."""
         work: Work = dist.broadcast(tensor, source, group=self._sums[ranks], async_op=True)
         return work
 

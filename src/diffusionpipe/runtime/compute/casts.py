@@ -36,7 +36,7 @@ class Casts:
 
     @property
     def copies(self) -> tuple[Tensor, ...]:
-        """Those that are there."""
+        """The copies that exist now."""
         return tuple(self._copies.values())
 
     def make(self, weights: Iterable[Tensor], dtype: torch.dtype) -> None:

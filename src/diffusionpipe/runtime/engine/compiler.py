@@ -258,7 +258,7 @@ class Compiler(Transfers):
 
 
 def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
-    """One after the other."""
+    """A function that runs the first, if there is one, and then the second."""
     if first is None:
         return second
 

@@ -29,7 +29,7 @@ class Equipment:
     device: torch.device
     rank_of_worker: Callable[[int], int] = lambda worker: worker
     encoder: FillRunner | None = None
-    """Runs the fills."""
+    """The object that runs the fills; None on a worker without fills."""
     raw_inputs: tuple[str, ...] = ()
     """Names of what is put into the store before an iteration."""
     gradients: Mapping[int, Reducible] = field(default_factory=dict)
@@ -41,4 +41,4 @@ class Equipment:
     preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)
     """Stage id -> what it does in every iteration before its first forward."""
     cleanup: Callable[[], None] = nothing
-    """Comes after every iteration."""
+    """A function that is called after every iteration."""

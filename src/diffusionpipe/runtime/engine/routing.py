@@ -17,7 +17,7 @@ class Part:
     """Some rows of one tensor that come from one other stage."""
 
     peer: int
-    """The other stage."""
+    """The number of the other stage, which the rows come from."""
     rows: Range
     """The rows of this stage's tensor."""
     peer_rows: Range

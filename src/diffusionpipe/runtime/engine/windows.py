@@ -104,7 +104,7 @@ class WindowExecutor:
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         self._versions = versions
         self.update: Update = _no_update
-        """The work of STEP."""
+        """The function that does the work of op STEP."""
         self.predict: Predict = _no_prediction
         """A function that moves weights ahead for actions that read predicted ones."""
         self._window, self._begun, self._num_runs = 0, 0, 0

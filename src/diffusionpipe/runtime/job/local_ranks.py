@@ -36,7 +36,7 @@ class LocalRanks:
 
     @property
     def num_ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self._pipes)
 
     def run(

@@ -75,7 +75,7 @@ class Helpers(Protocol):
         ...
 
     def stacks(self) -> str:
-        """Their Python stacks."""
+        """The Python stacks of these processes."""
         ...
 
 
@@ -93,7 +93,7 @@ class Moment:
     waits: tuple[int, ...] | None = None
     """The ranks that it waits for; () means all others, None that it waits for no rank."""
     still: Seconds = 0.0
-    """Time since its last progress."""
+    """Time since the rank's last progress, in seconds."""
     limit: Seconds | None = None
 
     @property
@@ -127,7 +127,7 @@ class Progress:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.step = 0
-        """The step under way."""
+        """The training step under way, counted from 1; 0 before the first."""
         self.executors: Sequence[Located] = ()
         """Executors of this rank, for the position in an iteration."""
         self.folder: Path | None = None

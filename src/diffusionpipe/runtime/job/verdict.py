@@ -18,7 +18,7 @@ class ExitReason(StrEnum):
     DIED = "died"
     """Its process does not exist any more."""
     SILENT = "silent"
-    """It stopped answering."""
+    """The rank stopped answering."""
     STUCK = "stuck"
     """It lives, but makes no progress."""
     STORE_LOST = "store lost"
@@ -27,7 +27,7 @@ class ExitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Who a rank is."""
+    """The host and the process of a rank."""
 
     rank: int
     host: str

@@ -53,7 +53,7 @@ class FailureNote:
     is_consequence: bool
     """Whether another rank's failure is the cause."""
     time: Seconds
-    """Since the epoch."""
+    """The time of the failure, in seconds since the epoch."""
     is_common: bool = False
     """Whether all ranks have failed alike, so that none is to be named."""
     would_recur: bool = False

@@ -23,7 +23,7 @@ class LayerWatch:
         self.is_on = True
 
     def begin(self) -> None:
-        """Layers follow."""
+        """Note the time at which the first layer of an action begins."""
         self._recorder.mark()
 
     def end(self, name: str, samples: int) -> None:

@@ -58,15 +58,15 @@ class HostRecorder:
         self.mark = mark
 
     def reset(self) -> None:
-        """See `Recorder`."""
+        """Forget all marks; the next one is time 0; see `Recorder`."""
         self._marks.clear()
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """See `Recorder`."""
+        """Seconds of the first `stop` marks since the first one; see `Recorder`."""
         return [(mark - self._marks[0]) * 1e-9 for mark in self._marks[:stop]]
 
     def passed(self) -> int:
-        """See `Recorder`."""
+        """The number of marks that the stream has passed; see `Recorder`."""
         return len(self._marks)
 
     issued = passed
@@ -80,24 +80,24 @@ class CudaRecorder:
         self._num_marks = 0
 
     def mark(self) -> None:
-        """See `Recorder`."""
+        """Note the time; see `Recorder`."""
         if self._num_marks == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         self._events[self._num_marks].record()
         self._num_marks += 1
 
     def reset(self) -> None:
-        """See `Recorder`."""
+        """Forget all marks; the next one is time 0; see `Recorder`."""
         self._num_marks = 0
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """See `Recorder`."""
+        """Seconds of the first `stop` marks since the first one; see `Recorder`."""
         marks = self._events[: self._num_marks][:stop]
         marks[-1].synchronize()
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
 
     def passed(self) -> int:
-        """See `Recorder`."""
+        """The number of marks that the stream has passed; see `Recorder`."""
         events = self._events
         return bisect_left(
             range(self._num_marks),
@@ -106,7 +106,7 @@ class CudaRecorder:
         )
 
     def issued(self) -> int:
-        """See `Recorder`."""
+        """The number of marks since the last reset; see `Recorder`."""
         return self._num_marks
 
 

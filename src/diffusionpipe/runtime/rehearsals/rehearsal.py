@@ -84,23 +84,23 @@ class _Listening:
     clock: DeviceClock
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        """See `Transport`."""
+        """Start sending a contiguous tensor to a rank; see `Transport`."""
         return self.transport.send(tensor, destination)
 
     def recv(self, buffer: torch.Tensor, source: int) -> Work:
-        """See `Transport`."""
+        """Start receiving from a rank into a contiguous buffer; see `Transport`."""
         return _Arrival(self.transport.recv(buffer, source), self.clock)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Work:
-        """See `Transport`."""
+        """Start summing a contiguous tensor over `ranks`, in place; see `Transport`."""
         return self.transport.all_reduce(tensor, ranks)
 
     def reduce(self, tensor: torch.Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
-        """See `Transport`."""
+        """Start summing a contiguous tensor over `ranks` into the destination's; see `Transport`."""
         return self.transport.reduce(tensor, destination, ranks)
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> Work:
-        """See `Transport`."""
+        """Start copying the source's contiguous tensor to all `ranks`; see `Transport`."""
         return self.transport.broadcast(tensor, source, ranks)
 
 
@@ -118,7 +118,7 @@ class VirtualRun:
     mesh: Mesh
     """Mesh of the ranks that rehearse."""
     inputs: tuple[str, ...] = ()
-    """Raw inputs of the model."""
+    """The names of the model's raw inputs."""
     backbones: tuple[Backbone, ...] = ONE_BACKBONE
 
 
@@ -249,17 +249,17 @@ class VirtualShards:
     clock: DeviceClock
 
     def unshard(self) -> None:
-        """See `ShardedBlock`."""
+        """Start gathering the block's parameters; see `ShardedBlock`."""
         self.gathering.reduce()
 
     def wait(self) -> None:
-        """See `ShardedBlock`."""
+        """Wait until the block's parameters are gathered; see `ShardedBlock`."""
         self.gathering.stream.settle(self.gathering)
         self.clock.free = max(self.clock.free, self.gathering.end)
         self.clock.wait(0.0)
 
     def reshard(self) -> None:
-        """See `ShardedBlock`."""
+        """Drop the parameters that other ranks own; see `ShardedBlock`."""
 
     def open_gradients(self) -> None:
-        """See `ShardedBlock`."""
+        """Make room for the gradients of the block; see `ShardedBlock`."""

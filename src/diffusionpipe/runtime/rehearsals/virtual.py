@@ -113,7 +113,7 @@ class VirtualStage:
     compute: VirtualCompute
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> dict[str, Tensor]:
-        """See `StageModule`."""
+        """The outputs of the stage for a micro-batch, by name; see `StageModule`."""
         values = self.compute(*(tensors[name] for name in self.reads), deferred=deferred)
         return {spec.name: value for spec, value in zip(self.compute.writes, values, strict=True)}
 
@@ -126,7 +126,7 @@ class VirtualEncoder:
     wait: Wait
 
     def run(self, fill: Fill, store: RowStore) -> None:
-        """See `FillRunner`."""
+        """Run a fill, and write its outputs into the store; see `FillRunner`."""
         self.wait(self.duration_of_fill[fill])
 
 

@@ -40,7 +40,7 @@ class _Weights:
 
     parameters: tuple[nn.Parameter, ...]
     hosted: tuple[Tensor, ...]
-    """Their values in host memory."""
+    """The values of the layer's parameters in host memory."""
     places: tuple[Range, ...]
     """Their bytes in host memory; one after the other on the device."""
     runs: tuple[Range, ...]
@@ -48,7 +48,7 @@ class _Weights:
 
     @property
     def size(self) -> Bytes:
-        """Room that they take."""
+        """Bytes that the weights take on the device."""
         return sum(map(len, self.places))
 
 
@@ -70,9 +70,9 @@ class _End:
 
     is_upper: bool
     ready: _Event
-    """The copy is there."""
+    """The event after which the copy is on the device."""
     done: _Event
-    """The layer has been computed."""
+    """The event after which the layer has been computed."""
     layer: str | None = None
     """The layer whose weights are here, or are on their way."""
 

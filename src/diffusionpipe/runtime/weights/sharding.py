@@ -57,7 +57,7 @@ class Reductions:
         self._wait(MAX_REDUCTIONS)
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for all reductions under way."""
         self._wait(0)
 
     def _wait(self, left: int) -> None:
@@ -72,19 +72,19 @@ class Shards(Protocol):
     """A sharded block as the executor runs it; see `ShardedBlock`."""
 
     def unshard(self) -> None:
-        """Start gathering."""
+        """Start to gather the block's parameters from their owners."""
         ...
 
     def wait(self) -> None:
-        """Wait until it is whole."""
+        """Wait until the block's parameters are gathered."""
         ...
 
     def reshard(self) -> None:
-        """Drop what others own."""
+        """Drop the parameters that other ranks own."""
         ...
 
     def open_gradients(self) -> None:
-        """Make room for its gradients."""
+        """Make room for the gradients of the block."""
         ...
 
 
@@ -218,7 +218,7 @@ class _Part:
                 self.gathered.copy_(self._weights)
 
     def empty(self) -> None:
-        """Give the room back."""
+        """Give back the memory of the gathered parameters, unless they are kept."""
         if not self._is_kept:
             self.gathered.untyped_storage().resize_(0)
 
@@ -232,7 +232,7 @@ class _Part:
             parameter.grad = self.gradients[place : place + parameter.numel()].view(parameter.shape)
 
     def forget_gradients(self) -> None:
-        """Drop them."""
+        """Drop the gradients of the block."""
         self.gradients = None
         for parameter, _ in self.trained:
             parameter.grad = None

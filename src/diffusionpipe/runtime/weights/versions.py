@@ -41,12 +41,12 @@ class BlockVersions:
 
     @property
     def newest(self) -> int:
-        """The steps made."""
+        """The number of the newest version: the steps made so far."""
         return self._newest
 
     @property
     def num_bytes(self) -> int:
-        """Held by all storages."""
+        """Bytes that the storages of all versions hold."""
         storages = (*self._ring, *self._copies)
         return sum(value.numel() * value.element_size() for values in storages for value in values)
 

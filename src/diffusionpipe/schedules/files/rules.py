@@ -63,7 +63,7 @@ class Rules:
     limit: str | None = None
     """Most forwards in flight on a worker; None: any number."""
     priority: tuple[Op, ...]
-    """All ops of the schedule."""
+    """All ops of the schedule, the one that a worker prefers first."""
     meanwhile: tuple[Op, ...] = ()
 
 
