@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
@@ -80,7 +80,7 @@ def computed_profile(
     def make() -> Profile:
         return _computed(asked, device, tell)
 
-    return kept_profile(_digest(asked, rates) if folder else "", make, folder)
+    return kept_profile(profile_name(asked, rates) if folder else "", make, folder)
 
 
 def named_model(
@@ -246,8 +246,8 @@ def code_digest() -> str:
     return found.hexdigest()
 
 
-def _digest(stated: StatedModel, rates: DeviceRates) -> str:
-    """The hash of all that the numbers depend on."""
+def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
+    """The name of a kept profile: the hash of all that its numbers depend on."""
     found = sha256()
     content = {
         "model": asdict(stated) | {"resolution": stated.resolution or _published_resolution(stated.name)},
@@ -299,19 +299,30 @@ def _folder(name: str) -> Path:
 
 
 def _computed(stated: StatedModel, device: str, tell: Telling) -> Profile:
+    (profile,) = profiles_of_devices(stated, [device], tell)
+    return profile
+
+
+def profiles_of_devices(stated: StatedModel, devices: Sequence[str], tell: Telling = SILENCE) -> list[Profile]:
+    """The computed profiles of a model on known devices of one type; its work is counted once.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be cut.
+    """
     import torch
 
     from diffusionpipe.models.graphs.describe import describe
-    from diffusionpipe.profiler import analytic_profile
+    from diffusionpipe.profiler import analytic_profiles
     from diffusionpipe.profiler.decoding import decoding_of_graph
 
     graph = stated_graph(stated)
     model = describe(graph, autocast=torch.bfloat16 if stated.precision == "bfloat16" else None)
     with tell.progress() as report:
-        profile = analytic_profile(
-            graph, model, device=device, precision=stated.precision, batch_sizes=BATCH_SIZES, progress=report
+        made = analytic_profiles(
+            graph, model, devices=devices, precision=stated.precision, batch_sizes=BATCH_SIZES, progress=report
         )
-    return replace(profile, decoding=decoding_of_graph(graph))
+    decoding = decoding_of_graph(graph)
+    return [replace(profile, decoding=decoding) for profile in made]
 
 
 def stated_graph(stated: StatedModel) -> LayerGraph:

@@ -68,7 +68,7 @@ def _batches(tried: Sequence[Tried], choice: Choice, width: int) -> Iterator[Lin
             f"{row.memory / GIB:9.1f}  "
         )
         style = "bold green" if one.choice is choice else ""
-        yield figures + _cut(layout_of(one.choice, is_short=True), width - len(figures)), style
+        yield figures + cut(layout_of(one.choice, is_short=True), width - len(figures)), style
 
 
 def layout_of(choice: Choice, *, is_short: bool = False) -> str:
@@ -81,7 +81,7 @@ def layout_of(choice: Choice, *, is_short: bool = False) -> str:
     return f"{sizes}, recomputed" if is_short else f"{sizes}, {which} recomputed"
 
 
-def _cut(text: str, room: int) -> str:
+def cut(text: str, room: int) -> str:
     """The text in one line of that many columns."""
     indent = len(text) - len(text.lstrip())
     return text if len(text) <= room else " " * indent + shorten(text, room - indent, placeholder=" ...")
@@ -116,7 +116,7 @@ def _table(choice: Choice, rows: Sequence[Row], width: int) -> Iterator[Line]:
         yield f"{line:{room}}{figures}".rstrip(), "bold green"
     for row in rows:
         text = f"  {row.name}, {shortened(row.sizes)}"
-        yield f"{_cut(text, room):{room}}{_figures(row, decimals)}", "" if row.fits else "dim"
+        yield f"{cut(text, room):{room}}{_figures(row, decimals)}", "" if row.fits else "dim"
 
 
 def _figures(row: Row, decimals: int) -> str:

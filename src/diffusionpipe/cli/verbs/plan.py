@@ -12,6 +12,7 @@ import typer
 from diffusionpipe.cli.text.plan_screen import screen_lines, title_of
 from diffusionpipe.cli.verbs.default_verb import DEFAULT, DefaultVerb
 from diffusionpipe.cli.verbs.plan_draw import print_drawing
+from diffusionpipe.cli.verbs.plan_models import print_models
 from diffusionpipe.cli.verbs.plan_options import (
     All,
     Batch,
@@ -27,6 +28,7 @@ from diffusionpipe.cli.verbs.plan_options import (
     Memory,
     ModelClass,
     ModelName,
+    Models,
     OptimizerName,
     Out,
     Overrides,
@@ -112,6 +114,7 @@ def make(
     devices: Devices = None,
     link: LinkName = None,
     shows_all: All = False,
+    models: Models = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.text.plan_compare import names_of
@@ -126,6 +129,21 @@ def make(
     cluster = cluster_named(cluster, devices, link, other="--cluster")
     used = ranks_named(use)
     check_memory(memory)
+    if models is not None:
+        given: dict[str, object] = {
+            "RECIPE": recipe,
+            "--model": model,
+            "--model-class": model_class,
+            "--profile": profile,
+            "--out": out,
+        }
+        given |= {"--draw": draw, "--compare": compare, "--lora-rank": lora_rank, "--resolution": resolution}
+        given |= {"--frozen-dtype": frozen_dtype, "--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
+        if wrong := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{', '.join(wrong)}: no effect on --models; leave it out, or name one model")
+        machines = allowed_of(used_of(_cluster(cluster, None), used, source="--use"), memory)
+        print_models(models, machines, batches_named(batch), uses_cache=cache)
+        return
     names = names_of(compare, writes=out is not None) if compare is not None else ()
     training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
     stated = {"--model": model, "--model-class": model_class, "--draw": draw, **training}

@@ -84,6 +84,15 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
+Models = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Which shipped models fit, as a whole and by adapters: all, or some with commas between. Not with a "
+        "recipe, --model or --profile.",
+        show_default=False,
+    ),
+]
 ModelClass = Annotated[
     str | None,
     typer.Option(

@@ -43,8 +43,7 @@ def configured_graph(
     """
     config = _configuration(name)
     family = configured_family(name)
-    if lora is None and "lora" in config:
-        lora = LoraSettings(**config["lora"])
+    lora = lora or configured_lora(name)
     objective = Objective(ObjectiveSettings(prediction=Prediction(config["prediction"])), config["scheduler"])
     return family_graph(
         family,
@@ -61,6 +60,17 @@ def configured_graph(
 def configured_family(name: str) -> Family:
     """Its family. Raises ModelError for an unknown name."""
     return REGISTRY[_configuration(name)["pipeline"]]
+
+
+def configured_lora(name: str) -> LoraSettings | None:
+    """The adapters that its configuration trains; None for the whole denoiser. Raises ModelError as the others."""
+    config = _configuration(name)
+    return LoraSettings(**config["lora"]) if "lora" in config else None
+
+
+def configured_pipeline(name: str) -> str:
+    """The class of its diffusers pipeline. Raises ModelError for an unknown name."""
+    return str(_configuration(name)["pipeline"])
 
 
 def configured_parts(name: str) -> Mapping[str, nn.Module]:
