@@ -9,7 +9,7 @@ from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.batches import GAIN, MOST_ROWS, found_batches, knee_of, stated_batches, with_batch
 from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.combined import stored_narrow, ways_out
+from diffusionpipe.planner.combined import Change, stored_narrow, ways_out
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import GIB
 from diffusionpipe.workflows.stated_setting import stated_setting
@@ -85,6 +85,27 @@ def test_more_cards_and_adapters_are_added_where_recomputation_does_not_suffice(
         assert way.nearest.fits
         assert fits(changed_by(way, asked))
     assert not fits(replace(asked, cluster=larger))  # so the recomputation is needed
+
+
+def test_smaller_pictures_are_asked_about_only_where_they_can_help():
+    asked = []
+
+    def change(setting):
+        asked.append(setting)
+        return replace(setting, profile=recorded)
+
+    recorded = toy().profile
+    pictures = Change(words="smaller", option=("--resolution", "8"), key="", apply=change)
+    activation = tuple(4 * 10**9 * size for size in recorded.batch_sizes)
+    grown = tuple(replace(one, activation=activation) for one in recorded.layers)
+    heavy = replace(toy(14, devices=1), profile=replace(recorded, layers=grown))
+    heavy = replace(heavy, workload=replace(heavy.workload, checkpointed=("*",)))
+    (way,) = ways_out(heavy, smaller=[pictures])
+    assert way.changes == (pictures,)
+    assert fits(replace(heavy, profile=recorded))
+    asked.clear()
+    assert ways_out(replace(toy(1, devices=1), workload=heavy.workload), smaller=[pictures]) == []
+    assert not asked
 
 
 def test_frozen_matrices_are_stored_in_half_their_bytes_once():

@@ -48,7 +48,8 @@ def ways_out(
         setting: the training as it was asked for.
         larger: machines with more cards of the same kind, smallest first.
         batch: whether a smaller batch is an answer: not where the question leaves it open.
-        smaller: smaller pictures, largest first; their profiles may be counted for them, so they are asked last.
+        smaller: smaller pictures, largest first. Their profiles may be counted for them, so they are asked last, and
+            only where all that does not grow with the pictures fits.
     """
     cheap = [change for change in (_storage(setting), _recomputation(setting)) if change is not None]
     for count in range(1, len(cheap) + 1):
@@ -61,10 +62,22 @@ def ways_out(
         _first(setting, cheap, [_adapters()]),
     ]
     ways = [way for way in found if way is not None]
-    if not ways or (len(ways) == 1 and ways[0].changes[-1].option[0] == "--cluster"):
+    if (not ways or (len(ways) == 1 and ways[0].changes[-1].option[0] == "--cluster")) and _may_shrink(setting, cheap):
         way = _first(setting, cheap, smaller)
         ways += [way] if way is not None else []
     return ways
+
+
+def _may_shrink(setting: Setting, cheap: Sequence[Change]) -> bool:
+    """Whether all but what grows with the size of the samples fits, in the layout that lacks least."""
+    for change in cheap:
+        setting = change.apply(setting) or setting
+    nearest = nearest_layout(setting) if least_of(setting) < float("inf") else None
+    if nearest is None:
+        return False
+    use = nearest.use
+    growing = use.activations + use.workspace + use.messages + use.frozen_outputs
+    return nearest.proposal.overflow < growing
 
 
 def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> Way | None:

@@ -36,6 +36,8 @@ PRECISION = "bfloat16"
 """The arithmetic on devices that have it; float32 on others."""
 _SMALLEST, _LARGEST = 8, 16384
 """Pixels of a side."""
+LEAST_SIDE = 256
+"""Pixels of the smallest pictures that are proposed."""
 _NUMBER = re.compile("[0-9]{1,5}")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
 _OF_NOISE = ("noise", "time")
@@ -261,6 +263,17 @@ def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
         found.update(f"{path.name} {path.stat().st_size}\n".encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
+
+
+def smaller_sides(stated: StatedModel) -> list[int]:
+    """A half and a quarter of the side of a model's pictures, of those that are no smaller than `LEAST_SIDE`.
+
+    [] for clips, and for a model whose side only its folder says.
+    """
+    side = stated.resolution or _published_resolution(stated.name)
+    if side is None or stated.clip is not None:
+        return []
+    return [part for part in (side // 2, side // 4) if part >= LEAST_SIDE]
 
 
 def _published_resolution(name: str) -> int | None:

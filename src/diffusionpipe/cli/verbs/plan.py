@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.planner.batches import Tried
     from diffusionpipe.planner.chosen import Choice
+    from diffusionpipe.planner.combined import Change
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
@@ -281,12 +283,32 @@ def _ways(asked: _Asked, command: PlanCommand) -> Iterator[str]:
     if asked.may_recompute:
         setting = recomputed(setting) or setting
     larger = with_more_cards(setting.cluster) if not asked.used else ()
-    for way in ways_out(setting, larger=larger, batch=bool(asked.batches)):
+    for way in ways_out(setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked.model)):
         unit, size = unit_of(way.nearest.use.total)
         words = ", ".join(change.words for change in way.changes)
         yield f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}:"
         options = [change.option for change in way.changes]
         yield f"  {command.changed(options, [change.key for change in way.changes])}"
+
+
+def _smaller(model: StatedModel | None) -> list[Change]:
+    """Smaller pictures of a stated model; each is profiled only when it is asked about."""
+    from diffusionpipe.planner.combined import Change
+    from diffusionpipe.workflows.stated_model import smaller_sides
+
+    def with_side(setting: Setting, side: int) -> Setting:
+        assert model is not None, "else there are no sides"
+        return replace(setting, profile=profile_of(replace(model, resolution=side), setting.cluster, tell=TERMINAL))
+
+    return [
+        Change(
+            words=f"pictures of {side} pixels",
+            option=("--resolution", str(side)),
+            key="",
+            apply=partial(with_side, side=side),
+        )
+        for side in (smaller_sides(model) if model is not None else ())
+    ]
 
 
 def _title(asked: _Asked, setting: Setting) -> str:
