@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # typer has its own copy of click and does not export its typ
     from typer._click import Command, Context, Parameter
 
 VERBS = ("train", "sample", "export", "schedule", "profile", "cluster", "plan", "rehearse", "doctor")
-"""In the order in which help lists them."""
+"""The commands, in the order in which help lists them."""
 _MAYBE_FILES = ("name", "cluster", "model")
 """Parameters of text that name a file, or something that we ship."""
 

@@ -34,11 +34,11 @@ class StageCosts:
 
     forward: Seconds = 1
     backward: Seconds = 2
-    """Whole backward, op B."""
+    """Time of op B, the whole backward."""
     input_grad: Seconds = 1
-    """Op I."""
+    """Time of op I, the input gradient."""
     weight_grad: Seconds = 1
-    """Op W."""
+    """Time of op W, the weight gradient."""
     activation: Bytes = 1
     """Bytes held from the start of F to the end of B (or of I, W)."""
     kept_after_input_grad: Bytes = 1
@@ -65,7 +65,7 @@ class Link:
     """Time that each end cannot compute for one byte of a message; 0 where a device of its own copies."""
 
     def transfer(self, num_bytes: Bytes) -> Seconds:
-        """Time of one message."""
+        """Time of one message of this size."""
         return self.latency + (num_bytes / self.bandwidth if self.bandwidth != inf else 0)
 
     def occupancy(self, num_bytes: Bytes, num_tensors: int) -> Seconds:
@@ -80,7 +80,7 @@ class Costs:
     stages: tuple[StageCosts, ...]
     """One per stage of the placement (encoder stages too: any value, their cost is in `fills`)."""
     fills: tuple[Seconds, ...] = ()
-    """One per fill of the schedule."""
+    """The time of each fill of the schedule, by fill."""
     host_fills: tuple[Seconds, ...] = ()
     """The time in which the host issues each fill; () for none."""
     reduces: tuple[Seconds, ...] = ()

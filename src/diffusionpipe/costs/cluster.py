@@ -81,9 +81,9 @@ class Cluster:
     nodes: tuple[int, ...]
     """Node of each rank, ascending from 0."""
     intra: Link
-    """Between two ranks of one node."""
+    """The link between two ranks of one node."""
     inter: Link
-    """Between two ranks of different nodes (per rank, all sending at once)."""
+    """The link between two ranks of different nodes (per rank, all sending at once)."""
     intra_reduce: AllReduce
     inter_reduce: AllReduce
     pairs: tuple[PairLink, ...] = ()

@@ -102,7 +102,7 @@ class ModelGraph:
     """A model and its data path: raw inputs, frozen layers, backbones with their losses."""
 
     layers: tuple[LayerSpec, ...]
-    """In an order in which they can run."""
+    """The layers of the model, in an order in which they can run."""
     tensors: tuple[TensorSpec, ...]
     """Every tensor that a layer reads or writes, raw inputs included."""
     parameters: tuple[ParameterSpec, ...]

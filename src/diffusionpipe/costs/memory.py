@@ -34,7 +34,7 @@ class MemoryUse:
     copies: Bytes = 0
     """Weights of trained layers that are not recomputed, once more, as they are read while an iteration runs."""
     activations: Bytes = 0
-    """Kept from the forwards for the backwards."""
+    """Tensors that forwards keep for the backwards."""
     messages: Bytes = 0
     """Received and not yet read, and gradients not yet sent, at the moment when these and the activations peak."""
     workspace: Bytes = 0
@@ -46,7 +46,7 @@ class MemoryUse:
 
     @property
     def total(self) -> Bytes:
-        """All items."""
+        """The sum of all items, in bytes."""
         return sum(_VALUES(self))
 
     def items(self) -> dict[str, Bytes]:

@@ -68,9 +68,9 @@ class Profile:
 
     graph: ModelGraph
     batch_sizes: tuple[int, ...]
-    """Samples, ascending."""
+    """The batch sizes at which layers were measured or computed, in samples, ascending."""
     layers: tuple[LayerProfile, ...]
-    """In the order of the graph's layers."""
+    """The profiles of the layers, in the order of the graph's layers."""
     device: str
     """Name of the device, e.g. "NVIDIA H200" or "AMD EPYC 7B13, 1 thread"."""
     device_type: str
@@ -85,9 +85,9 @@ class Profile:
     versions: tuple[tuple[str, str], ...] = ()
     """(package, version) of what it was made with."""
     link: Link | None = None
-    """Between the ranks of the machine that measured it together; None where one measured alone."""
+    """The link between the ranks of the machine that measured together; None where one measured alone."""
     reduce: AllReduce | None = None
-    """A sum over these ranks."""
+    """The cost of a sum over the ranks that measured together; None where one measured alone."""
     update: Seconds = 0.0
     """Time of clipping, optimizer and average for each trained parameter of a rank; 0 where it was not measured."""
     waking: tuple[tuple[Seconds, Seconds], ...] = ()

@@ -60,7 +60,7 @@ class Workload:
         return self.parameter_bytes > 2
 
     def frozen_size(self, parameter: ParameterSpec) -> Bytes:
-        """Everything that this frozen parameter takes."""
+        """Bytes that a frozen parameter takes."""
         if self.frozen_bytes is None:
             return parameter.num_bytes
         return prod(parameter.shape) * self.frozen_bytes

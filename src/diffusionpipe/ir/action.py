@@ -79,7 +79,7 @@ class Reading:
 
 
 PRESENT = Reading()
-"""This batch, on the weights of its starting point."""
+"""The reading of this batch, on the weights of its starting point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Action:
     slot: int | None = None
     """Sends and receives: index into `Schedule.messages`. ENCODE: index into `Schedule.fills`. Else None."""
     reading: Reading = field(default=PRESENT, hash=False, repr=False)
-    """In a window, its batch and its weights."""
+    """The batch that the action works on in a window, and the weights that it reads."""
 
     def __post_init__(self) -> None:
         needs_microbatch = self.op in COMPUTE_OPS or self.op in MESSAGE_OPS

@@ -49,7 +49,7 @@ class Format(Generic[T]):
     version: int
     kind: type[T]
     upgrades: tuple[Upgrade, ...] = ()
-    """From the versions 1, 2, ... before this one."""
+    """Functions that upgrade data of the versions 1, 2, ... before this one."""
 
 
 def _sample_of_each(plan: dict[str, object]) -> None:

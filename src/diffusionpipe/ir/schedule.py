@@ -21,7 +21,7 @@ class Message:
     samples: Range
     """Samples of that micro-batch (of the whole batch for frozen outputs)."""
     tensors: tuple[str, ...]
-    """Their names, in the order in which they travel."""
+    """The names of the message's tensors, in the order in which they travel."""
     is_gradient: bool = False
 
 
@@ -36,7 +36,7 @@ class Fill:
     layers: Range
     """Layers, counted within the stage's block."""
     samples: Range
-    """Samples of the batch."""
+    """The range of the batch's samples that the fill encodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

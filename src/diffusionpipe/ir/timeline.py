@@ -54,12 +54,12 @@ class Timeline:
 
     @property
     def makespan(self) -> Seconds:
-        """From 0 to the last end."""
+        """The time from 0 to the last end, in seconds."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def step(self) -> Seconds:
-        """From 0 to the end of the update, as far as it is known."""
+        """The time from 0 to the end of the update, as far as it is known, in seconds."""
         return max((phase.end for phase in self.update), default=self.makespan)
 
     def busy(self, worker: int) -> Seconds:
@@ -79,7 +79,7 @@ class Timeline:
         return 1.0 - busy / (self.num_workers * self.makespan)
 
     def window(self, worker: int) -> Seconds:
-        """From the worker's first start to its last end."""
+        """The time from the worker's first start to its last end, in seconds."""
         spans = [span for span in self.spans if span.worker == worker]
         return max((s.end for s in spans), default=0.0) - min((s.start for s in spans), default=0.0)
 

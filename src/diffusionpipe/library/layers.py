@@ -15,7 +15,7 @@ class NamedLayer:
 
     module: nn.Module | Callable[..., Any]
     reads: tuple[str, ...]
-    """() for what the layer before it wrote."""
+    """The names of the tensors that the layer reads; () for the tensors that the layer before it wrote."""
     writes: tuple[str, ...]
     """() for names that nobody else uses."""
 

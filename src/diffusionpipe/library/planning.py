@@ -37,7 +37,7 @@ class Choice:
     step: Seconds
     """Predicted time of one iteration and the update after it."""
     why: str
-    """In words, why it is this plan."""
+    """The reason for this plan, in words."""
     timeline: Timeline = field(repr=False)
     """The predicted timeline of one iteration."""
     rows: tuple[Row, ...] = field(repr=False)

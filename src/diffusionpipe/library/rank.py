@@ -31,7 +31,7 @@ class Trace:
     """The last step of a rank."""
 
     began: Seconds
-    """On this machine's clock."""
+    """The time at which the step began, on this machine's clock, in seconds."""
     spans: tuple[Span, ...]
     update: tuple[Seconds, Seconds] | None
     """Start and end of the optimizer's step, from the same start; None if there was none."""

@@ -48,7 +48,7 @@ class Index:
     step: int
     num_ranks: int
     optimizer: str
-    """Its class; "" for none."""
+    """The class of the optimizer; "" for none."""
 
 
 def folder_of(folder: Path, step: int) -> Path:

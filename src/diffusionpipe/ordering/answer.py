@@ -19,7 +19,7 @@ class Answer:
     placement: Placing
     """The placement of the half-stages, one of the three of `Placing`."""
     makespan: Number
-    """From 0 to the last end, if everything starts as early as the orders let it."""
+    """The time from 0 to the last end, if everything starts as early as the orders let it."""
     window: Number
     """The largest (last end - first start) of a rank then."""
     bubble: float

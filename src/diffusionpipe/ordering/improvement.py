@@ -40,7 +40,7 @@ class Round:
 
     steps: int
     temperature: float
-    """At the first step, in units of time; it falls to 0 linearly."""
+    """The temperature at the first step, in units of time; it falls to 0 linearly."""
     seed: int
     target: int
     """Stop when the objective is down to this."""

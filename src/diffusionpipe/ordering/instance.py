@@ -33,7 +33,7 @@ class HalfStage:
     input_grad: Number
     weight_grad: Number
     activation: Number
-    """Held from the start of the forward."""
+    """Memory that is held from the start of the forward."""
     kept_after_input_grad: Number
     """The part of the activation that is held on from the end of the input gradient to the end of the weight gradient.
     """

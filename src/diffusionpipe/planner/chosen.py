@@ -60,7 +60,7 @@ class Choice:
         return row_of(self.setting, self.candidate, self.proposal)
 
     def comparison(self) -> Comparison:
-        """It beside all others, and why it is the best."""
+        """The plan beside all other candidates, and the reason why it is the best."""
         own, faster = (self.candidate, self.proposal), self.faster
         # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
         beside = [faster.row] if faster else []

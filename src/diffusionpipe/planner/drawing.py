@@ -55,7 +55,7 @@ class Drawing:
 
     pictures: int
     rows: int
-    """Through the denoiser in each step: two a picture with classifier-free guidance."""
+    """Rows that pass through the denoiser in each step: two a picture with classifier-free guidance."""
     encoding: Seconds
     """Time in which all texts are encoded, on each rank."""
     step: Seconds

@@ -61,7 +61,7 @@ class Trial:
     what: str
     """"message" or "sum", within a node or between nodes."""
     ranks: int
-    """That took part in each transfer."""
+    """The number of ranks that took part in each transfer."""
     num_bytes: Bytes
     seconds: Seconds
     """Time of a message, the median over its pairs; time of a sum, the median of the slowest ranks."""

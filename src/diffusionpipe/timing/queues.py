@@ -33,7 +33,7 @@ class QueuedTransfer(NamedTuple):
     """A transfer between workers."""
 
     events: tuple[int, ...]
-    """In the graph without explicit messages: more than one where a message brings what several stages read."""
+    """Events in the graph without explicit messages; several where a message brings tensors for several stages."""
     work: Transfer
     """The transfer that the message makes."""
     hosts: tuple[int, int]

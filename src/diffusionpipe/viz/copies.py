@@ -3,7 +3,7 @@
 from diffusionpipe.ir import Timeline
 
 MOST_ROWS = 16
-"""Ranks that are all shown."""
+"""The most ranks that are all shown; of more, only the ranks of three copies are."""
 
 
 def shown_copies(timeline: Timeline) -> dict[str, tuple[int, ...]]:

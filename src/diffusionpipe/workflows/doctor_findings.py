@@ -23,7 +23,7 @@ SLOWEST = 1e8
 
 
 class Status(StrEnum):
-    """How bad a finding is."""
+    """The gravity of a finding."""
 
     OK = "ok"
     WARN = "warn"

@@ -30,7 +30,7 @@ SHARED_REMEDY = "put the run folder on a file system that all machines mount"
 SMALL: Bytes = 8
 LARGE_ON_CPU: Bytes = 2**22
 LARGE_ON_GPU: Bytes = 2**26
-"""Beyond what NCCL buffers, so that crossing messages really wait for each other."""
+"""The size of a large message: more than NCCL buffers, so that crossing messages really wait for each other."""
 MOST_PAIRS = 120
 """The most pairs that are all timed; of more only neighbours are."""
 REPEATS = 5

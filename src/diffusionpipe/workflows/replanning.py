@@ -48,7 +48,7 @@ class Request:
     step: Seconds
     """Step of the present layout, by the corrected profile."""
     parent: int
-    """The process that asks."""
+    """The number of the process that asks."""
 
 
 REQUEST = Format("diffusionpipe-replanning", 1, Request)

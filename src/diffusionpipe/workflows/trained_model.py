@@ -25,7 +25,7 @@ class TrainedModel:
 
     @property
     def chain(self) -> "tuple[TrainedModel, ...]":
-        """It and all before it, in the order of sampling."""
+        """The model and all models before it, in the order of sampling."""
         return (*(self.before.chain if self.before is not None else ()), self)
 
 

@@ -94,7 +94,7 @@ def check_table(found: "Correction", profile: Path, stages: Numbers) -> "Table":
 
 
 def causes_text(causes: Sequence["Cause"]) -> str:
-    """In ms of the step, the largest first: "forwards 12.0 ms longer, loading 4.0 ms longer"."""
+    """The causes in milliseconds of the step, the largest first: "forwards 12.0 ms longer, loading 4.0 ms longer"."""
     words = [
         f"{cause.name} {_milliseconds(abs(cause.seconds))} {'longer' if cause.seconds > 0 else 'shorter'}"
         for cause in causes

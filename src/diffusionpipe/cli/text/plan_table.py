@@ -30,9 +30,9 @@ class Column:
     """One figure of each row."""
 
     head: tuple[str, str]
-    """Two lines."""
+    """The head of the column, in two lines."""
     term: str
-    """Its entry in docs/glossary.md."""
+    """The entry of the column in docs/glossary.md."""
     cell: Callable[[Row], float]
     is_percent: bool = False
 
@@ -220,7 +220,7 @@ def _sizes_for(comparison: Comparison, versions: Versions) -> str:
 
 
 def _tried(comparison: Comparison) -> Iterator[str]:
-    """How far the search looked."""
+    """The number of layouts that the search estimated and simulated, in words."""
     if tried := comparison.tried:
         yield (
             f"layouts estimated: {tried.estimated:,}; simulated in full: {tried.simulated}, of which "

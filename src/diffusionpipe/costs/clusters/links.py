@@ -27,7 +27,7 @@ class LinkKind:
     network_sums: float
     network_latencies: tuple[float, float]
     host: float
-    """From host memory, all devices copying at once."""
+    """The rate from host memory to a device, all devices copying at once."""
 
 
 def _geforce(messages: tuple[float, float], sums: tuple[float, float], host: float) -> LinkKind:

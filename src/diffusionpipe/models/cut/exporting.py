@@ -53,7 +53,7 @@ class Exported:
     owned: Mapping[str, str]
     """Placeholder -> name of a parameter or buffer below the model."""
     parameters: frozenset[str]
-    """Those placeholders that are parameters: training changes their values."""
+    """The placeholders that are parameters: training changes their values."""
     constants: Mapping[str, Tensor]
     """Placeholder -> a tensor that belongs to no parameter or buffer."""
     graph_module: fx.GraphModule

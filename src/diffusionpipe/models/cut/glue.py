@@ -44,7 +44,7 @@ class Tables:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All that are kept."""
+        """All tensors that the tables keep."""
         return (value for value in (*self._kept.values(), *self._fakes.values()) if isinstance(value, Tensor))
 
     def value(self, node: fx.Node, root: nn.Module, device: torch.device) -> Any:

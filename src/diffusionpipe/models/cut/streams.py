@@ -20,9 +20,9 @@ class Streams:
     """The children of the transformer that are named here."""
 
     first: tuple[str, str, str]
-    """Those whose layers come first: they embed the time, the text and the picture."""
+    """The modules whose layers come first: they embed the time, the text and the picture."""
     joined: tuple[str, ...]
-    """Those that are called by the layer that reads their result."""
+    """The modules that are called by the layer that reads their result."""
 
 
 def named_streams(

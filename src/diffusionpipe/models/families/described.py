@@ -69,7 +69,7 @@ class Text:
     """A frozen text encoder."""
 
     kind: str
-    """Its class."""
+    """The class of the text encoder."""
     prompt: Prompt | None
     """The texts that its tokenizer reads, and their length; None: plain captions, as long as the encoder can read."""
     component: str = "text_encoder"

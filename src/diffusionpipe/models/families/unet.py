@@ -98,7 +98,7 @@ def unet_layers(unet: UNet, size: int) -> tuple[Layer, ...]:
 
 
 def down_steps(unet: UNet) -> tuple[tuple[Step, ...], ...]:
-    """From the noisy latents to the middle, in groups: the last step of each writes a skip tensor."""
+    """The steps from the noisy latents to the middle, in groups: the last step of each writes a skip tensor."""
     return tuple(_down(unet))
 
 

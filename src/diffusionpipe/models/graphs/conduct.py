@@ -82,7 +82,7 @@ class Conduct:
                 self._averaged[layer] = None
 
     def problems(self, layers: Iterable[Layer], components: Mapping[str, nn.Module]) -> Iterator[str]:
-        """In words, with the modules that do it; one for each layer."""
+        """The problems in words, with the modules that cause them; one for each layer."""
         for layer in layers:
             modules = list(modules_of(layer, components[layer.component]))
             if layer.name in self._drawn:

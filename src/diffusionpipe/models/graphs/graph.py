@@ -37,14 +37,14 @@ class LayerGraph:
     """A model with its data path."""
 
     layers: tuple[Layer, ...]
-    """In an order in which they can run."""
+    """The layers of the graph, in an order in which they can run."""
     components: Mapping[str, nn.Module]
     """The modules, whole; parameters may be on the meta device. A canonical parameter name is
     "<component>.<name in the component>"."""
     inputs: tuple[TensorSpec, ...]
     """Raw inputs: the tensors that the data loader yields."""
     backbones: tuple[Backbone, ...] = (Backbone(),)
-    """In the order of sampling."""
+    """The backbones of the graph, in the order of sampling."""
     fed_back: tuple[TensorSpec, ...] = ()
     """The tensors that backbones read of their own pass before (`Backbone.estimate`): layers read them before the loss
     writes them."""
@@ -58,7 +58,7 @@ class LayerGraph:
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
-        """All that layers read and none before them writes."""
+        """The tensors that layers read and that no layer before them writes: the raw inputs."""
         return (*self.inputs, *self.fed_back)
 
     @property

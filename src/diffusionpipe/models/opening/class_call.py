@@ -132,7 +132,7 @@ class ClassCall:
     whole: Mapping[str, Shape] = field(default_factory=dict)
     """Other arguments with whole numbers for each sample."""
     masks: tuple[str, ...] = ()
-    """Those that are true where a token of the text counts."""
+    """The arguments that are true where a token of the text counts."""
     made: Mapping[str, Made] = field(default_factory=dict)
     """Arguments that are the same for all samples, or follow from others."""
     predict: Callable[..., Any] | None = None

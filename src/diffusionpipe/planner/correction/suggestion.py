@@ -16,7 +16,7 @@ class Suggestion:
     """A layout that would be faster."""
 
     sizes: str
-    """In words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
+    """The schedule and its sizes in words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
     step: Seconds
     plan: Plan
     timeline: Timeline

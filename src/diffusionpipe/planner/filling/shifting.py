@@ -12,7 +12,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How far compute is delayed, and for what."""
+    """A policy: how far compute is delayed for fills."""
 
     least_use: float
     """Least part of a fill that delays compute which must be inside the wait."""

@@ -39,7 +39,7 @@ class PlannerEstimate:
     """A layout and the time that a formula gives it."""
 
     judge: Judge
-    """Its batch is larger than the asked one where replicas could not share that."""
+    """The judge of the layout; its batch is larger than the asked one where replicas could not share that."""
     candidate: Candidate
     seconds: Seconds
     """Time of an iteration without encoders and update."""

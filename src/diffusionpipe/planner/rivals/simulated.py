@@ -24,7 +24,7 @@ class Rival:
 
     planner: Planner
     setting: Setting
-    """Its batch may be a little larger than the asked one; see `scale`."""
+    """The setting of the simulation; its batch may be a little larger than the asked one, see `scale`."""
     candidate: Candidate
     formula: Seconds
     """Iteration without encoders and update, as its planner predicts it."""
@@ -34,7 +34,7 @@ class Rival:
 
     @property
     def sizes(self) -> str:
-        """Its sizes in words."""
+        """The sizes of the other system's layout in words."""
         return sizes_of(self.candidate) + (ON_HOST if self.setting.workload.offload_frozen else "")
 
     @property

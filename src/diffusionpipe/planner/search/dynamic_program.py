@@ -205,7 +205,7 @@ def _can_precede(question: Question, first: int, devices: int) -> bool:
 
 
 def _front(nodes: list[_Node], objective: PartitionObjective, stages: int, width: int) -> list[_Node]:
-    """Those that no other beats, at most `width`: the ones of the best values."""
+    """The partitions that no other beats, at most `width` of them: the ones with the best values."""
     nodes.sort(key=lambda node: node[0])  # stable: earlier found, that is shorter first stages, win ties
     kept: list[_Node] = []
     for node in nodes:

@@ -111,9 +111,9 @@ class Before:
     """The least time of the layers before a suffix for one micro-batch, however they are cut and shared."""
 
     forward: Seconds
-    """Their forwards one after the other on the fastest devices."""
+    """The time of the layers' forwards one after the other on the fastest devices."""
     both: Seconds
-    """Their forwards and backwards one after the other on the fastest devices."""
+    """The time of the layers' forwards and backwards one after the other on the fastest devices."""
     dearest: Seconds
     """Forward and backward of the slowest of their stages."""
     num_stages: int

@@ -271,7 +271,7 @@ class _Program:
         return bisect_left(done, True, key=lambda j: load(first[before], second[-1] - second[j]) <= limit)
 
     def _front(self, nodes: list[_Node], blocks: int) -> list[_Node]:
-        """Those that no other beats, at most `width`: the ones of the best values."""
+        """The partitions that no other beats, at most `width` of them: the ones with the best values."""
         if len(nodes) == 1:
             return nodes
         value = self.objective.value

@@ -75,7 +75,7 @@ class Pool:
         return "\n".join(tied_problems(setting.graph, candidate.layout(setting).generated().placement, blocks))
 
     def ranked(self) -> list[Judged]:
-        """Those that fit, best first; ties by the order in which they were found."""
+        """The candidates that fit, best first; ties by the order in which they were found."""
         return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
 
     def diverse(self) -> list[Judged]:

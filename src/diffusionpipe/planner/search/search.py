@@ -99,7 +99,7 @@ class Search:
     finalists: tuple[tuple[Candidate, Proposal], ...]
     """The candidates that were simulated in full, fastest first; those that do not fit in memory last."""
     judged: tuple[Judged, ...]
-    """All others that were estimated and come near, best first; each arrangement and schedule once."""
+    """The other candidates that were estimated and come near, best first; each arrangement and schedule once."""
     num_estimated: int
     is_filled: bool
     places: tuple[Place, ...] = ()

@@ -151,7 +151,7 @@ def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Ca
 
 
 def numbers_of_blocks(num_layers: int) -> list[int]:
-    """From a block for each layer to a few."""
+    """The numbers of blocks that are tried, from a block for each layer to a few."""
     counts = [num_layers]
     while counts[-1] > 4:
         counts.append(counts[-1] // 2)

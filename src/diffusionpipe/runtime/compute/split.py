@@ -56,7 +56,7 @@ class Deferred:
             self.told(gradient)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that is put aside; several may share a storage."""
+        """All tensors that are put aside; several may share a storage."""
         for _, x, gradient in self._entries:
             yield x
             yield gradient

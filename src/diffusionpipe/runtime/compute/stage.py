@@ -23,7 +23,7 @@ class StageModule(Protocol):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Tensors that it needs."""
+        """The names of the tensors that the stage needs."""
         ...
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> Mapping[str, Tensor]:

@@ -34,7 +34,7 @@ class Route:
     microbatch: int
     num_rows: int
     batch_rows: Range
-    """Its samples, counted within the batch."""
+    """The rows of the micro-batch's samples in the batch."""
     inputs: dict[str, tuple[Part, ...]]
     """Tensor -> its parts, which cover all rows."""
     with_gradient: frozenset[str]

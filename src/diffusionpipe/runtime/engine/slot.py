@@ -16,7 +16,7 @@ class Output:
     name: str
     microbatch: int
     rows: Range
-    """Its samples, counted within the batch."""
+    """The rows of the output's samples in the batch."""
     value: Tensor
 
 

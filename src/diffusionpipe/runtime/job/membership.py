@@ -19,7 +19,7 @@ class Membership:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Its device on this machine."""
+    """The number of the rank's device on this machine."""
     address: str = ""
     """Host and port of the job's key-value store."""
     port: int = 0

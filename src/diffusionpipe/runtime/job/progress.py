@@ -117,7 +117,7 @@ class _Beside:
     thread: int
     """The number that the system gives it."""
     seen: int = -1
-    """Its bytes read and written, in units."""
+    """Bytes that the process has read and written, in units."""
     still: Seconds = 0.0
 
 

@@ -14,13 +14,13 @@ class ExitReason(StrEnum):
     """The end of the rank that a verdict names."""
 
     FAILED = "failed"
-    """It raised an error and said so."""
+    """The rank raised an error and said so."""
     DIED = "died"
-    """Its process does not exist any more."""
+    """The rank's process does not exist any more."""
     SILENT = "silent"
     """The rank stopped answering."""
     STUCK = "stuck"
-    """It lives, but makes no progress."""
+    """The rank lives, but makes no progress."""
     STORE_LOST = "store lost"
     """The store cannot be reached: the process that holds it died."""
 

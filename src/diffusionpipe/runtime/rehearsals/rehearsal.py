@@ -30,7 +30,7 @@ from diffusionpipe.runtime.rehearsals.virtual_reductions import VirtualCollectiv
 from diffusionpipe.units import Bytes, Seconds
 
 PAUSE: Seconds = 0.01
-"""Between two timed messages: in a rehearsal, too, the ranks sleep most of the time."""
+"""The pause between two timed messages: in a rehearsal, too, the ranks sleep most of the time."""
 
 
 BLOCKED: Seconds = 1e-4
@@ -55,7 +55,7 @@ class DeviceClock:
         self.free = perf_counter()
 
     def wait(self, duration: Seconds) -> None:
-        """Until the device has done that much more."""
+        """Wait until the device has computed for `duration` seconds more."""
         self.free += duration
         precise_wait(max(0.0, self.free - perf_counter()))
 
@@ -128,7 +128,7 @@ class RankIteration:
 
     start: Seconds
     end: Seconds
-    """On the clock that all processes of a machine share."""
+    """The end of the iteration, on the clock that all processes of a machine share."""
     spans: tuple[Span, ...]
     """`worker` is the rank; times count from `start`."""
     cpu: Seconds

@@ -126,7 +126,7 @@ class VirtualEncoder:
     wait: Wait
 
     def run(self, fill: Fill, store: RowStore) -> None:
-        """Run a fill, and write its outputs into the store; see `FillRunner`."""
+        """Wait as long as the fill takes; the store stays as it is. See `FillRunner`."""
         self.wait(self.duration_of_fill[fill])
 
 

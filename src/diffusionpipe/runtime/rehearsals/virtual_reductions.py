@@ -48,7 +48,7 @@ class VirtualReduction:
 
     duration: Seconds
     place: int
-    """This rank's among the ranks."""
+    """The place of this rank among the ranks that reduce."""
     ranks: tuple[int, ...]
     transport: Transport
     stream: ReductionStream

@@ -52,7 +52,7 @@ class BlockGradients:
         self._buckets: list[Tensor] = []
         self._works: list[Work] = []
         self._shared: list[nn.Parameter] = []
-        """Those whose gradients may still come to lie in memory where others lie."""
+        """The parameters whose gradients may still come to lie in memory where others lie."""
         if len(ranks) > 1:
             for bucket in _split(self._parameters, BUCKET_BYTES):
                 self._buckets.append(_flatten_gradients(bucket))

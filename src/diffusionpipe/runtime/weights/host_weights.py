@@ -42,7 +42,7 @@ class _Weights:
     hosted: tuple[Tensor, ...]
     """The values of the layer's parameters in host memory."""
     places: tuple[Range, ...]
-    """Their bytes in host memory; one after the other on the device."""
+    """The ranges of bytes of the parameters in host memory; on the device they lie one after the other."""
     runs: tuple[Range, ...]
     """The bytes of `places`, with neighbouring ranges joined to one."""
 

@@ -157,7 +157,7 @@ class ShardedBlock:
             part.open_gradients()
 
     def separate(self) -> None:
-        """They lie in memory of their own from the start."""
+        """Nothing to do: the gradients lie in memory of their own from the start."""
 
     def reduce(self) -> None:
         """Start summing the gradients at their owners; gradients of other ranks' parameters are gone after it."""
@@ -267,7 +267,7 @@ class _ReadInstead(torch.autograd.Function):
 
 
 def narrow_modules(modules: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
-    """Those that can read copies: nothing but their own forward reads their weights, and autocast casts all of them."""
+    """The modules that can read copies: only their own forward reads their weights, and autocast casts all of them."""
     known = list(dict.fromkeys(modules))
     fused = {part for module in known if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
     found = [module for module in known if type(module).forward in _FORWARDS and module not in fused]

@@ -29,7 +29,7 @@ class Objective(StrEnum):
     """The time that is to be short. The two differ wherever workers do not all start and end together."""
 
     MAKESPAN = "makespan"
-    """From 0 to the last end."""
+    """The time from 0 to the last end."""
     WINDOW = "window"
     """The largest (last end - first start) of a worker: the time of an iteration where the workers do not wait for each
     other between two of them, and the time of "zero bubble"."""

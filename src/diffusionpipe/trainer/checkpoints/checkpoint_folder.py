@@ -9,7 +9,7 @@ from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.checkpoints.manifest import read_manifest
 
 FOLDER = "checkpoints"
-"""In the run folder."""
+"""The name of the folder of checkpoints in the run folder."""
 _NAME = re.compile(r"step-(\d{8,})")
 _SHOWN = 200
 """Characters of what was asked for that a message repeats."""
@@ -36,7 +36,7 @@ class Kept:
     """The checkpoints that a run which has failed leaves."""
 
     steps: tuple[int, ...]
-    """In the order of writing."""
+    """The steps of the checkpoints, in the order of writing."""
 
     def remedy(self, *, may_be_ruined: bool = False) -> str:
         """Which checkpoint is kept and how to continue; `may_be_ruined`: an earlier one may be the better choice."""

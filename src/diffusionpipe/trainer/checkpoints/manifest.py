@@ -30,7 +30,7 @@ class FileRecord:
     name: str
     """The file's name inside the checkpoint's folder."""
     size: Bytes
-    """Its length."""
+    """The length of the file in bytes."""
     blake2b: str
     """The hexadecimal BLAKE2b checksum, 32 bytes, of its contents."""
 
@@ -40,7 +40,7 @@ class Manifest:
     """The files and values of a checkpoint."""
 
     step: int
-    """Updates done."""
+    """The number of updates that were done before the checkpoint."""
     sequence: int
     """Counts the checkpoints of a run in the order of writing; it differs from the order of steps after a return to an
     earlier checkpoint."""

@@ -65,7 +65,7 @@ class _Pending:
     writing: BackgroundTask[_Checked] | None
     """The writing thread; None once all ranks have its result."""
     publishing: BackgroundTask[None] | None = None
-    """On the first rank, after that."""
+    """The thread that publishes the checkpoint on the first rank, after it was written."""
 
     @property
     def task(self) -> BackgroundTask[_Checked] | BackgroundTask[None] | None:

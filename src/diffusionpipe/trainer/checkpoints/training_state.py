@@ -120,7 +120,7 @@ def _weights(state: TrainingState) -> dict[str, Tensor]:
 
 
 def _without(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those with the prefix, under their names without it."""
+    """The tensors with the prefix, under their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

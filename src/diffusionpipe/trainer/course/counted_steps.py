@@ -50,7 +50,7 @@ class Counted:
     """Which of the recorded steps count."""
 
     steps: tuple[int, ...]
-    """Counted from 0, in order. () if too few are undisturbed."""
+    """The positions of the steps that count, from 0, in order; () if too few are undisturbed."""
     num_disturbed: int
     others: float | None
     """The part of the cores that other programs used, the median over the steps that count, or over all where none

@@ -19,7 +19,7 @@ class ValidationResult:
 
     loss: float
     by_time: tuple[tuple[float, float], ...]
-    """(time, loss)."""
+    """The mean loss at each time of the noise, as (time, loss)."""
     by_backbone: tuple[tuple[str, float], ...]
     """(name, loss); the loss of all is their sum."""
 

@@ -97,15 +97,15 @@ class RunState:
     data: Data
     stopping: Stopping
     metrics: MetricsWriter | None
-    """On rank 0."""
+    """The writer of the metrics on rank 0; None on the others."""
     kept: Mapping[str, object]
     """The facts about the run in its checkpoints: its identity and its recipe."""
     spikes: Spikes
     checkpoints: RunCheckpoints
     progress: TrainingProgress | None = None
-    """On rank 0."""
+    """The progress that rank 0 shows; None on the others."""
     step: int = 0
-    """Steps done."""
+    """The number of training steps done."""
     validated: int | None = None
     """The last step whose weights had a finite validation loss."""
     timeline: Timeline | None = field(default=None)

@@ -29,7 +29,7 @@ class StepReports:
         self._untimed: deque[tuple[StepResult, Seconds, dict[str, float]]] = deque()
         """Each with its wait for the batch and the memory that was in use after it."""
         self._bubble: dict[str, float] = {}
-        """The last one that is known."""
+        """The last bubble that is known, under the names of the metrics."""
 
     def __enter__(self) -> Self:
         return self

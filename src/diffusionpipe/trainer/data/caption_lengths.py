@@ -33,7 +33,7 @@ class Reading:
     encoder: str
     tokenizer: Tokenizer
     length: int
-    """Tokens that it reads at once."""
+    """The number of tokens that the encoder reads at once."""
     chunks: int = 1
     """How often it reads `length` tokens of one caption."""
 
@@ -52,7 +52,7 @@ class Cut:
     """Tokens of a caption that it reads, its marks included."""
     number: int
     looked_at: int
-    """Captions that were counted."""
+    """The number of captions whose tokens were counted."""
     longest: int
     """The place of the longest one among the texts."""
     tokens: int

@@ -21,7 +21,7 @@ class Key:
     """A frame from which decoding can begin."""
 
     stamp: int
-    """When it is shown, in the units of the file."""
+    """The time at which the key frame is shown, in the units of the file."""
     place: int
     """The value that a seek to it is given."""
 

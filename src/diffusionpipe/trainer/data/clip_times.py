@@ -40,7 +40,7 @@ class Timeline:
     """The frames of a clip, in the order in which they are shown."""
 
     stamps: tuple[int, ...]
-    """Times in the units of the file, sorted."""
+    """Times of the frames in the units of the file, sorted."""
     times: tuple[Seconds, ...]
     """Times of the frames since the first frame, in seconds."""
     seconds: Seconds

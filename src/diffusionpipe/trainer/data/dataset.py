@@ -71,7 +71,7 @@ class Dataset:
 
     folder: Path
     samples: tuple[Sample, ...]
-    """Sorted by name; samples that enter later come after the others."""
+    """The samples, sorted by name; samples that enter later come after the others."""
     contents: str = ""
     """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
     rate: float | None = None
@@ -109,13 +109,13 @@ class _Kind:
     """The kind of files that are read of a folder."""
 
     noun: str
-    """In the plural."""
+    """The name of this kind of files in the plural, e.g. "pictures"."""
     endings: tuple[str, ...]
     others: tuple[str, ...]
     """Endings of files that are not read, though they could be meant."""
     header_of: Callable[[Path], Header]
     remedy: str
-    """About files of other endings."""
+    """The advice about files of other endings."""
 
 
 _PICTURES = _Kind(

@@ -27,7 +27,7 @@ class Generation:
 
     since: int
     files: dict[str, str]
-    """Digests by names."""
+    """The digests of the files' contents, by the files' names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Continuation:
     """The step at which a run continues, and whether new files may enter."""
 
     position: int
-    """In the order of the data."""
+    """The position in the order of the data at which the run continues."""
     may_grow: bool
     noun: str
     """The kind of the files, in the plural."""

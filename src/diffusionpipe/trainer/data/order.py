@@ -21,9 +21,9 @@ class Place(NamedTuple):
 
     epoch: int
     number: int
-    """In the epoch."""
+    """The number of the position in its epoch, from 0."""
     size: int
-    """Samples of the epoch."""
+    """The number of samples of the epoch."""
 
 
 def place_of(position: int, num_samples: int, growth: Growth = ()) -> Place:

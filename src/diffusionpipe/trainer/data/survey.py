@@ -56,7 +56,7 @@ class Use:
     size: Size
     """Width and height to which each is brought."""
     from_step: int = 0
-    """Steps that are done."""
+    """The number of steps that are done."""
     readings: Sequence[Reading]
     """How captions are read; () where they are not."""
     more_chunks: bool = False

@@ -46,7 +46,7 @@ class AdapterFacts:
     config: Mapping[str, Any]
     """The configuration of the denoiser."""
     base_model: str
-    """Its public name."""
+    """The public name of the base model."""
     settings: LoraSettings
     prediction: Prediction
     step: int

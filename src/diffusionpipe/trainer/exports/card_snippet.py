@@ -30,7 +30,7 @@ _OF_FLOWS = (
 )
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
 _WITH_RATE = "LTXPipeline"
-"""It tells the model how many frames of a second a clip has."""
+"""The pipeline that tells the model how many frames of a second a clip has."""
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000

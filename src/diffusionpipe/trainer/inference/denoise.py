@@ -62,7 +62,7 @@ class SamplingSettings:
 
     @property
     def copies(self) -> int:
-        """Rows of a sample."""
+        """The number of rows of a sample: two with guidance, else one."""
         return 2 if self.is_guided else 1
 
 

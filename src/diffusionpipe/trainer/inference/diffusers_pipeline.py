@@ -54,7 +54,7 @@ class Order:
     settings: SamplingSettings
     num_samples: int
     latents: tuple[int, ...]
-    """Shape of a sample's."""
+    """The shape of one sample's latents."""
     resolution: int
     device: torch.device
     clip: Clip | None = None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 Run = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-"""From named tensors to named tensors, with the same rows."""
+"""A function from named tensors to named tensors, with the same rows."""
 
 
 def in_parts(run: Run, inputs: Mapping[str, Tensor], size: int | None) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ class Opened:
 
     source: Source
     graph: LayerGraph
-    """On the meta device, until layers are materialized."""
+    """The graph of the model, on the meta device until layers are materialized."""
     raw: Mapping[str, Tensor]
     """The raw inputs of the conditions."""
     frozen: tuple[Layer, ...]

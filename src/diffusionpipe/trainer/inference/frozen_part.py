@@ -28,7 +28,7 @@ class FrozenPart:
 
     graph: LayerGraph
     tensors: Mapping[str, Tensor]
-    """Conditions: the same at every time step."""
+    """The conditions of the samples, which are the same at every time step."""
     lead: tuple[Layer, ...]
     """Layers of the denoiser that see latents or times, to be run at every time step; more than none with adapters."""
     led: frozenset[str]

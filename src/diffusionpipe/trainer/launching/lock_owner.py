@@ -32,7 +32,7 @@ class Owner:
     machine: str
     """Boot and process namespace, see `Member.machine`."""
     started: Seconds
-    """Since the epoch."""
+    """The time at which the process took the lock, in seconds since the epoch."""
 
     def __str__(self) -> str:
         try:

@@ -26,7 +26,7 @@ class RankFailure:
     """Negative: the signal that killed it."""
     time: float
     note: FailureNote | None
-    """Its note; None if it was killed or is not a program of ours."""
+    """The note that the rank left; None if it was killed or is not a program of ours."""
     is_first: bool = False
     """Whether it ended before the agent terminated any other."""
     frozen: str | None = None

@@ -28,12 +28,12 @@ Wait = Callable[[Seconds], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a run has ever come."""
+    """The highest step and the number of checkpoints that a run has ever reached."""
 
     step: int
     """The highest step in the metrics."""
     checkpoints: int
-    """Checkpoints written."""
+    """The number of checkpoints written."""
 
     def at_least(self, other: "Reached") -> "Reached":
         """The further of both in each respect."""

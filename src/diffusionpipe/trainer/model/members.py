@@ -47,14 +47,14 @@ class Member:
     recipe: Recipe
     """The recipe of this model alone."""
     folder: Path
-    """Its diffusers folder."""
+    """The diffusers folder of the model."""
     prediction: Prediction
     low: LowResolution | None
     """The small pictures that it reads."""
     graph: LayerGraph
     """The graph of this model alone, on the meta device."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Its components and tensors that another model has alike, and their names in the graph of all."""
+    """The model's components and tensors that another model has alike -> their names in the graph of all."""
 
     def component(self, name: str) -> str:
         """The name of one of its components or raw inputs in the graph of all."""

@@ -26,7 +26,7 @@ class Group:
 
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """The class's arguments that differ from the arguments of the optimizer, and others."""
+    """Arguments of the optimizer's class for this group that differ from the optimizer's own, and others."""
 
 
 def build_optimizer(

@@ -83,7 +83,7 @@ class Work:
             self._bars.remove_task(self._task)
 
     def line(self) -> str:
-        """How far it is, for the log."""
+        """The progress of the work in a line for the log."""
         pairs = dict(self._words) | {"elapsed_s": f"{self._clock() - self._started:.0f}"}
         if (left := self._left()) is not None:
             pairs["left_s"] = f"{left:.0f}"

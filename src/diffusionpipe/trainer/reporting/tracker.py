@@ -14,7 +14,7 @@ class Shown:
     """A picture that was drawn."""
 
     name: str
-    """Its file's name without ending."""
+    """The name of the picture's file without its ending."""
     caption: str
     picture: NDArray[np.uint8]
     """(H, W, 3)."""

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """All that is settled when training begins."""
+    """All facts about a run that are settled when training begins."""
 
     recipe: Recipe
     model: ModelGraph
@@ -29,17 +29,17 @@ class Start:
     devices: tuple[str, ...]
     """The device of each rank."""
     samples: int
-    """In the training data."""
+    """The number of samples in the training data."""
     conditions: int
     """Samples with a conditioning picture."""
     held_out: int | None
     """Samples in the validation data; None without any."""
     step: int
-    """Steps done before."""
+    """The number of steps done before this start."""
     checkpoint: Path | None
     """The checkpoint from which the run continues; None where it begins."""
     loading: DataWorkers | None = None
-    """Its data workers; None where they take nothing from the ranks."""
+    """The data workers of the run; None where they take nothing from the ranks."""
 
 
 def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:

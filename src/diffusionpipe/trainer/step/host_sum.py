@@ -23,7 +23,7 @@ class HostSum:
         device = own.device
         self._sent = _host_vector(len(numbers), device).copy_(torch.tensor(numbers, dtype=torch.float64))
         self.total = torch.cat([own, self._sent.to(device, non_blocking=True)])
-        """On the device; it may be read there after `wait`."""
+        """The total on the device; it may be read there after `wait`."""
         self._work: dist.Work = dist.all_reduce(self.total, async_op=True)
         self._host, self._wait = self.total, self._work.wait
         if _runs_ahead(device):

@@ -26,7 +26,7 @@ class BackboneResult:
     """The learning rates of its components that have their own."""
 
     def numbers(self) -> dict[str, float]:
-        """Its numbers in the metrics beside the others; its components' own learning rates if there are no others."""
+        """The backbone's own numbers in the metrics; its components' own learning rates if there are no others."""
         found = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": self.learning_rate}
         own = {f"{key}/{self.name}": value for key, value in found.items()} if self.name else {}
         return {**own, **{f"learning_rate/{name}": rate for name, rate in self.of_components.items()}}

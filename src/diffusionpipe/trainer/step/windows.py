@@ -100,7 +100,7 @@ class WindowStepper:
         """The last window, until its times are read."""
         self._times: list[StepTimes] = []
         self._waited: Seconds = 0.0
-        """In the window under way, for data."""
+        """The wait for data in the window under way, in seconds."""
 
     def phases(self) -> tuple[Phase, ...]:
         """There is nothing between windows."""
