@@ -110,7 +110,14 @@ def test_other_checkpointing_is_named_with_the_key(tmp_path):
     assert "it keeps the activations of layer1 (2 such layers)" in message
     assert "training.activation_checkpointing, which is ['layer[12]']" in message
     again = build_plan(MODEL, replace(LAYOUT, checkpointed=("*",)))
-    assert "it recomputes the activations of layer0 (6 such layers)" in problem(again, tmp_path)
+    message = problem(again, tmp_path, activation_checkpointing=False)
+    assert "it recomputes the activations of layer0 (6 such layers)" in message
+
+
+def test_a_recipe_that_states_no_checkpointing_takes_the_plans(tmp_path):
+    again = build_plan(MODEL, replace(LAYOUT, checkpointed=("*",)))
+    write_plan(again, tmp_path / "plan.json")
+    assert read_plan_file(tmp_path / "plan.json", MODEL, recipe(), 2) == again
 
 
 def test_an_illegal_order_is_refused_with_worker_and_action(tmp_path):
