@@ -58,7 +58,7 @@ class Link:
 
     latency: Seconds = 0
     bandwidth: float = inf
-    """Bytes per second."""
+    """The rate of the link in bytes per second; infinite: messages take the latency alone."""
     overhead: Seconds = 0
     """Time that each end cannot compute for one tensor of a message (o in LogP: Culler et al., PPoPP 1993)."""
     overhead_per_byte: Seconds = 0

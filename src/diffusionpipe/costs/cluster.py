@@ -66,10 +66,10 @@ class PairLink:
 
     first: int
     second: int
-    """The larger rank."""
+    """The larger one of the two ranks."""
     latency: Seconds
     bandwidth: float
-    """Bytes per second."""
+    """The rate of the link in bytes per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Cluster:
 
     @property
     def num_ranks(self) -> int:
-        """All devices."""
+        """The number of ranks, one for each device."""
         return len(self.devices)
 
     @cached_property

@@ -63,7 +63,7 @@ class DeviceRates:
     title: str
     """The name of the device in torch and in profiles."""
     device_type: str
-    """"cpu" or "cuda"."""
+    """The type of the device in torch: "cpu" or "cuda"."""
     memory: Bytes
     usable: Bytes
     """The part of the memory that training may use: the rest after the driver's and torch's own use."""

@@ -31,7 +31,7 @@ NOTHING = Spread(least=0.0, usual=0.0, most=0.0)
 
 
 def exactly(seconds: Seconds) -> Spread:
-    """A time that is known."""
+    """The spread of a time that is known exactly: all three times are equal."""
     return Spread(least=seconds, usual=seconds, most=seconds)
 
 

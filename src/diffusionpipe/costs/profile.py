@@ -74,11 +74,11 @@ class Profile:
     device: str
     """Name of the device, e.g. "NVIDIA H200" or "AMD EPYC 7B13, 1 thread"."""
     device_type: str
-    """"cpu" or "cuda"."""
+    """The type of the device in torch: "cpu" or "cuda"."""
     precision: str
     """"float32", "bfloat16" (autocast) or "float64"."""
     source: str
-    """"measured" or "analytic"."""
+    """The source of the times: "measured" or "analytic"."""
     mode: Mode | None = None
     """Mode of the kernels whose times were computed; None where times were measured, and in files that do not say it.
     """

@@ -41,7 +41,7 @@ class Workload:
     optimizer_bytes: int = 8
     """Bytes of optimizer state per trained parameter; 8 for Adam's two float32 moments."""
     ema_bytes: int = 0
-    """4 with a float32 average."""
+    """Bytes of a parameter's average: 4 with a float32 average, 0 without one."""
     frozen_bytes: int | None = None
     """Bytes of one frozen parameter, the same for all; None: each has those of its dtype in the model graph."""
     checkpointed: tuple[str, ...] = ()

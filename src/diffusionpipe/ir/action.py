@@ -19,7 +19,7 @@ class Op(StrEnum):
     """The kind of work that an action does. The zero-bubble papers write B for `I`."""
 
     F = "F"
-    """Forward."""
+    """A forward of a stage on a micro-batch."""
     B = "B"
     """Whole backward: input and weight gradients."""
     I = "I"  # noqa: E741

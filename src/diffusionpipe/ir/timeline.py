@@ -46,7 +46,7 @@ class Timeline:
     spans: tuple[Span, ...]
     memory: tuple[MemorySample, ...] = ()
     source: str = "simulated"
-    """"simulated" or "measured"."""
+    """The source of the times: "simulated" or "measured"."""
     update: tuple[Phase, ...] = ()
     """The rest of the step, if it is known."""
     copies: tuple[tuple[int, ...], ...] = ()

@@ -36,7 +36,7 @@ Staleness = Mapping[tuple[int, Op], tuple[int, ...]]
 
 
 def staleness_of(window: Schedule) -> Staleness:
-    """The table of a window.
+    """The age of the weights that each stage of a window reads, by (stage, op), a number for each micro-batch.
 
     >>> from diffusionpipe.passes import with_versions
     >>> from diffusionpipe.planner.assembly.windows import overlap

@@ -193,7 +193,7 @@ def _rank_of(job: Job, model: Model, plan: Plan, precision: str) -> Rank:
 
 
 def _build(job: Job, module: str, name: str, plan_text: str, precision: str | None) -> None:
-    """Make this process's rank."""
+    """Make the rank that this process is."""
     build = getattr(importlib.import_module(module), name)
     model, plan = build(), plan_from_text(plan_text)
     if not isinstance(model, Model):

@@ -61,7 +61,7 @@ class Model:
         return self.module.named_parameters()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters."""
+        """All parameters of the model's layers."""
         return self.module.parameters()
 
     def state_dict(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class _Listener:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="callbacks", daemon=True)
         self.stop: Callable[[], None] = _ask_launcher
-        """Asks the training to stop."""
+        """A function that asks the training to stop."""
         self.error: BaseException | None = None
 
     def __enter__(self) -> None:

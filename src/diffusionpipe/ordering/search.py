@@ -27,8 +27,8 @@ LETTERS_PER_SECOND = 2_500_000
 MAX_LETTERS = 6_000_000
 """The most letters that the improvement of one placement at one memory level simulates, however long it may take."""
 MAX_SQUARE = 1_200_000_000
-"""Divided by the number of actions, a second limit of the letters, so that large problems take no longer than small
-ones."""
+"""A second limit of the letters: this number divided by the number of actions. So large problems take no longer than
+small ones."""
 ROUND = 5_000
 """Steps of a round of improvement."""
 MIN_ROUND = 800

@@ -20,7 +20,7 @@ class PlacedFill:
     layers: Range
     """Layers, counted within the frozen block."""
     samples: Range
-    """Samples of the batch."""
+    """The range of the batch's samples that the fill encodes."""
 
 
 def insert_fills(

@@ -24,7 +24,7 @@ HOST_BOUND = 1.02
 CLEAR = 1.005
 """A system is called faster than another from this factor on."""
 MOST_NAMED = 4
-"""Slow links that are named."""
+"""The most slow links that a remark names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

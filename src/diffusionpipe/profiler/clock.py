@@ -82,7 +82,7 @@ class CudaQueue:
         return time.perf_counter()
 
     def sleep(self, seconds: Seconds) -> None:
-        """Issue a kernel that spins for about that long."""
+        """Issue a kernel that spins for about `seconds`."""
         torch.cuda._sleep(int(seconds * self.cycles))  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.cuda.Event:
@@ -175,7 +175,7 @@ class CudaPeak:
 
     @property
     def live(self) -> Bytes:
-        """Bytes in tensors now."""
+        """The bytes of all tensors on the device now."""
         return torch.cuda.memory_allocated(self.device)
 
     @property

@@ -104,7 +104,7 @@ class _Traces:
     copies: Bytes = 0
 
     def trace_cast(self) -> None:
-        """The copies of the weights."""
+        """Note the operations that copy the weights to the narrow type."""
         with self.cast:
             self.run.cast()
         self.copies = sum(copy.nbytes for copy in self.run.casts.copies)

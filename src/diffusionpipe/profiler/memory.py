@@ -48,7 +48,7 @@ class KeptBytes:
 
     model: ModelGraph
     own: dict[str, Bytes] = field(default_factory=dict)
-    """Bytes by layer."""
+    """The bytes that each layer keeps for its backward, by layer."""
     put_aside: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The tensors of a layer's inputs that stay for its W, by layer, under the names with which they were written
     first."""

@@ -104,7 +104,7 @@ def _fitting(size: tuple[int, int], ending: str) -> tuple[int, int]:
 
 
 def _picture(frames: Iterator[Image], count: int, ending: str, rate: float) -> bytes:
-    """A file of Pillow's."""
+    """The bytes of a picture file that Pillow writes."""
     first, *others = map(_with_palette, frames) if ending == ".gif" else frames
     quality: dict[str, Any] = {}
     if ending == ".webp":

@@ -21,7 +21,7 @@ _FONT_SIZE = 15
 _LINE = 19
 _MAX_LINES = 3
 _CLIP = 4
-"""Dimensions of a clip."""
+"""The number of dimensions of a clip's array."""
 
 
 def square_columns(count: int) -> int:

@@ -132,12 +132,12 @@ class _Grid:
     bars: tuple[_Bar, ...]
     form: _Form
     unit: Seconds | Fraction
-    """Time of one cell."""
+    """The time that one cell shows."""
     num_cells: int
     cell: int
-    """Columns of one cell."""
+    """The number of columns of one cell."""
     per_band: int
-    """Cells of one band."""
+    """The number of cells of one band."""
 
 
 def _grid(spans: Sequence[Span], columns: int) -> _Grid:

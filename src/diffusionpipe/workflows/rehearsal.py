@@ -56,7 +56,7 @@ class Rehearsed:
 
     @property
     def seconds(self) -> tuple[Seconds, ...]:
-        """The measured iterations."""
+        """The time of each measured iteration, in seconds."""
         return tuple(timeline.makespan for timeline in self.measured)
 
     @property

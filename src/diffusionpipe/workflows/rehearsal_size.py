@@ -27,7 +27,7 @@ class Size:
 
     num_ranks: int
     iterations: int
-    """Measured ones; another comes before them."""
+    """The number of measured iterations; another one comes before them."""
     iteration: Seconds
     bytes_scale: float
     """Factor of the bytes of tensors, at most."""
@@ -36,12 +36,12 @@ class Size:
 
     @property
     def seconds(self) -> Seconds:
-        """All iterations."""
+        """The time of all iterations, in seconds."""
         return (self.iterations + 1) * self.iteration
 
     @property
     def memory(self) -> Bytes:
-        """All processes with all they hold."""
+        """Bytes of all processes with all that they hold."""
         return COMMAND_BYTES + self.num_ranks * RANK_BYTES + self.tensors
 
     def __str__(self) -> str:

@@ -101,7 +101,7 @@ class Replanning:
         return Found(sizes=str(found["sizes"]), step=float(found["step_s"])) if found is not None else None
 
     def stop(self) -> None:
-        """End it."""
+        """End the search."""
         self._process.kill()
         self._process.wait()
 

@@ -75,7 +75,7 @@ class RunCheck:
         self.correction: Correction | None = None
 
     def begin(self, start: "Start") -> None:
-        """Hear what the run is."""
+        """Note the facts about the run that begins."""
         self._start = start
 
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:

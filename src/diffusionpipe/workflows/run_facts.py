@@ -21,7 +21,7 @@ class Part:
     ranks: tuple[int, ...]
     layers: tuple[str, ...]
     parameters: int
-    """Trained numbers in them."""
+    """The number of trained parameters in the part's layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Shape:
     """Sizes of a plan."""
 
     name: str
-    """The schedule, or data parallelism."""
+    """The name of the schedule; "data parallel" or "one device" without a pipeline."""
     replicas: tuple[int, ...]
     """Replicas of each stage; () where there is one of each."""
     microbatches: tuple[int, ...]

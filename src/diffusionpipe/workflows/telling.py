@@ -22,7 +22,7 @@ class Silence:
     """Says nothing."""
 
     def say(self, text: str) -> None:
-        """Leave it out."""
+        """Show nothing."""
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:

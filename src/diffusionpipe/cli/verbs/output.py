@@ -42,7 +42,7 @@ class Without:
     words: str
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record stays."""
+        """Whether the record is logged."""
         return self.words not in str(record.msg)
 
 

@@ -36,7 +36,7 @@ def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int) -> None:
 
 
 def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
-    """Refuse what does not fit.
+    """Refuse to draw where a rank has too little memory.
 
     Raises:
         ConfigError: names the rank that lacks most.
@@ -62,7 +62,7 @@ def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
 
 
 def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int) -> Iterator[str]:
-    """The whole screen."""
+    """The lines of the screen about drawing pictures over all devices."""
     ranks = setting.cluster.num_ranks
     pictures = "1 picture" if drawing.pictures == 1 else f"{drawing.pictures} pictures at a time"
     yield from wrap(

@@ -9,7 +9,7 @@ from diffusionpipe.costs.actions import Link
 from diffusionpipe.costs.cluster import AllReduce, Cluster, Device
 
 MOST_DEVICES = 8
-"""Devices of one machine."""
+"""The most devices of one machine."""
 GB = 1e9
 
 

@@ -20,7 +20,7 @@ class Prompt:
     """How a caption becomes the tokens that a text encoder reads."""
 
     length: int
-    """Tokens, padded and cut."""
+    """The number of tokens to which a caption is padded or cut."""
     template: str = "{}"
     """The text around the caption."""
     chat: Callable[[str], Mapping[str, Any]] | None = None

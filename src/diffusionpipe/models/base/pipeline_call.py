@@ -40,7 +40,7 @@ class PipelineCall:
     unguided: float = 1.0
     """The scale that turns guidance off."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """Further arguments."""
+    """Further arguments of the pipeline's call, by name."""
 
 
 def packed(noisy: Tensor, patch: int) -> Tensor:

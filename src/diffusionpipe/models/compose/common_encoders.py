@@ -22,7 +22,7 @@ TOKENS = "input_ids"
 """How the raw inputs begin that hold a caption in tokens."""
 MASK = "input_mask"
 _SHA256 = 64
-"""Hexadecimal digits."""
+"""The number of hexadecimal digits of a SHA-256 checksum."""
 _NOT_COMPARED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 """Keys of a configuration that say nothing of what a module computes."""
 

@@ -60,7 +60,7 @@ def pooled_width(component: str) -> Need:
 
 
 def exactly(value: object, why: str = "the patches of the published models") -> Need:
-    """A fixed value."""
+    """A need for this one value, the same for all components."""
     return lambda components, channels: (value, why)
 
 

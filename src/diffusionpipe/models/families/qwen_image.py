@@ -14,7 +14,7 @@ PREFIX = (
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
-"""Around a caption."""
+"""The text after a caption in the encoder's template; `PREFIX` is the text before it."""
 _PROMPT = Prompt(length=512 + 34, template=PREFIX + "{}" + SUFFIX, dropped=34)
 """The prompt with which the model was trained: diffusers' `prompt_template_encode` and `max_sequence_length`."""
 

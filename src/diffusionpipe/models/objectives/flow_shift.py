@@ -25,7 +25,7 @@ class DynamicShift:
 
     base_tokens: int
     base_mu: float
-    """mu of `base_tokens`."""
+    """The shift mu of pictures of `base_tokens` tokens."""
     max_tokens: int
     max_mu: float
     """mu of `max_tokens`; smaller and larger pictures lie on the same line."""

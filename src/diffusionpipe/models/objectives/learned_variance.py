@@ -33,12 +33,12 @@ class Noised(NamedTuple):
     """Pictures before and after noise was added."""
 
     pixels: Tensor
-    """(B, C, H, W), in [-1, 1]."""
+    """The clean pictures, (B, C, H, W), with values in [-1, 1]."""
     noisy: Tensor
     noise: Tensor
     """The noise that the mean is made of, (B, C, H, W): the denoiser's prediction, detached by the caller [3]."""
     timesteps: Tensor
-    """(B,)."""
+    """The time step of each sample, (B,)."""
 
 
 def log_range(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor]:

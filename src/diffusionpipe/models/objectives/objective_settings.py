@@ -29,7 +29,7 @@ class TimeSampling(StrEnum):
     MODE = "mode"
     """A density with its mode in the middle, or its lowest place (Esser et al., 2024, section 3.1)."""
     BETA = "beta"
-    """A beta distribution."""
+    """Times are drawn from a beta distribution."""
 
 
 class Weighting(StrEnum):
@@ -48,7 +48,7 @@ class LossKind(StrEnum):
     """The cost of an error e of a prediction, before the mean over the sample."""
 
     L2 = "l2"
-    """e^2."""
+    """The squared error e^2."""
     HUBER = "huber"
     """2 d (sqrt(e^2 + d^2) - d) with d = `huber_delta`: e^2 for small errors, 2 d |e| for large ones. The pseudo-Huber
     loss (Charbonnier et al., 1997, https://doi.org/10.1109/83.551699), scaled as in diffusers' training scripts with

@@ -329,4 +329,4 @@ CLASSES: Mapping[str, ClassCall] = {
         predict=predict_z_image,
     ),
 }
-"""Class -> its call."""
+"""The call of each transformer class of diffusers, by the name of the class."""

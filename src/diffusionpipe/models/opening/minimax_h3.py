@@ -17,7 +17,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.opening.class_call import Config, Grid, Made, Tensors
 
 _RATE, _SOUND, _CHANNELS = 24, 40, 2
-"""Frames of a second, latents of a second of sound, and channels of that."""
+"""Frames of a second of a clip, latents of a second of its sound, and channels of the sound."""
 _FIRST, _CHUNK = 5, 17
 """Frames that the VAE encodes at first, and then at a time."""
 

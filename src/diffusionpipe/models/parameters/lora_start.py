@@ -21,7 +21,7 @@ from diffusionpipe.models.parameters.lora_targets import is_text_encoder
 
 _OTHER_NORMS = ".dora_scale"
 _LISTED = 3
-"""Names that an error lists."""
+"""The most names that an error message lists."""
 
 Adapters = dict[str, dict[str, Adapter]]
 

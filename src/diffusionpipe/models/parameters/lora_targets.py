@@ -18,7 +18,7 @@ _T5 = (("q", "k", "v", "o"), ("wi", "wi_0", "wi_1", "wo"))
 _ENCODERS = {"CLIPTextModel": _CLIP, "CLIPTextModelWithProjection": _CLIP, "T5EncoderModel": _T5}
 """Ends of the names of the linear layers in each block of a text encoder, by its class: attention's, and the others."""
 _LISTED = 3
-"""Names that an error lists."""
+"""The most names that an error message lists."""
 
 
 class Breadth(StrEnum):

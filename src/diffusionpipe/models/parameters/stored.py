@@ -39,7 +39,7 @@ _NAME = re.compile(
 )
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}(\..*)?")
 _LISTED = 6
-"""Names that an error lists."""
+"""The most names that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class StoredWeights:
     files: tuple[Path, ...]
     """One file, or its shards."""
     index: Path | None
-    """The index of the shards."""
+    """The JSON file that names the shard of each tensor; None for one file."""
     variant: str | None
     """E.g. "fp16"; None for the plain files."""
     stem: str

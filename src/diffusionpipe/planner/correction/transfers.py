@@ -203,7 +203,7 @@ class Sums:
     predicted: Seconds
     """Predicted time of all sums of a rank, on average over the ranks that waited for theirs."""
     count: float
-    """The number of these sums."""
+    """The number of sums of a rank, on average over the ranks that waited for theirs."""
     ratio: float
     """Measured over predicted; 1 where no rank waited for a sum."""
 

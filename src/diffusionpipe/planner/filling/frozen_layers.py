@@ -98,7 +98,7 @@ class FillOptions:
     for its candidates and yes for the best."""
 
     def speed(self, worker: int) -> float:
-        """The speed of a worker."""
+        """The speed of a worker's device, 1 for the profiled device."""
         return self.speeds[worker] if self.speeds else 1.0
 
     def allowed_chunks(self, batch: int) -> tuple[int, ...]:

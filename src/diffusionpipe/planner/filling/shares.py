@@ -74,7 +74,7 @@ class Packing:
     used: tuple[Seconds, ...]
     """The time of frozen work on each worker, by worker, in seconds."""
     makespan: Seconds
-    """Time of the iteration."""
+    """The time of the iteration with these fills, in seconds."""
     is_shifted: bool
     """Whether some compute starts later than without fills."""
 

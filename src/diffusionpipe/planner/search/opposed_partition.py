@@ -195,7 +195,7 @@ class _Program:
     ) -> None:  # fmt: skip
         self.question, self.objective, self.width, self.limit = question, objective, width, limit
         self.left = effort
-        """States that it may still look at; negative: it gave up."""
+        """The number of states that the program may still look at; negative: it gave up."""
 
     def run(self) -> dict[_State, list[_Node]]:
         """The fronts in which all devices have their stages."""
@@ -301,7 +301,7 @@ class _Tables:
 
     @cached_property
     def stage(self) -> Callable[[int, int, int], StageTime]:
-        """A stage's times."""
+        """A function that gives a stage's times for a micro-batch."""
         ask, place = self.question.stage, (self.position, self.replicas)
         return lru_cache(maxsize=None)(lambda backbone, first, stop: ask(backbone, first, stop, *place))
 

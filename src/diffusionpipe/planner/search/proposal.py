@@ -120,7 +120,7 @@ def exposed_frozen_time(timeline: Timeline) -> Seconds:
 
 
 def _length(intervals: Sequence[tuple[Seconds, Seconds]]) -> Seconds:
-    """Length of the union."""
+    """The length of the union of the intervals, in seconds."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
         if end > reached:

@@ -87,7 +87,7 @@ from diffusionpipe.schedules.traits import holds_one
 from diffusionpipe.units import Seconds
 
 Proposed = Callable[[Candidate], Proposal]
-"""See `proposals`."""
+"""A function that simulates a candidate's plan in full; see `proposals`."""
 
 
 @dataclass(frozen=True, kw_only=True)

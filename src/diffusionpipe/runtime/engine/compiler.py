@@ -65,7 +65,7 @@ class Compiler(Transfers):
     reading: RowStore
     """The store from which forwards read frozen outputs."""
     trained: frozenset[int]
-    """Stages with a backward."""
+    """The numbers of the stages that have a backward."""
 
     def instruction(self, action: Action) -> Instruction:
         """The wait and the work of an action.

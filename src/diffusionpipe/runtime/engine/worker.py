@@ -79,7 +79,7 @@ class Worker:
 
     @property
     def validate(self) -> Executor:
-        """Computes losses."""
+        """The executor that computes the losses of validation."""
         return self.executors[PlanPhase.VALIDATE]
 
     def sample(self, backbone: str = "") -> Executor:

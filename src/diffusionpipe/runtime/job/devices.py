@@ -42,9 +42,9 @@ class Sight:
     host: str
     local_rank: int
     asked: str
-    """ "auto", "cpu" or "cuda"."""
+    """The kind of device that was asked for: "auto", "cpu" or "cuda"."""
     num_devices: int = 0
-    """Visible CUDA devices."""
+    """The number of visible CUDA devices."""
     uuid: str = ""
     """UUID of the device that the rank would take; "" where there is none, or torch does not have it."""
     host_id: str = ""

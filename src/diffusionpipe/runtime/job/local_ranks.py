@@ -113,7 +113,7 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
 
 
 def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -> None:
-    """The ranks' side."""
+    """Run one rank in this process: call each function that the pipe sends, and send its result back."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

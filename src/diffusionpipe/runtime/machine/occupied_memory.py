@@ -11,7 +11,7 @@ _PAGES = Path("/proc/self/statm")
 
 
 def occupied_memory(device: torch.device) -> dict[str, float]:
-    """Bytes by name.
+    """Memory in use, by the name of its entry in the metrics, in GiB.
 
     Of the device: allocated by tensors now, reserved by torch now, allocated at the peak; of the host: in RAM now.
 

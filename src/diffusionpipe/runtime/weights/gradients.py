@@ -25,7 +25,7 @@ class Reducible(Protocol):
         ...
 
     def reduce(self) -> None:
-        """Start summing."""
+        """Start to sum the gradients over the ranks that hold the block."""
         ...
 
     def finish(self) -> None:

@@ -55,7 +55,7 @@ class Rules:
 
     shape: Shape
     chunks: int = 1
-    """Stages on each worker."""
+    """The number of stages on each worker."""
     group: str | None = None
     """Least micro-batches that a worker takes through all its chunks before the next ones; None: all in one group."""
     is_unit: bool = False

@@ -32,7 +32,7 @@ class BackgroundTask(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the background task has ended."""
         return not self._thread.is_alive()
 
     @property

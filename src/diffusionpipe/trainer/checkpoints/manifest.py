@@ -115,7 +115,7 @@ def _record(data: Mapping[str, object]) -> FileRecord:
 
 
 def _describe(folder: Path, name: str) -> FileRecord:
-    """Reads one file."""
+    """The size and the checksum of a file, which is read for it."""
     with (folder / name).open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
         return FileRecord(name=name, size=file.tell(), blake2b=digest.hexdigest())

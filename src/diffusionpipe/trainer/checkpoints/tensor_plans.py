@@ -70,7 +70,7 @@ def _part_form() -> Form[Part]:
 
 
 PART = _part_form()
-"""How a part travels."""
+"""The form in which a part travels between ranks."""
 
 
 def offers_of(plan: SavePlan) -> tuple[Offer, ...]:

@@ -16,7 +16,7 @@ from diffusionpipe.runtime.machine.machine_use import Use
 from diffusionpipe.units import Seconds
 
 COUNTED = 15
-"""Steps of a round."""
+"""The number of steps that a round records."""
 ENOUGH = 8
 """Steps that must count: more than half of the first `COUNTED`."""
 MOST_ROUNDS = 3

@@ -85,7 +85,7 @@ class StepRecorder:
 
     @property
     def num_steps(self) -> int:
-        """How many it has recorded."""
+        """The number of steps that were recorded."""
         return len(self._steps)
 
     def begin(self) -> None:
@@ -203,7 +203,7 @@ class FirstSteps:
         return self._recorder is not None and self._first <= self._state.step and not self._is_over
 
     def begin(self) -> None:
-        """The next step begins."""
+        """Note the start of the next step."""
         if self._records and self._recorder is not None:
             self._recorder.begin()
 
@@ -234,6 +234,6 @@ class FirstSteps:
             self._state.metrics.write(step, self._judge.check(recorded, memory))
 
     def close(self) -> None:
-        """Training is over."""
+        """End the judgement of first steps, because training is over."""
         if self._judge is not None:
             self._judge.close()

@@ -33,7 +33,7 @@ class Settled:
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
-    """The remarks about it."""
+    """The remarks about the changes of the recipe."""
     stated: Values = field(default_factory=dict)
     """Values of the recipe's file that do not hold, by their dotted keys."""
 

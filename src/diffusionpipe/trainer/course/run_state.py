@@ -44,7 +44,7 @@ class PredictionMonitor(Protocol):
         ...
 
     def close(self) -> None:
-        """Training is over."""
+        """End the monitor, because training is over."""
         ...
 
 

@@ -12,7 +12,7 @@ from diffusionpipe.units import Seconds
 ROWS = 16
 """Rows of a batch that are made to measure it."""
 TIMES = 5
-"""Number of measurements."""
+"""The number of measurements of a batch's time."""
 BUDGET: Seconds = 0.5
 """Most time of the measurements; if they would take longer, one row is made once."""
 

@@ -62,7 +62,7 @@ class Skipping:
         self.note(*left_out)
 
     def note(self, *skipped: Skipped) -> None:
-        """List them.
+        """Add these skipped samples to the list in the run's folder.
 
         Raises:
             DataError: too many different pictures have been skipped; the message names the list.

@@ -30,7 +30,7 @@ class BaseKind:
     """The kind of the base model in the words of other programs."""
 
     architecture: str
-    """Without "/lora"."""
+    """The name of the architecture in the header of adapters, without "/lora"."""
     version: str | None = None
     """The value of ss_base_model_version; None where kohya's scripts have none."""
     names: str = "diffusers"

@@ -115,7 +115,7 @@ class Link:
 
 
 def links(members: Sequence["Member"]) -> list[Link]:
-    """The models of a run."""
+    """The models of a run as links of a cascade, in the order of sampling."""
     return [
         Link(
             name=member.name,

@@ -39,7 +39,7 @@ MOVING = ("noisy", "timesteps", ESTIMATE)
 Picture = NDArray[np.uint8]
 """(H, W, 3), a clip (F, H, W, 3)."""
 _PICTURE = 3
-"""Dimensions of a picture."""
+"""The number of dimensions of a picture's tensor."""
 _FRAMES_SHOWN = 4
 
 

@@ -50,7 +50,7 @@ _MOST = 10_000
 """The most pictures drawn together, most of their rows, and most denoising steps."""
 _SOFTWARE = "Software"
 _CLIP = 4
-"""Dimensions of a clip."""
+"""The number of dimensions of a clip's array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

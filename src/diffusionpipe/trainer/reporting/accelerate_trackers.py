@@ -83,7 +83,7 @@ class AccelerateTracker:
                     run.log_image(f"{one.path.parent.name}/{one.path.name}", one.picture)
 
     def close(self) -> None:
-        """End the program's run."""
+        """End the run in the tracker's program."""
         self._tracker.finish()
 
 

@@ -36,7 +36,7 @@ class Listener(Protocol):
         ...
 
     def advance(self) -> None:
-        """A part of it is done."""
+        """Note that a part of the work is done."""
         ...
 
 
@@ -130,7 +130,7 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether there are bars."""
+        """Whether the output is a terminal, where bars are drawn."""
         return self._speaks and self.console.is_terminal
 
     @contextmanager

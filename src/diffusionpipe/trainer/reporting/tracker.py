@@ -17,7 +17,7 @@ class Shown:
     """The name of the picture's file without its ending."""
     caption: str
     picture: NDArray[np.uint8]
-    """(H, W, 3)."""
+    """The picture as levels of 8 bits, (H, W, 3)."""
     path: Path
     """The file in which the picture is kept."""
 
@@ -47,7 +47,7 @@ class Opening:
     project: str
     name: str
     values: Mapping[str, object]
-    """The recipe's keys."""
+    """The values of the recipe's keys, by key."""
     resume_step: int | None
     """The last step that the resumed run has done; None in a new run."""
     identity: str | None

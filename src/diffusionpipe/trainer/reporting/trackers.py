@@ -44,7 +44,7 @@ class Trackers:
         self._each(lambda tracker: tracker.pictures(step, shown))
 
     def close(self) -> None:
-        """Close all."""
+        """Close all trackers."""
         self._each(lambda tracker: tracker.close())
         self._trackers.clear()
 

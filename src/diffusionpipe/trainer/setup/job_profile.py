@@ -62,7 +62,7 @@ class ProfileCache(Protocol):
         ...
 
     def keep(self, measurement: Measurement, profile: Profile) -> None:
-        """Have it found from now on."""
+        """Keep the profile, so that later runs find it."""
         ...
 
 

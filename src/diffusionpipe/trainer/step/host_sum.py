@@ -38,7 +38,7 @@ class HostSum:
         self._wait = event.synchronize
 
     def wait(self) -> Tensor:
-        """The total in host memory."""
+        """Wait for the sum; the total in host memory."""
         self._wait()
         return self._host
 

@@ -21,11 +21,11 @@ class Adapter:
     scale: float = 1.0
     """alpha / rank, or alpha / sqrt(rank) of a rank-stabilised one."""
     magnitude: Tensor | None = None
-    """(outputs), of DoRA."""
+    """The magnitude of each output in DoRA, (outputs); None for a plain adapter."""
 
     @property
     def rank(self) -> int:
-        """Rows of the first matrix."""
+        """The rank of the adapter: the number of rows of its first matrix."""
         return self.down.shape[0]
 
 

@@ -87,11 +87,11 @@ class Part:
         self._origins, self._content = origins, content
 
     def names(self) -> list[str]:
-        """The names in diffusers."""
+        """The names of the part's tensors in diffusers."""
         return list(self._origins)
 
     def shape(self, key: str) -> Shape:
-        """The shape in diffusers."""
+        """The shape of the tensor in diffusers."""
         return self._origins[key].shape
 
     def get(self, key: str) -> Tensor:
