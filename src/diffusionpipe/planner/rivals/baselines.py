@@ -191,7 +191,7 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
 
 
 def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
-    """(samples of a rank, parts in which they are done)."""
+    """The ways to accumulate gradients, as (samples of a rank, parts in which they are computed)."""
     batch, ranks = judge.setting.workload.batch, judge.setting.cluster.num_ranks
     if batch % ranks == 0:
         rows = batch // ranks

@@ -35,7 +35,7 @@ class Sharder:
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
     def shard(self, block: int) -> ShardedBlock:
-        """The block in parts.
+        """The block with its parameters divided over the ranks that share it.
 
         Its parameters must be real and on their device, and other ranks' parameters are emptied.
         """

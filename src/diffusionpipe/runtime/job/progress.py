@@ -171,7 +171,7 @@ class Progress:
             self._waits = False
 
     def help_from(self, helpers: Helpers) -> None:
-        """These are the data workers."""
+        """Note the data workers, which work for this rank from now on."""
         self._helpers = helpers
 
     def taken(self, batches: Iterator[T]) -> Generator[T, None, None]:

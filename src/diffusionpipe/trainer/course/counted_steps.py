@@ -26,7 +26,7 @@ LATE = 0.03
 DISTURBED = 0.05
 """A step is disturbed if other programs used a larger part of the cores than what the ranks leave to them."""
 PRECISE = 0.01
-"""So well the median iteration must be known: its standard error, as a part of it."""
+"""The largest standard error of the median iteration, as a part of it, with which the steps will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from diffusionpipe.units import Seconds
 
 
 class StepReports:
-    """Used as a context. Mutable: it holds the results whose times are not known yet."""
+    """Reports of steps to the metrics and the log, a context. Mutable: holds results whose times are not known yet."""
 
     def __init__(self, state: RunState, take_times: Callable[[], Sequence[StepTimes]]) -> None:
         """`take_times` returns what has become known since its last call."""

@@ -45,4 +45,4 @@ def _read_both(data: object) -> tuple[Dataset, Dataset | None]:
 
 
 DATASETS = Form(_write_both, _read_both)
-"""Training and validation data."""
+"""The form in which training and validation data travel between ranks; None without validation data."""

@@ -15,7 +15,8 @@ _MAX_TEXT: Bytes = 64 * 2**20
 """Most bytes of one text or colour profile in a PNG, unpacked. Graphs of ComfyUI have a few MiB, printers' profiles
 some more."""
 _GREY_STEPS = {"L;2": 85, "L;4": 17}
-"""Pillow spreads grey of few bits over 0 to 255, but not the level that is transparent."""
+"""The factor of the transparent level, by the stored mode: Pillow spreads grey of few bits over 0 to 255, but not
+this level."""
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class _Times:
 
     step: int
     busy: float
-    """The part of the iteration in which it computed."""
+    """The part of the iteration in which the rank computed."""
     iteration: Seconds
 
 

@@ -164,7 +164,7 @@ class WindowStepper:
         return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=seconds)
 
     def _note_times(self, own: _Times, busy: float) -> None:
-        """`busy` is the sum over all ranks."""
+        """Note the times of a window and its bubble; `busy` is the sum over all ranks."""
         bubble = 1 - busy / self._session.plan.mesh.num_ranks
         self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
 
