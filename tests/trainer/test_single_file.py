@@ -291,6 +291,22 @@ def test_a_file_with_the_configuration_of_another_model_is_refused(saved):
     graph = build_graph(linked, objective=ObjectiveSettings(), resolution=16)
     said = refusal(lambda: weight_sources(linked, graph))
     assert f"{saved('sd1')[1]} does not fit {saved('sd2')[0] / 'unet/config.json'}" in said
+    assert "set model.config to this model's configuration" in said
+
+
+def test_a_mistyped_file_is_named_as_missing_and_capitals_in_its_ending_are_read(tmp_path):
+    missing = tmp_path / "nothere.safetensors"
+    assert f"there is no file {missing}; correct the path" in refusal(
+        lambda: resolve_folder(missing, None, str(tmp_path))
+    )
+    capital = tmp_path / "A.SAFETENSORS"
+    capital.write_bytes(b"")
+    assert "A.SAFETENSORS is a model in one file" in refusal(lambda: resolve_folder(capital))
+
+
+def test_a_variant_that_no_weights_of_a_folder_have_is_refused(saved):
+    folder = saved("sd1")[0]
+    assert 'have the variant "fp16"; remove it' in refusal(lambda: resolve_folder(folder, "fp16"))
 
 
 def test_a_projection_that_a_file_would_lose_is_refused(saved, tmp_path):

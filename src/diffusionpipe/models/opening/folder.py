@@ -226,12 +226,19 @@ def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config:
     path = _own(folder_or_id)
     if path.is_file():
         return _of_file(path, variant, config)
+    if path.suffix.lower() == SINGLE and not path.exists():
+        raise ModelError(f"there is no file {folder_or_id}; correct the path")
     if config is not None:
         raise ModelError(
             f"model.config: it belongs to a model in one file, and {folder_or_id} is "
             f"{'a folder' if path.is_dir() else 'no file here'}; remove it"
         )
     if path.is_dir():
+        if variant is not None and not any(path.glob(f"*/*.{variant}[.-]*")):
+            raise ModelError(
+                f'model.variant: no weights in {path} have the variant "{variant}"; remove it, or give a folder that '
+                "has them"
+            )
         return path
     if not is_hub_id(folder_or_id):
         raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
@@ -257,6 +264,10 @@ def _fetched(name_of_model: str, folders: Collection[str], variant: str | None) 
     return found
 
 
+SINGLE = ".safetensors"
+"""The ending of a model in one file; capitals are read too."""
+
+
 def _of_file(file: Path, variant: str | None, config: str | None) -> Path:
     """The folder of links for a model in one file.
 
@@ -264,7 +275,7 @@ def _of_file(file: Path, variant: str | None, config: str | None) -> Path:
 
     Raises ModelError.
     """
-    if file.suffix != ".safetensors":
+    if file.suffix.lower() != SINGLE:
         raise ModelError(f"{file} is a file; give a diffusers folder, a hub id owner/name or a .safetensors file")
     if config is None:
         raise ModelError(

@@ -322,8 +322,10 @@ class _Misfits:
         if not parts:
             return []
         config = source.files[0].parent / "config.json"
-        shown = config.readlink() if config.is_symlink() and source.source.parent != config.parent else config
-        return [f"{source.source} does not fit {shown}: {'; '.join(parts)}; get the model again"]
+        is_of_one_file = config.is_symlink() and source.source.parent != config.parent
+        shown = config.readlink() if is_of_one_file else config
+        other = "set model.config to this model's configuration, or " if is_of_one_file else ""
+        return [f"{source.source} does not fit {shown}: {'; '.join(parts)}; {other}get the model again"]
 
 
 def _listed(names: list[str]) -> str:
