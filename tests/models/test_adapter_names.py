@@ -276,8 +276,8 @@ def test_layers_without_a_name_there_are_refused_by_name():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["lora_unet_no_such_layer.lora_up.weight"], "1 names are of no layer"),
-        (["lora_unet_mid_block_attentions_0_proj_in.hada_w1_a"], "no pair of matrices"),
+        (["lora_unet_no_such_layer.lora_up.weight"], "1 name is of no layer"),
+        (["lora_unet_mid_block_attentions_0_proj_in.hada_w1_a"], "it holds adapters of LoHa"),
         (["lora_unet_mid_block_attentions_0_proj_in.lora_up.weight"], "one matrix of two"),
     ],
 )
@@ -341,6 +341,20 @@ def test_parts_of_any_ranks_are_taken_apart_as_they_were_joined(ranks):
     for name, adapter in adapters.items():
         assert torch.equal(found[name].down, adapter.down)
         assert torch.equal(found[name].up, adapter.up)
+
+
+@pytest.mark.parametrize(("ranks", "dead"), [((2, 2, 2), 1), ((1, 3, 2), 0), ((1, 3, 2), 2)])
+def test_a_part_that_adds_nothing_is_taken_apart_by_the_ranks_that_are_expected(ranks, dead):
+    adapters = _of_ranks("q", *ranks)
+    adapters[f"q.{dead}"].up.zero_()
+    parts = [Part(name, 4) for name in adapters]
+    expected = {name: adapter.rank for name, adapter in adapters.items()}
+    found = separated(parts, joined(parts, adapters), expected)
+    assert {name: adapter.rank for name, adapter in found.items()} == expected
+    assert all(torch.equal(found[name].down, adapter.down) for name, adapter in adapters.items())
+    other = separated(parts, joined(parts, adapters), {name: rank + 1 for name, rank in expected.items()})
+    for name, adapter in other.items():  # as if nothing were expected: no product changes
+        torch.testing.assert_close(adapter.up @ adapter.down, adapters[name].up @ adapters[name].down)
 
 
 def test_diffusers_gives_each_layer_its_product_where_ranks_and_scales_differ():

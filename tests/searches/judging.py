@@ -8,7 +8,8 @@ from searches.enumeration import Optimum, fullest, layouts_of, optimum
 from searches.settings import Drawn, with_devices, with_memory
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.choice import Choice, best_choice
+from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.fewer import fewer_devices
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.given import Given

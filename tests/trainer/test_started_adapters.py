@@ -16,6 +16,8 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli.text.planned import make_plan
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.parameters.adapter_names import Adapter
+from diffusionpipe.models.parameters.lora_start import resized
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
@@ -215,6 +217,16 @@ def test_adapters_of_a_higher_rank_are_cut_to_the_nearest_product_and_the_loss_i
     assert f"took {(lost / total) ** 0.5:.2%} of the norm" in caplog.text
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_adapters_in_16_bits_are_cut_without_another_rounding(dtype):
+    generator = torch.Generator().manual_seed(0)
+    down, up = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((4, 9), (8, 4)))
+    found, _, _ = resized(Adapter(down=down, up=up), 2)
+    left, values, right = np.linalg.svd(up.double().numpy() @ down.double().numpy())
+    nearest = left[:, :2] * values[:2] @ right[:2]
+    assert np.abs((found.up.double() @ found.down.double()).numpy() - nearest).max() < 1e-6 * np.abs(nearest).max()
+
+
 class NeverMeasured:
     """Profiles of a run that ends before any layer is measured."""
 
@@ -241,6 +253,26 @@ def deeper(place, folder):
 
 def nothing(place, folder):
     return folder / "nowhere"
+
+
+def ruined(place, folder):
+    file = save_kohya(place, folder)
+    tensors = load_file(file)
+    tensors[next(name for name in tensors if name.endswith("lora_down.weight"))][:] = float("nan")
+    save_file(tensors, file)
+    return file
+
+
+def cut_short(place, folder):
+    file = save_kohya(place, folder)
+    file.write_bytes(file.read_bytes()[:100])
+    return file
+
+
+def of_another_kind(place, folder):
+    file = save_kohya(place, folder)
+    save_file({name.replace(".lora_down.weight", ".hada_w1_a"): t for name, t in load_file(file).items()}, file)
+    return file
 
 
 def of_other_layers(place, folder):
@@ -274,6 +306,9 @@ def of_other_layers(place, folder):
             {},
             r"adapters of \d+ layers that have none here \(unet.*ff.net.2, .*name them in lora.target",
         ),
+        (ruined, {}, r"lora.start: 1 of \d+ tensors of .* hold numbers that are not finite \(lora_.*give another"),
+        (cut_short, {}, "lora.start: .*cannot be read as adapters .*get them again, as .safetensors"),
+        (of_another_kind, {}, r"it holds adapters of LoHa \(.*hada_w1_a\); only adapters of two matrices"),
         (FORMATS["DoRA"], {}, "holds adapters of DoRA; set lora.dora = true"),
     ],
 )

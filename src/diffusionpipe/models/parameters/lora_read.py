@@ -73,9 +73,13 @@ def adapter_file(place: Path) -> Path:
 
 def read_adapters(file: Path) -> StoredAdapters:
     """All tensors of a file of adapters, in host memory. Raises ModelError if it cannot be read."""
-    with opened(file) as tensors:
-        found = {name: tensors.get(name) for name in tensors.names()}
-        header = tensors.metadata().get(_HEADER)
+    try:
+        with opened(file) as tensors:
+            found = {name: tensors.get(name) for name in tensors.names()}
+            header = tensors.metadata().get(_HEADER)
+    except ModelError as error:
+        why = error.__cause__ or "it is damaged"
+        raise ModelError(f"{file} cannot be read as adapters ({why}); get them again, as .safetensors") from error
     try:
         settings = json.loads(header) if header else {}
         if file.stem == _OF_PEFT and file.with_name(_CONFIG).is_file():

@@ -50,15 +50,15 @@ def started_adapters(
         ModelError: the file cannot be read, or its adapters are of other layers, shapes, ranks or kinds than these.
     """
     modules = {name: module for name, module in graph.components.items() if _can_have_adapters(name, module)}
+    wanted = {name: ranks for name, module in modules.items() if (ranks := adapted_layers(module))}
     files = _files(place, modules)
     read: Adapters = {}
     for component, file in files:
-        stored = read_adapters(file)
+        stored = _read_finite(file)
         own = modules if component is None else {component: modules[component]}
-        for name, layers in _adapters_in(stored, own, pipeline).items():
+        for name, layers in _adapters_in(stored, own, pipeline, wanted).items():
             read.setdefault(name, {}).update(layers)
     what = str(place if len(files) > 1 else files[0][1])
-    wanted = {name: ranks for name, module in modules.items() if (ranks := adapted_layers(module))}
     found = _those_wanted(what, read, wanted, graph)
     _check_kinds(what, found, settings)
     said = _new_layers(what, found, wanted)
@@ -87,8 +87,8 @@ def resized(adapter: Adapter, rank: int) -> tuple[Adapter, float, float]:
     new_down = other[:rank] @ right.T  # (n, I)
     smaller = replace(
         adapter,
-        down=new_down.to(adapter.down.dtype).reshape(rank, *adapter.down.shape[1:]),
-        up=new_up.to(adapter.up.dtype).reshape(len(up), rank, *adapter.up.shape[2:]),
+        down=new_down.to(_wide(adapter.down)).reshape(rank, *adapter.down.shape[1:]),
+        up=new_up.to(_wide(adapter.up)).reshape(len(up), rank, *adapter.up.shape[2:]),
     )
     square = adapter.scale**2
     return smaller, square * float(values[rank:].square().sum()), square * float(values.square().sum())
@@ -106,14 +106,30 @@ def _files(place: Path, modules: Mapping[str, nn.Module]) -> list[tuple[str | No
     return [(None, adapter_file(place))]
 
 
-def _adapters_in(stored: StoredAdapters, modules: Mapping[str, nn.Module], pipeline: str) -> Adapters:
+def _read_finite(file: Path) -> StoredAdapters:
+    """The file's adapters. Raises ModelError if it cannot be read, or some number in it is not finite."""
+    try:
+        stored = read_adapters(file)
+    except ModelError as error:
+        raise ModelError(f"lora.start: {error}") from error
+    if ruined := [name for name, tensor in stored.tensors.items() if not bool(tensor.isfinite().all())]:
+        raise ModelError(
+            f"lora.start: {len(ruined)} of {len(stored.tensors)} tensors of {file} hold numbers that are not finite "
+            f"({_listed(ruined)}); give another file"
+        )
+    return stored
+
+
+def _adapters_in(
+    stored: StoredAdapters, modules: Mapping[str, nn.Module], pipeline: str, ranks: Mapping[str, Mapping[str, int]]
+) -> Adapters:
     """The adapters of a file by component and layer."""
     if others := [name for name in stored.tensors if name.endswith(_OTHER_NORMS)]:
         raise ModelError(
             f"lora.start: {stored.file} holds norms of DoRA by another rule ({others[0]}); start from a file without "
             "them, or from one of peft or diffusers"
         )
-    read = _reader(stored, pipeline)
+    read = _reader(stored, pipeline, ranks)
     if not stored.tensors:
         raise ModelError(f"lora.start: {stored.file} holds no tensors; give another file")
     if len(modules) == 1 or not all(name.startswith(PEFT) for name in stored.tensors):
@@ -136,10 +152,12 @@ def _adapters_in(stored: StoredAdapters, modules: Mapping[str, nn.Module], pipel
     )
 
 
-def _reader(stored: StoredAdapters, pipeline: str) -> Callable[[Mapping[str, nn.Module]], Adapters]:
+def _reader(
+    stored: StoredAdapters, pipeline: str, ranks: Mapping[str, Mapping[str, int]]
+) -> Callable[[Mapping[str, nn.Module]], Adapters]:
     def read(modules: Mapping[str, nn.Module]) -> Adapters:
         try:
-            return from_foreign(stored.tensors, modules, pipeline=pipeline, scale=stored.scale)
+            return from_foreign(stored.tensors, modules, pipeline=pipeline, scale=stored.scale, ranks=ranks)
         except ModelError as error:
             raise ModelError(f"lora.start: {stored.file} does not fit the model: {error}") from error
 
@@ -241,8 +259,12 @@ def _fitted(
 
 def _at_scale(adapter: Adapter, scale: float) -> Adapter:
     """The same product with another scale."""
-    wide = torch.promote_types(adapter.up.dtype, torch.float32)
-    return replace(adapter, up=adapter.up.to(wide) * (adapter.scale / scale), scale=scale)
+    return replace(adapter, up=adapter.up.to(_wide(adapter.up)) * (adapter.scale / scale), scale=scale)
+
+
+def _wide(matrix: Tensor) -> torch.dtype:
+    """The type in which a matrix is computed with: float32, or float64 of a file that has it."""
+    return torch.promote_types(matrix.dtype, torch.float32)
 
 
 def _listed(names: list[str]) -> str:

@@ -6,6 +6,7 @@ they may hold peft's adapters already or not, and their weights may be on the me
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,17 @@ _PAIRS = (
 )
 _ALPHA = ".alpha"
 _MAGNITUDES = (".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
+_OTHER_KINDS = {
+    ".hada_w1_a": "adapters of LoHa",
+    ".lokr_w1": "adapters of LoKr",
+    ".lokr_w1_a": "adapters of LoKr",
+    ".lora_mid.weight": "adapters with a core matrix (Tucker)",
+    ".oft_blocks": "adapters of OFT",
+    ".oft_diag": "adapters of OFT",
+    ".diff": "whole differences of weights",
+    ".diff_b": "differences of biases",
+}
+"""Kinds of adapters in files of other programs that are no pairs of matrices, by the end of a tensor's name."""
 _SAID = 3
 """Names that an error lists."""
 
@@ -89,12 +101,14 @@ def from_foreign(
     *,
     pipeline: str,
     scale: Callable[[str, str, int], float] = lambda *_: 1.0,
+    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> dict[str, dict[str, Adapter]]:
     """The adapters of a file in any of the names that diffusers, peft, kohya's scripts and ComfyUI know.
 
     Of the `modules`, components of that pipeline, each layer is known under diffusers' and its authors' name, with dots
     or underscores, with each usual prefix. A layer that joins several is separated. `scale(component, layer, rank)`
-    gives the scale of an adapter without an alpha beside it, from the file's header or adapter_config.json.
+    gives the scale of an adapter without an alpha beside it, from the file's header or adapter_config.json. `ranks` are
+    expected of the layers, by component; only a layer that joins several needs them, where a part of it adds nothing.
 
     Raises:
         ModelError: names that are none of these layers', matrices without their partner or of other sizes, or
@@ -103,10 +117,14 @@ def from_foreign(
     found, alphas, magnitudes, others = _sorted_by_layer(tensors)
     known = _known_names(modules, FORMS.get(pipeline))
     unknown = [name for name in [*found, *alphas, *magnitudes] if _plain(name) not in known]
-    if others or unknown:
+    for end, kind in _OTHER_KINDS.items():
+        if of_kind := [name for name in others if name.endswith(end)]:
+            raise ModelError(f"it holds {kind} ({of_kind[0]}); only adapters of two matrices (LoRA) are read")
+    if strange := [*others, *dict.fromkeys(unknown)]:
+        names = "1 name is" if len(strange) == 1 else f"{len(strange)} names are"
         raise ModelError(
-            f"{len(others) + len(set(unknown))} names are of no layer of {pipeline} that takes adapters, or no pair of "
-            f"matrices: {_listed([*others, *dict.fromkeys(unknown)])}; was it trained from another model?"
+            f"{names} of no layer of {pipeline} that takes adapters, or no pair of matrices: {_listed(strange)}; was "
+            "it trained from another model?"
         )
     if single := [name for name, pair in found.items() if len(pair) < 2]:
         raise ModelError(f"one matrix of two is missing: {_listed(single)}; the file is incomplete")
@@ -123,7 +141,8 @@ def from_foreign(
         rank = down.shape[0]
         factor = alphas[name] / rank if name in alphas else scale(component, layer.parts[0].module, rank)
         whole = Adapter(down=down, up=up, scale=factor, magnitude=magnitudes.get(name))
-        read.setdefault(component, {}).update(separated(layer.parts, whole))
+        parts = separated(layer.parts, whole, ranks.get(component, {}))
+        read.setdefault(component, {}).update(parts)
     return read
 
 

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -73,16 +75,24 @@ def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
     return Adapter(down=down, up=up, scale=present[0].scale)
 
 
-def separated(parts: Sequence[Part], adapter: Adapter) -> dict[str, Adapter]:
+def separated(
+    parts: Sequence[Part], adapter: Adapter, ranks: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Adapter]:
     """The adapters of `parts` from one of the layer that joins them, by module: the inverse of `joined`.
 
-    A part whose rows are all zero has none. Where the second matrix has no blocks on its diagonal, every part keeps the
-    whole rank. `adapter.up` has the rows of all parts.
+    `ranks` are expected of the parts: where blocks of these ranks fit, the adapter is taken apart so. Else a part whose
+    rows are all zero has none, and where the second matrix has no blocks on its diagonal, every part keeps the whole
+    rank. `adapter.up` has the rows of all parts.
     """
     sizes = [part.rows for part in parts]
     ups = [_ordered(part, rows) for part, rows in zip(parts, adapter.up.split(sizes), strict=True)]
-    live = [number for number, up in enumerate(ups) if bool(up.any())] or list(range(len(parts)))
-    columns = _blocks([ups[number] for number in live], adapter.rank)
+    live = [number for number, part in enumerate(parts) if ranks.get(part.module)]
+    columns = _expected(
+        [ups[number] for number in live], [ranks[parts[number].module] for number in live], adapter.rank
+    )
+    if not columns:
+        live = [number for number, up in enumerate(ups) if bool(up.any())] or list(range(len(parts)))
+        columns = _blocks([ups[number] for number in live], adapter.rank)
     found = {}
     for number, own in zip(live, columns, strict=True):
         magnitude = None if adapter.magnitude is None else adapter.magnitude.split(sizes)[number]
@@ -90,6 +100,14 @@ def separated(parts: Sequence[Part], adapter: Adapter) -> dict[str, Adapter]:
             down=adapter.down[own], up=ups[number][:, own].contiguous(), scale=adapter.scale, magnitude=magnitude
         )
     return found
+
+
+def _expected(ups: Sequence[Tensor], ranks: Sequence[int], rank: int) -> list[slice]:
+    """Each part's own columns where the parts have these ranks; [] where they cannot."""
+    ends = list(accumulate(ranks))
+    own = [slice(end - size, end) for end, size in zip(ends, ranks, strict=True)]
+    is_theirs = bool(ends) and ends[-1] == rank
+    return own if is_theirs and not any(map(_is_used_beside, ups, own)) else []
 
 
 def _blocks(ups: Sequence[Tensor], rank: int) -> list[slice]:
