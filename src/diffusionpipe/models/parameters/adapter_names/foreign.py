@@ -40,7 +40,7 @@ _OTHER_KINDS = {
     ".diff": "whole differences of weights",
     ".diff_b": "differences of biases",
 }
-"""Kinds of adapters in files of other programs that are no pairs of matrices, by the end of a tensor's name."""
+"""Kinds of adapters in files of other programs beside pairs of matrices, by the end of a tensor's name."""
 _SAID = 3
 """Names that an error lists."""
 
