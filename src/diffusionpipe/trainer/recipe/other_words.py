@@ -25,6 +25,12 @@ SAME: Mapping[str, str] = {
     "lora.dora": "use_dora dora_wd weight_decompose",
     "lora.rank_stabilized": "use_rslora rs_lora rslora",
     "lora.start": "network_weights init_from_existing lora_path",
+    "lora.exclude": "exclude_modules exclude_layers",
+    "lora.dora": "use_dora dora_wd",
+    "lora.rank_stabilized": "use_rslora rslora",
+    "lora.start": "network_weights init_from_existing pretrained_lora_path lora_weights init_lora",
+    "lora.save_dtype": "save_precision",
+    "lora.trigger": "trigger_word instance_prompt class_tokens",
     "data.train": "train_data_dir instance_data_dir image_dir image_directory video_directory dataset_path folder_path "
     "dataset dataset_name data_dir train_dir",
     "data.validation": "eval_datasets validation_data_dir validation_split eval_data_dir",
