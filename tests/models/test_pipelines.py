@@ -8,10 +8,11 @@ import torch
 from tiny_models import raw_inputs, tiny_controlled, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import REGISTRY, build_graph, weight_sources
-from diffusionpipe.models.parameters.lora import LoraSettings
+from diffusionpipe.models.parameters.lora import LoraSettings, is_adapter
 from diffusionpipe.models.parameters.weights import materialize
 
 EPSILON = ObjectiveSettings()
@@ -61,11 +62,17 @@ def test_a_folder_opens_with_adapters(tmp_path):
     assert all(".lora_" in name for name in trainable)
 
 
-def test_adapters_on_anything_but_the_denoiser_are_refused(tmp_path):
+def test_only_denoisers_and_text_encoders_get_adapters(tmp_path):
     graph = tiny_stable_diffusion(torch.float32)
     _save("StableDiffusionPipeline", graph, diffusers.DDPMScheduler, tmp_path)
-    with pytest.raises(ModelError, match="only unet can have adapters, not text_encoder, unet"):
-        build_graph(tmp_path, objective=EPSILON, resolution=8, train=("text_encoder", "unet"), lora=LoraSettings())
+    opened = build_graph(
+        tmp_path, objective=EPSILON, resolution=8, train=("text_encoder", "unet"), lora=LoraSettings(rank=2)
+    )
+    adapted = {p.name.partition(".")[0] for p in describe(opened).parameters if p.is_trainable}
+    assert adapted == {"text_encoder", "unet"}
+    assert all(is_adapter(p.name) for p in describe(opened).parameters if p.is_trainable)
+    with pytest.raises(ModelError, match="vae"):
+        build_graph(tmp_path, objective=EPSILON, resolution=8, train=("vae", "unet"), lora=LoraSettings(rank=2))
 
 
 @pytest.mark.parametrize("name", REGISTRY)
