@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,21 +40,23 @@ from diffusionpipe.cli.verbs.plan_options import (
 from diffusionpipe.cli.verbs.plan_show import show
 from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName, cluster_named
 from diffusionpipe.cli.verbs.terminal import TERMINAL
+from diffusionpipe.workflows.plan_question import (
+    PlanQuestion,
+    answered,
+    cluster_of,
+    question_of_recipe,
+    write_answer,
+)
 from diffusionpipe.workflows.stated_model import named_model, profile_of, rows_a_picture
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.text.plan_table import Line
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand
-    from diffusionpipe.costs import Cluster
-    from diffusionpipe.ir.versions import Versions
-    from diffusionpipe.planner.batches import Tried
     from diffusionpipe.planner.chosen import Choice
-    from diffusionpipe.planner.combined import Change
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
     from diffusionpipe.trainer.recipe import Recipe
-    from diffusionpipe.workflows.stated_model import StatedModel
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
@@ -64,30 +65,6 @@ app.command("show")(show)
 @app.callback()
 def plan() -> None:
     """Find the fastest layout that fits in the memory of a cluster."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A question to the planner."""
-
-    setting: Setting
-    fill: bool | None = None
-    sample_batch: int = 0
-    """Samples that the recipe draws at a time."""
-    versions: Versions | None = None
-    """The weights that the recipe asks for, if there is one."""
-    recipe: Recipe | None = None
-    model: StatedModel | None = None
-    """The model that the options state, if they do."""
-    optimizer: str = "AdamW"
-    options: tuple[str, ...] = ()
-    """The options that name profile and devices, as a plan file holds them."""
-    batches: tuple[int, ...] = ()
-    """The batches that are asked about; () leaves them to the planner."""
-    may_recompute: bool = False
-    """Whether the planner may have all layers recomputed."""
-    used: tuple[int, ...] = ()
-    """The ranks of the cluster that are planned for; () for all."""
 
 
 @app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
@@ -143,7 +120,7 @@ def make(
         given |= {"--frozen-dtype": frozen_dtype, "--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
         if wrong := [name for name, value in given.items() if value]:
             raise ConfigError(f"{', '.join(wrong)}: no effect on --models; leave it out, or name one model")
-        machines = allowed_of(used_of(_cluster(cluster, None), used, source="--use"), memory)
+        machines = allowed_of(used_of(cluster_of(cluster), used, source="--use"), memory)
         print_models(models, machines, batches_named(batch), uses_cache=cache)
         return
     names = names_of(compare, writes=out is not None) if compare is not None else ()
@@ -167,7 +144,9 @@ def make(
             "pipeline.memory": memory,
         }
         changes = [*(overrides or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
-        asked = _of_recipe(recipe, changes, cluster, profile, uses_cache=cache, writes=bool(out))
+        asked = question_of_recipe(
+            recipe, changes, cluster=cluster, profile=profile, uses_cache=cache, writes=bool(out), tell=TERMINAL
+        )
         batches = batches if batch is not None else (asked.setting.workload.batch,)
         options = options_made_with(
             profile=profile,
@@ -177,13 +156,13 @@ def make(
             used=asked.used,
         )
     else:
-        machines = _cluster(cluster, None)
+        machines = cluster_of(cluster)
         made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw, tell=TERMINAL)
         machines = allowed_of(used_of(machines, used, source="--use"), memory)
         again, kind = tuple(one for one in checkpoint or () if one != "none"), optimizer or "AdamW"
         first = batches[0] if batches else machines.num_ranks
         setting = stated_setting(made, machines, first, checkpoint=again, has_ema=ema, optimizer=kind)
-        asked = _Asked(
+        asked = PlanQuestion(
             setting=setting, fill=None, used=used, may_recompute=checkpoint is None, model=named, optimizer=kind
         )
         options = options_made_with(model=named, profile=profile, cluster=cluster, used=used)
@@ -205,7 +184,7 @@ def _check_drawing(options: Mapping[str, object]) -> None:
 
 
 def _answer(
-    asked: _Asked, command: PlanCommand, *, names: Sequence[str], out: Path | None, shows_all: bool = False
+    asked: PlanQuestion, command: PlanCommand, *, names: Sequence[str], out: Path | None, shows_all: bool = False
 ) -> None:
     """Show the plan, or the layouts of these systems' planners, and write it."""
     from diffusionpipe.cli.text.plan_compare import print_rivals, writable
@@ -219,7 +198,7 @@ def _answer(
             "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
             "names data parallelism and ZeRO-3"
         )
-    tried, choice = _chosen(asked, command)
+    tried, choice = answered(asked, command, TERMINAL)
     if names:
         rivals = print_rivals(names, choice)
         if out:
@@ -239,79 +218,7 @@ def _answer(
         _write(choice, asked, out)
 
 
-def _chosen(asked: _Asked, command: PlanCommand) -> tuple[list[Tried], Choice]:
-    """The plans for the batches that are asked about, and the one at the knee.
-
-    Raises:
-        ConfigError: nothing fits; with the ways out that there are, each as a command.
-    """
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.batches import Tried, found_batches, knee_of, stated_batches, with_batch
-    from diffusionpipe.planner.choice import choose
-
-    setting, fill, may_recompute = asked.setting, asked.fill, asked.may_recompute
-    try:
-        if len(asked.batches) == 1:
-            choice = choose(setting, fill=fill, asking=command, may_recompute=may_recompute)
-            return [Tried(batch=setting.workload.batch, choice=choice)], choice
-        if asked.batches:
-            tried = stated_batches(setting, asked.batches, fill=fill, may_recompute=may_recompute)
-        else:
-            tried = found_batches(setting, fill=fill, may_recompute=may_recompute)
-        knee = knee_of(tried)
-        if knee is None:
-            least = with_batch(setting, min(asked.batches, default=1))
-            choose(least, fill=fill, asking=command, may_recompute=may_recompute)
-    except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *_ways(asked, command)])) from None
-    assert knee is not None, "else the choice of the smallest batch has raised"
-    assert knee.choice is not None, "a knee fits"
-    return tried, knee.choice
-
-
-def _ways(asked: _Asked, command: PlanCommand) -> Iterator[str]:
-    """The ways out where nothing fits, each with its command."""
-    from diffusionpipe.costs.clusters import with_more_cards
-    from diffusionpipe.planner.advice import recomputed
-    from diffusionpipe.planner.combined import ways_out
-    from diffusionpipe.planner.fewer import least_of
-    from diffusionpipe.planner.rows import unit_of
-
-    setting = asked.setting
-    if least_of(setting) == float("inf"):  # the batch cannot be cut, whatever the memory
-        return
-    if asked.may_recompute:
-        setting = recomputed(setting) or setting
-    larger = with_more_cards(setting.cluster) if not asked.used else ()
-    for way in ways_out(setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked.model)):
-        unit, size = unit_of(way.nearest.use.total)
-        words = ", ".join(change.words for change in way.changes)
-        yield f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}:"
-        options = [change.option for change in way.changes]
-        yield f"  {command.changed(options, [change.key for change in way.changes])}"
-
-
-def _smaller(model: StatedModel | None) -> list[Change]:
-    """Smaller pictures of a stated model; each is profiled only when it is asked about."""
-    from diffusionpipe.planner.combined import Change
-    from diffusionpipe.workflows.stated_model import smaller_sides
-
-    def with_side(setting: Setting, side: int) -> Setting:
-        assert model is not None, "else there are no sides"
-        return replace(setting, profile=profile_of(replace(model, resolution=side), setting.cluster, tell=TERMINAL))
-
-    return [
-        Change(
-            words=f"pictures of {side} pixels",
-            option=("--resolution", str(side)),
-            key="",
-            apply=partial(with_side, side=side),
-        )
-        for side in (smaller_sides(model) if model is not None else ())
-    ]
-
-
-def _title(asked: _Asked, setting: Setting) -> str:
+def _title(asked: PlanQuestion, setting: Setting) -> str:
     """The first line of the screen."""
     name = asked.model.name if asked.model else asked.recipe.run.folder.name if asked.recipe else "profile"
     frozen = {one.dtype for one in setting.graph.parameters if not one.is_trainable}
@@ -319,54 +226,8 @@ def _title(asked: _Asked, setting: Setting) -> str:
     return title_of(name, setting, stored=stored)
 
 
-def _of_recipe(
-    recipe: Path, overrides: list[str], cluster: str | None, profile: Path | None, *, uses_cache: bool, writes: bool
-) -> _Asked:
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.ir.versions import Versions
-    from diffusionpipe.trainer.model.workload import samples_drawn_together
-    from diffusionpipe.trainer.recipe import load_recipe
-    from diffusionpipe.workflows.recipe_profile import make_profile_of, read_profile_of
-    from diffusionpipe.workflows.recipe_setting import check_search, decided_for, may_recompute, setting_of
-    from diffusionpipe.workflows.used_devices import used_of
-
-    loaded = load_recipe(recipe, overrides)
-    if writes and loaded.pipeline.versions is not Versions.FLUSHED:
-        raise ConfigError(
-            f'--out: a plan has a flush, and the recipe trains without one (pipeline.versions = "'
-            f'{loaded.pipeline.versions}"); leave out --out, or give pipeline.versions=flushed'
-        )
-    whole = _cluster(cluster, loaded.pipeline.cluster)
-    chosen = used_of(whole, loaded.pipeline.use, source="pipeline.use")
-    check_search(loaded, chosen.num_ranks)
-    loaded = loaded if profile else decided_for(loaded, whole)
-    found = (
-        read_profile_of(loaded, whole, profile, TERMINAL)
-        if profile
-        else make_profile_of(loaded, whole, uses_cache=uses_cache, tell=TERMINAL)
-    )
-    return _Asked(
-        setting=setting_of(loaded, found, chosen),
-        used=tuple(sorted(loaded.pipeline.use)),
-        fill=loaded.pipeline.fill,
-        sample_batch=samples_drawn_together(loaded),
-        recipe=loaded,
-        optimizer=loaded.optimizer.name,
-        may_recompute=may_recompute(loaded),
-        versions=loaded.pipeline.versions,
-    )
-
-
-def _write(found: Choice | Rival, asked: _Asked, out: Path) -> None:
-    from diffusionpipe.ir.files import write_plan
-    from diffusionpipe.planner.rivals.simulated import Rival
-    from diffusionpipe.workflows.plan_origin import keys_made_with
-    from diffusionpipe.workflows.prediction_file import write_prediction
-
-    keys = keys_made_with(asked.setting if isinstance(found, Rival) else found.setting, optimizer=asked.optimizer)
-    plan = replace(found.plan(sample_batch=asked.sample_batch), made_with=(*asked.options, *keys))
-    write_plan(plan, out)
-    beside = write_prediction(found.proposal.timeline, out)
+def _write(found: Choice | Rival, asked: PlanQuestion, out: Path) -> None:
+    beside = write_answer(found, asked, out)
     typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
 
 
@@ -384,18 +245,6 @@ def _check_options(recipe: Path | None, stated: Mapping[str, object], needed: Ma
         raise ConfigError(f"there is no recipe and no {' and no '.join(missing)}; give a recipe, --model or --profile")
 
 
-def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
-    from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
-    from diffusionpipe.errors import ConfigError
-
-    if name is None and of_recipe is None:
-        raise ConfigError(
-            "--cluster: this option is missing; give a cluster file, cards such as rtx3090x4, or one of "
-            f"{', '.join(shipped_clusters())}"
-        )
-    return load_cluster(name or str(of_recipe))
-
-
 def _print_screen(lines: Iterable[Line]) -> None:
     from rich.console import Console
 
@@ -404,7 +253,7 @@ def _print_screen(lines: Iterable[Line]) -> None:
         console.print(line, style=style, markup=False, soft_wrap=True)
 
 
-def _print_comparison(asked: _Asked, comparison: Comparison) -> None:
+def _print_comparison(asked: PlanQuestion, comparison: Comparison) -> None:
     from rich.console import Console
 
     from diffusionpipe.cli.text.plan_table import table_lines

@@ -1,0 +1,202 @@
+"""The question of `diffusionpipe plan`: what a recipe or options ask the planner, its answer, and the plan's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.workflows.stated_model import profile_of
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import Cluster
+    from diffusionpipe.ir.versions import Versions
+    from diffusionpipe.planner.asking import Asking
+    from diffusionpipe.planner.batches import Tried
+    from diffusionpipe.planner.chosen import Choice
+    from diffusionpipe.planner.combined import Change
+    from diffusionpipe.planner.pricing.setting import Setting
+    from diffusionpipe.planner.rivals.simulated import Rival
+    from diffusionpipe.trainer.recipe import Recipe
+    from diffusionpipe.workflows.stated_model import StatedModel
+    from diffusionpipe.workflows.telling import Telling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuestion:
+    """A question to the planner, as a recipe or options state it."""
+
+    setting: Setting
+    fill: bool | None = None
+    sample_batch: int = 0
+    """Samples that the recipe draws at a time."""
+    versions: Versions | None = None
+    """The weights that the recipe asks for, if there is one."""
+    recipe: Recipe | None = None
+    model: StatedModel | None = None
+    """The model that the options state, if they do."""
+    optimizer: str = "AdamW"
+    options: tuple[str, ...] = ()
+    """The options that name profile and devices, as a plan file holds them."""
+    batches: tuple[int, ...] = ()
+    """The batches that are asked about; () leaves them to the planner."""
+    may_recompute: bool = False
+    """Whether the planner may have all layers recomputed."""
+    used: tuple[int, ...] = ()
+    """The ranks of the cluster that are planned for; () for all."""
+
+
+def cluster_of(name: str | None, of_recipe: str | None = None) -> Cluster:
+    """The cluster of that name or file, else the recipe's.
+
+    Raises:
+        ConfigError: none is named, or it is not known.
+    """
+    from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
+    from diffusionpipe.errors import ConfigError
+
+    if name is None and of_recipe is None:
+        raise ConfigError(
+            "--cluster: this option is missing; give a cluster file, cards such as rtx3090x4, or one of "
+            f"{', '.join(shipped_clusters())}"
+        )
+    return load_cluster(name or str(of_recipe))
+
+
+def question_of_recipe(
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    cluster: str | None,
+    profile: Path | None,
+    uses_cache: bool,
+    writes: bool,
+    tell: Telling,
+) -> PlanQuestion:
+    """The question of a recipe with overrides about a cluster, the recipe's where None is given; counts its layers.
+
+    `writes`: whether the plan is to be written to a file.
+
+    Raises:
+        ConfigError: the recipe, the cluster or the profile is wrong, or there is nothing to write.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.versions import Versions
+    from diffusionpipe.trainer.model.workload import samples_drawn_together
+    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.recipe_profile import make_profile_of, read_profile_of
+    from diffusionpipe.workflows.recipe_setting import check_search, decided_for, may_recompute, setting_of
+    from diffusionpipe.workflows.used_devices import used_of
+
+    loaded = load_recipe(recipe, overrides)
+    if writes and loaded.pipeline.versions is not Versions.FLUSHED:
+        raise ConfigError(
+            f'--out: a plan has a flush, and the recipe trains without one (pipeline.versions = "'
+            f'{loaded.pipeline.versions}"); leave out --out, or give pipeline.versions=flushed'
+        )
+    whole = cluster_of(cluster, loaded.pipeline.cluster)
+    chosen = used_of(whole, loaded.pipeline.use, source="pipeline.use")
+    check_search(loaded, chosen.num_ranks)
+    loaded = loaded if profile else decided_for(loaded, whole)
+    found = (
+        read_profile_of(loaded, whole, profile, tell)
+        if profile
+        else make_profile_of(loaded, whole, uses_cache=uses_cache, tell=tell)
+    )
+    return PlanQuestion(
+        setting=setting_of(loaded, found, chosen),
+        used=tuple(sorted(loaded.pipeline.use)),
+        fill=loaded.pipeline.fill,
+        sample_batch=samples_drawn_together(loaded),
+        recipe=loaded,
+        optimizer=loaded.optimizer.name,
+        may_recompute=may_recompute(loaded),
+        versions=loaded.pipeline.versions,
+    )
+
+
+def answered(asked: PlanQuestion, asking: Asking, tell: Telling) -> tuple[list[Tried], Choice]:
+    """The plans for the batches that are asked about, and the one at the knee.
+
+    Raises:
+        ConfigError: nothing fits; with the ways out that there are, each as a command.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.batches import Tried, found_batches, knee_of, stated_batches, with_batch
+    from diffusionpipe.planner.choice import choose
+
+    setting, fill, may_recompute = asked.setting, asked.fill, asked.may_recompute
+    try:
+        if len(asked.batches) == 1:
+            choice = choose(setting, fill=fill, asking=asking, may_recompute=may_recompute)
+            return [Tried(batch=setting.workload.batch, choice=choice)], choice
+        if asked.batches:
+            tried = stated_batches(setting, asked.batches, fill=fill, may_recompute=may_recompute)
+        else:
+            tried = found_batches(setting, fill=fill, may_recompute=may_recompute)
+        knee = knee_of(tried)
+        if knee is None:
+            least = with_batch(setting, min(asked.batches, default=1))
+            choose(least, fill=fill, asking=asking, may_recompute=may_recompute)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *_ways(asked, asking, tell)])) from None
+    assert knee is not None, "else the choice of the smallest batch has raised"
+    assert knee.choice is not None, "a knee fits"
+    return tried, knee.choice
+
+
+def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
+    """The ways out where nothing fits, each with its command."""
+    from diffusionpipe.costs.clusters import with_more_cards
+    from diffusionpipe.planner.advice import recomputed
+    from diffusionpipe.planner.combined import ways_out
+    from diffusionpipe.planner.fewer import least_of
+    from diffusionpipe.planner.rows import unit_of
+
+    setting = asked.setting
+    if least_of(setting) == float("inf"):  # the batch cannot be cut, whatever the memory
+        return
+    if asked.may_recompute:
+        setting = recomputed(setting) or setting
+    larger = with_more_cards(setting.cluster) if not asked.used else ()
+    for way in ways_out(setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked.model, tell)):
+        unit, size = unit_of(way.nearest.use.total)
+        words = ", ".join(change.words for change in way.changes)
+        yield f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}:"
+        options = [change.option for change in way.changes]
+        yield f"  {asking.changed(options, [change.key for change in way.changes])}"
+
+
+def _smaller(model: StatedModel | None, tell: Telling) -> list[Change]:
+    """Smaller pictures of a stated model; each is profiled only when it is asked about."""
+    from diffusionpipe.planner.combined import Change
+    from diffusionpipe.workflows.stated_model import smaller_sides
+
+    def with_side(setting: Setting, side: int) -> Setting:
+        assert model is not None, "else there are no sides"
+        return replace(setting, profile=profile_of(replace(model, resolution=side), setting.cluster, tell=tell))
+
+    return [
+        Change(
+            words=f"pictures of {side} pixels",
+            option=("--resolution", str(side)),
+            key="",
+            apply=partial(with_side, side=side),
+        )
+        for side in (smaller_sides(model) if model is not None else ())
+    ]
+
+
+def write_answer(found: Choice | Rival, asked: PlanQuestion, out: Path) -> Path:
+    """Write the plan with the options that it was made with, and its predicted timeline, whose path it returns."""
+    from diffusionpipe.ir.files import write_plan
+    from diffusionpipe.planner.rivals.simulated import Rival
+    from diffusionpipe.workflows.plan_origin import keys_made_with
+    from diffusionpipe.workflows.prediction_file import write_prediction
+
+    keys = keys_made_with(asked.setting if isinstance(found, Rival) else found.setting, optimizer=asked.optimizer)
+    plan = replace(found.plan(sample_batch=asked.sample_batch), made_with=(*asked.options, *keys))
+    write_plan(plan, out)
+    return write_prediction(found.proposal.timeline, out)
