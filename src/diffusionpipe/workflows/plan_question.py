@@ -1,4 +1,4 @@
-"""The question of `diffusionpipe plan`: what a recipe or options ask the planner, its answer, and the plan's file."""
+"""The question of `diffusionpipe plan`, as a recipe or options put it to the planner; its answer, and the plan file."""
 
 from __future__ import annotations
 
