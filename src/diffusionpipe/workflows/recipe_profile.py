@@ -1,6 +1,8 @@
 """The profile of a recipe's model for a cluster: read and checked, computed, or measured here."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,11 +20,15 @@ from diffusionpipe.costs.files import (
 )
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import analytic_profile, profile_model
+from diffusionpipe.profiler.decoding import decoding_of_graph
 from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
+from diffusionpipe.trainer.model.decisions import has_bfloat16
 from diffusionpipe.trainer.model.members import build_model
-from diffusionpipe.trainer.recipe import Precision, Recipe, decided
+from diffusionpipe.trainer.recipe import Precision, Recipe, decided, load_recipe
+from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.device import chosen_device
 from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
 from diffusionpipe.workflows.recipe_setting import decided_for
 from diffusionpipe.workflows.stated_model import code_digest, known_rates, said_of
@@ -94,6 +100,67 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     named = said_of(rates) if rates is not None else profile.device
     tell.say(f"profile: {profile.source}, {named}, {precision}{f', kept as {path}' if path else ''}")
     return profile
+
+
+def measured_profile(
+    recipe: Path,
+    overrides: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    device: str,
+    repeats: int,
+    time_budget: Seconds,
+    tell: Telling = SILENCE,
+) -> Profile:
+    """The profile of a recipe with overrides at these batch sizes, measured on this machine.
+
+    Args:
+        recipe: the recipe's file.
+        overrides: "key.path=value".
+        sizes: samples.
+        device: "auto", "cpu" or "cuda".
+        repeats: the least measurements of each layer.
+        time_budget: after these seconds no larger batch size is measured.
+        tell: hears of the progress.
+
+    Raises:
+        ConfigError: the recipe or its model is wrong, or the device is not here.
+    """
+    loaded, place = load_recipe(recipe, overrides), chosen_device(device)
+    loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
+    opened = build_model(loaded, place.type)
+    with tell.progress() as report:
+        profile = profile_model(
+            opened.graph,
+            opened.model,
+            batch_sizes=tuple(sizes),
+            device=place.type,
+            precision=loaded.training.precision.value,
+            repeats=repeats,
+            time_budget=time_budget,
+            progress=report,
+        )
+    return replace(profile, decoding=decoding_of_graph(opened.graph))
+
+
+def computed_profile(
+    recipe: Path, overrides: Sequence[str], sizes: Sequence[int], *, device: str, tell: Telling = SILENCE
+) -> Profile:
+    """The profile of a recipe with overrides at these batch sizes, computed for a known device.
+
+    Raises:
+        ConfigError: the recipe or its model is wrong, or the device is not known.
+    """
+    loaded, known = load_recipe(recipe, overrides), device_rates(device)
+    loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
+    precision = loaded.training.precision.value
+    device_rates(device, precision=precision)  # a precision that it lacks is said before the model is built
+    opened = build_model(loaded, "cpu")
+    with tell.progress() as report:
+        profile = analytic_profile(
+            opened.graph, opened.model, device=device, precision=precision, batch_sizes=tuple(sizes), progress=report
+        )
+    return replace(profile, decoding=decoding_of_graph(opened.graph))
 
 
 def _device_here(cluster: Cluster) -> str:

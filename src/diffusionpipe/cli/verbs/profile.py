@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from diffusionpipe.costs import LayerProfile, Profile
-    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.units import Seconds
 
 NUM_SLOWEST = 12
@@ -49,15 +47,15 @@ def profile(
     """Measure the time and memory of each layer for `plan`, or compute them for another device."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.costs.files import write_profile
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.recipe_profile import computed_profile, measured_profile
 
     sizes = _batch_sizes(batch_sizes)
     check_outputs(out)
-    loaded = load_recipe(recipe, overrides or ())
-    if analytic is None:
-        made = _measured(loaded, sizes, device, repeats, time_budget)
+    stated = recipe, overrides or ()
+    if analytic is not None:
+        made = computed_profile(*stated, sizes, device=analytic, tell=TERMINAL)
     else:
-        made = _computed(loaded, sizes, analytic)
+        made = measured_profile(*stated, sizes, device=device, repeats=repeats, time_budget=time_budget, tell=TERMINAL)
     _print_report(made)
     write_profile(made, out)
     typer.echo(f"Written to {out}")
@@ -72,56 +70,6 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
             f"--batch-sizes is {text[:200]}; give whole numbers from 1 to 9,999,999, separated by commas, e.g. 1,2,4,8"
         )
     return tuple(sorted({int(word) for word in words}))
-
-
-def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int, budget: Seconds) -> Profile:
-    from diffusionpipe.profiler import profile_model
-    from diffusionpipe.profiler.decoding import decoding_of_graph
-    from diffusionpipe.trainer.model.decisions import has_bfloat16
-    from diffusionpipe.trainer.model.members import build_model
-    from diffusionpipe.trainer.recipe import decided
-    from diffusionpipe.workflows.device import chosen_device
-
-    place = chosen_device(device)
-    chosen, loaded = place.type, decided(loaded, has_bfloat16=has_bfloat16(place))
-    opened = build_model(loaded, chosen)
-    graph, model = opened.graph, opened.model
-    with TERMINAL.progress() as report:
-        profile = profile_model(
-            graph,
-            model,
-            batch_sizes=sizes,
-            device=chosen,
-            precision=loaded.training.precision.value,
-            repeats=repeats,
-            time_budget=budget,
-            progress=report,
-        )
-    return replace(profile, decoding=decoding_of_graph(graph))
-
-
-def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
-    from diffusionpipe.costs.devices import device_rates
-    from diffusionpipe.profiler import analytic_profile
-    from diffusionpipe.profiler.decoding import decoding_of_graph
-    from diffusionpipe.trainer.model.members import build_model
-    from diffusionpipe.trainer.recipe import decided
-
-    known = device_rates(name)
-    loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
-    device_rates(name, precision=loaded.training.precision.value)  # a wrong name is said before the model is built
-    opened = build_model(loaded, "cpu")
-    graph, model = opened.graph, opened.model
-    with TERMINAL.progress() as report:
-        profile = analytic_profile(
-            graph,
-            model,
-            device=name,
-            precision=loaded.training.precision.value,
-            batch_sizes=sizes,
-            progress=report,
-        )
-    return replace(profile, decoding=decoding_of_graph(graph))
 
 
 def _print_report(made: Profile) -> None:
