@@ -27,6 +27,7 @@ from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.trainer.model.decisions import has_bfloat16
 from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import Precision, Recipe, decided, load_recipe
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.device import chosen_device
 from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
@@ -46,8 +47,7 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
     """
     profile = read_profile(path)
     check_device(profile, cluster, source=str(path))
-    if recipe.training.precision is Precision.AUTO:
-        recipe = decided(recipe, has_bfloat16=profile.precision == "bfloat16")
+    recipe = _as_profiled(recipe, profile)
     precision = recipe.training.precision.value
     if profile.precision != precision:
         raise ConfigError(
@@ -64,6 +64,17 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
     elif schedule is None and (warning := kept_warning(profile, source=str(path))):
         tell.say(f"warning: {warning}")
     return profile
+
+
+def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
+    """The recipe with arithmetic and storage as the profile has them, where it leaves them to the machine."""
+    if recipe.model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:
+        is_narrow = any(p.dtype == "bfloat16" for p in profile.graph.parameters if not p.is_trainable)
+        model = recipe.model.model_copy(update={"frozen_dtype": FrozenDtype.BFLOAT16 if is_narrow else None})
+        recipe = recipe.model_copy(update={"model": model})
+    if recipe.training.precision is Precision.AUTO:
+        return decided(recipe, has_bfloat16=profile.precision == "bfloat16")
+    return recipe
 
 
 def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell: Telling = SILENCE) -> Profile:
