@@ -98,8 +98,7 @@ def _way(setting: Setting, changes: Sequence[Change]) -> Way | None:
     """The way with these changes, if a layout fits."""
     changed: Setting | None = setting
     for change in changes:
-        after = change.apply(changed) if changed is not None else None
-        changed = after
+        changed = change.apply(changed) if changed is not None else None
     if changed is None:
         return None
     for one in _of_batches(changed):

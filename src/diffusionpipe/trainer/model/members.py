@@ -25,7 +25,7 @@ from diffusionpipe.models.opening.folder import (
     weight_sources,
 )
 from diffusionpipe.models.parameters.adapter_names import check_readable
-from diffusionpipe.models.parameters.lora import is_adapter
+from diffusionpipe.models.parameters.lora import adapted_layers
 from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_adapters
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.weights import frozen_factors
@@ -244,11 +244,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
 
 def _check_names(graph: LayerGraph, folder: Path) -> None:
     """Refuses adapters that ComfyUI would not find in the exported file. Raises ModelError."""
-    targets: dict[str, list[str]] = {}
-    for name, component in graph.components.items():
-        layers = dict.fromkeys(own.partition(".lora_")[0] for own, _ in component.named_parameters() if is_adapter(own))
-        if layers:
-            targets[name] = list(layers)
+    targets = {name: layers for name, component in graph.components.items() if (layers := adapted_layers(component))}
     try:
         check_readable(str(model_index(folder)["_class_name"]), graph.components, targets)
     except ModelError as error:
