@@ -35,7 +35,8 @@ _KINDS: Mapping[Breadth, tuple[type[nn.Module], ...]] = {
 }
 
 Targets = tuple[str, ...] | Breadth
-"""Ends of names, or a word; `ATTENTION` stands for all linear layers of attention, under any names."""
+"""The layers that get an adapter: the ends of their names, or a word for many. `ATTENTION` stands for all linear layers
+of attention, whatever names they have."""
 
 
 def is_text_encoder(kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tensors of a single file of a pipeline: their names and shapes, from those of its components in diffusers.
+"""The names and shapes of the tensors in a pipeline's single file, made from the components' tensors in diffusers.
 
     StableDiffusionPipeline      model.diffusion_model., first_stage_model., cond_stage_model.
     StableDiffusionXLPipeline    model.diffusion_model., first_stage_model., conditioner.embedders.
