@@ -36,7 +36,7 @@ _KINDS: Mapping[Breadth, tuple[type[nn.Module], ...]] = {
 
 Targets = tuple[str, ...] | Breadth
 """The layers that get an adapter: the ends of their names, or a word for many. `ATTENTION` stands for all linear layers
-of attention, whatever names they have."""
+of attention, under any names."""
 
 
 def is_text_encoder(kind: str) -> bool:
