@@ -47,7 +47,7 @@ test: install
 	@date +%s > $(VENV)/tests-started; $(PYTEST) -m 'not slow'; status=$$?; \
 	echo "make test: $(SINCE_START) s"; exit $$status
 
-PLANNING := $(addprefix tests/,ir costs timing schedules passes ordering simulator planner viz)
+PLANNING := $(addprefix tests/,ir costs holding timing schedules passes ordering simulator planner viz)
 test-planning: install
 	$(PYTEST) -m 'not slow' $(PLANNING)
 

@@ -12,7 +12,7 @@ from planner import synthetic
 from tiny_models import randomise_pipeline, tiny_flux_transformer
 from tiny_pipelines import flux
 
-from diffusionpipe.costs import Workload
+from diffusionpipe.holding import Workload
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph

@@ -10,8 +10,8 @@ from benchmarks.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, 
 from benchmarks.rivals.quantised import BYTES_OF_BASE, base_of, quantised
 from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
 from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting

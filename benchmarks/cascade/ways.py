@@ -8,9 +8,10 @@ from time import process_time
 
 from benchmarks.cascade.models import class_conditional_pair, deepfloyd_pair, equal_pair, pair, without_encoders
 from benchmarks.cascade.rivals import Rival, rivals
-from diffusionpipe.costs import Profile, Workload
+from diffusionpipe.costs import Profile
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Op
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting

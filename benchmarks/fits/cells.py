@@ -8,9 +8,10 @@ from math import prod
 
 from benchmarks.cards.cells import STATES, State
 from benchmarks.choices import checked
-from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.costs.memory import workspace_of
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting

@@ -7,8 +7,9 @@ from benchmarks.paper import profiles
 from benchmarks.paper.fill import Fill, fill_of
 from benchmarks.rivals.copies import Cache, cache_of, tuned_copies
 from benchmarks.rivals.replicated import replicated_spp
-from diffusionpipe.costs import Cluster, Workload
+from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting

@@ -9,8 +9,8 @@ from rich.table import Table
 from benchmarks.paper import profiles
 from benchmarks.paper.cells import Case, setting_of
 from benchmarks.tables import table
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.offload import can_offload, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting

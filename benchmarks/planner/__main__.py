@@ -12,8 +12,8 @@ from rich.table import Table
 from benchmarks.cascade.ways import setting_of as pair_setting
 from benchmarks.paper import profiles
 from benchmarks.planner import pairs
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cards import profiles
-from diffusionpipe.costs import Cluster, Workload
+from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting

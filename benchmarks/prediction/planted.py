@@ -23,8 +23,8 @@ from diffusionpipe.costs import (
     ParameterSpec,
     Profile,
     TensorSpec,
-    Workload,
 )
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Plan, Span, Timeline
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.planner import Given, Setting, choose

@@ -23,7 +23,7 @@ from benchmarks.cards.cells import (
 from benchmarks.cards.picture import draw
 from benchmarks.cards.summary import summary
 from benchmarks.rivals.copies import CACHED, HYBRID
-from diffusionpipe.costs.memory import use_of
+from diffusionpipe.holding.memory import use_of
 
 CASE = Case(model="SDXL", machine="RTX 4090 + 4080")
 GIB = 2**30

@@ -20,8 +20,8 @@ from benchmarks.rivals.copies import (
     tuned_copies,
     zero1,
 )
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.copy_times import zero3_times

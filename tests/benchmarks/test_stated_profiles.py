@@ -12,9 +12,9 @@ from benchmarks.cards import cells as cards
 from benchmarks.paper import cells as paper
 from benchmarks.planner import __main__ as planner
 from diffusionpipe.cli import main
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.planner.choice import choose

@@ -10,7 +10,7 @@ import pytest
 from diffusionpipe.cli.text import plan_compare
 from diffusionpipe.cli.text.plan_table import COLUMNS, WORDS
 from diffusionpipe.cli.verbs.plan_show import HEADS
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner.rivals import baselines
 from diffusionpipe.planner.rivals.planners import PLANNERS

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.files import cluster_from_text, profile_from_text
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text
 from diffusionpipe.planner.pricing.given import Given

@@ -21,8 +21,8 @@ def profile():
 
 
 def test_the_plan_is_the_planners(profile):
-    from diffusionpipe.costs import Workload
     from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.holding import Workload
 
     found = dp.plan(profile, cluster=CLUSTER, batch=16, stages=2, optimizer="SGD")
     workload = Workload(batch=16, optimizer_bytes=0)

@@ -13,7 +13,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph, Profile
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Op, Plan, Range
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions

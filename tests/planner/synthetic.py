@@ -16,8 +16,8 @@ from diffusionpipe.costs import (
     ParameterSpec,
     Profile,
     TensorSpec,
-    Workload,
 )
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.pricing.setting import Setting
 
 GB = 10**9

@@ -5,8 +5,8 @@ import pytest
 from golden.plans import recorded_profile
 from planner import synthetic
 
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from planner import synthetic
 
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.planner.explain import _best_pipeline, compare
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given

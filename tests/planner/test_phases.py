@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.planner.phases import Phases, standing
 
 

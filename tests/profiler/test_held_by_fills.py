@@ -10,7 +10,7 @@ from descriptions import described
 from layouts import CPU
 from tiny_models import raw_inputs, tiny_stable_diffusion
 
-from diffusionpipe.costs.memory import forward_bytes
+from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Fill, Range
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.memory import LiveBytes

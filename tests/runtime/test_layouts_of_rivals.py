@@ -10,8 +10,9 @@ from layouts import assert_same_step, planned_step, reference_step, step_in_thre
 from planner import synthetic
 from tiny_models import narrow_stable_diffusion_2, raw_inputs, tiny_dit
 
-from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile, Workload
+from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.simulated import simulated

@@ -19,7 +19,7 @@ from windowed import (
     recurrence,
 )
 
-from diffusionpipe.costs import Workload
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, batches_held, versions_held
 from diffusionpipe.planner import build_plan

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from golden.plans import FOLDER, unpacked
 from searches.settings import with_memory
 
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import profile_from_text
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import GIB

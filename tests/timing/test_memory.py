@@ -7,7 +7,7 @@ from planner import synthetic
 from planner.random_layouts import planned
 
 from diffusionpipe.costs import ParameterSpec
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
@@ -203,7 +203,9 @@ def recounted(one, worker):
             rows |= {(name, row) for name in names for row in range(samples.start, samples.stop)}
             if not placement.is_frozen(index):
                 for name in layers:
-                    kept = (name in again) * (profile.activation(name, len(samples)) + profile.copies(name, workload))
+                    kept = (name in again) * (
+                        profile.activation(name, len(samples)) + workload.copies(profile.layer(name))
+                    )
                     sizes.append(kept + profile.workspace(name, len(samples)))
     moving = moving_through(train, one.proposal.timeline, {tensor.name: tensor.num_bytes for tensor in graph.tensors})
     for span in one.proposal.timeline.spans:
@@ -212,7 +214,7 @@ def recounted(one, worker):
             needs = profile.workspace("encode", samples) + graph.tensor("x").num_bytes * samples
             beside = moving[worker].most(span.start, span.end)
             sizes.append(beside + needs - sum(moving[worker].peak))
-    total = max(sizes) + sum(profile.copies(name, workload) for name in trained - again)
+    total = max(sizes) + sum(workload.copies(profile.layer(name)) for name in trained - again)
     per_parameter = 4 + 4 + 8 + workload.ema_bytes + (16 if workload.has_backup else 0)
     for parameter in graph.parameters:
         if parameter.name in graph.parameters_of(trained):

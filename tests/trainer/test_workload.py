@@ -5,8 +5,8 @@ import pytest
 from tiny_runs import recipe_of
 
 from diffusionpipe.costs import ParameterSpec
-from diffusionpipe.costs.workload import STATE_OF_OPTIMIZER, state_of_optimizer
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.workload import STATE_OF_OPTIMIZER, state_of_optimizer
 from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of
 from diffusionpipe.trainer.optim.optimizer import build_optimizer, state_per_parameter
 

@@ -1,10 +1,9 @@
-"""Costs as plain data: models, profiles, clusters, workloads, and the costs of actions. No torch."""
+"""Costs as plain data: models, profiles, clusters, and the costs of actions. No torch."""
 
 from diffusionpipe.costs.actions import Costs, HostTimes, Link, StageCosts
 from diffusionpipe.costs.cluster import AllReduce, Cluster, Device, PairLink
 from diffusionpipe.costs.graph import Backbone, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import LayerProfile, Profile
-from diffusionpipe.costs.workload import Workload
 
 __all__ = [
     "AllReduce",
@@ -22,5 +21,4 @@ __all__ = [
     "Profile",
     "StageCosts",
     "TensorSpec",
-    "Workload",
 ]

@@ -13,7 +13,6 @@ from diffusionpipe.costs.curves import ascending_means, ascending_peaks, cost_at
 from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.costs.mode import Mode
-from diffusionpipe.costs.workload import Workload
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -184,18 +183,6 @@ class Profile:
         if layer.kept:
             return layer.kept_reads
         return self.graph.layer(name).reads if any(layer.weight_grad) else ()
-
-    def cast(self, name: str, workload: Workload) -> Seconds:
-        """Time of casting the layer's weights once; 0 where they are narrow already."""
-        return self._layer[name].cast if workload.has_casts else 0.0
-
-    def copies(self, name: str, workload: Workload) -> Bytes:
-        """Bytes of the copies that this makes."""
-        return self._layer[name].copies if workload.has_casts else 0
-
-    def recomputed(self, name: str, batch: float, workload: Workload) -> Bytes:
-        """Bytes that the layer holds between its recomputed forward and its backward."""
-        return self.activation(name, batch) + self.copies(name, workload)
 
     def drawing(self, name: str, batch: float) -> Bytes:
         """Bytes of the layer's forward at its peak where nothing is kept; an upper bound where it is not known."""

@@ -10,7 +10,7 @@ from math import prod
 
 from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.cluster import repeated
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting

@@ -16,8 +16,8 @@ from math import prod
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
 from diffusionpipe.costs.graph import upstream
-from diffusionpipe.costs.memory import forward_bytes
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout

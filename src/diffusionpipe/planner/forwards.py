@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Profile
-from diffusionpipe.costs.memory import forward_bytes
+from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Mesh, Op, Range, Schedule
 from diffusionpipe.ir.ranges import merged
 from diffusionpipe.planner.pricing.setting import Setting

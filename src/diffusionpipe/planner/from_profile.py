@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from diffusionpipe.costs import AllReduce, Cluster, Costs, Device, Link, ModelGraph, Profile, Workload
+from diffusionpipe.costs import AllReduce, Cluster, Costs, Device, Link, ModelGraph, Profile
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Mesh, Plan, Schedule, Timeline
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan, build_train_schedule

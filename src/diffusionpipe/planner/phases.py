@@ -14,9 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
-from diffusionpipe.costs import Workload
 from diffusionpipe.costs.graph import ModelGraph, upstream
-from diffusionpipe.costs.memory import MemoryUse, copies_of, forward_bytes
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.memory import MemoryUse, copies_of, forward_bytes
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.plan import drawing_backbone
 from diffusionpipe.planner.drawing import decoder_use

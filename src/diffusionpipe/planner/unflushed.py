@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, staleness_of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from diffusionpipe.costs import Profile
-from diffusionpipe.costs.memory import forward_bytes
+from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Fill, Range
 from diffusionpipe.units import Bytes
 

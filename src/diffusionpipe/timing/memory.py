@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from diffusionpipe.costs import ModelGraph, Profile, Workload
-from diffusionpipe.costs.memory import MemoryUse, copies_of, use_of, workspace_of
-from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers, stored_bytes
+from diffusionpipe.costs import ModelGraph, Profile
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.memory import MemoryUse, copies_of, use_of, workspace_of
+from diffusionpipe.holding.sharding import gathered_bytes, owners_on_workers, stored_bytes
 from diffusionpipe.ir import Action, Op, Range, Schedule, Timeline
 from diffusionpipe.ir.ranges import merged
 from diffusionpipe.timing.buffers import Moving, moving_through

@@ -9,7 +9,7 @@ from diffusionpipe.units import Bytes, Seconds
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
     from diffusionpipe.costs.loading import DataWorkers
-    from diffusionpipe.costs.memory import MemoryUse
+    from diffusionpipe.holding.memory import MemoryUse
     from diffusionpipe.ir import Plan
     from diffusionpipe.planner import Setting
     from diffusionpipe.trainer.recipe import Recipe

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
+from diffusionpipe.holding import Workload
 from diffusionpipe.ir.files import Format, from_text, to_text, write_plan
 from diffusionpipe.planner import Given, Setting
 from diffusionpipe.planner.correction.suggestion import suggest

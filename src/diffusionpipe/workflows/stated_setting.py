@@ -1,7 +1,8 @@
 """A training that options state, as the planner asks about it."""
 
-from diffusionpipe.costs import Cluster, Profile, Workload
-from diffusionpipe.costs.workload import state_of_optimizer
+from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.workload import state_of_optimizer
 from diffusionpipe.planner.pricing.setting import Setting
 
 

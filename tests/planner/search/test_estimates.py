@@ -164,7 +164,8 @@ def test_a_stage_costs_the_sum_of_its_layers_and_the_table_agrees():
     for first, stop in ((0, 5), (7, 30), (20, 21), (0, len(table.names))):
         names = table.names[first:stop]
         casts = {
-            name: profile.cast(name, setting.workload) / (1 if name in table.checkpointed else 4) for name in names
+            name: setting.workload.cast_time(profile.layer(name)) / (1 if name in table.checkpointed else 4)
+            for name in names
         }
         forward = {name: profile.forward(name, 3) + casts[name] for name in names}
         again = sum(forward[name] for name in names if name in table.checkpointed)

@@ -22,11 +22,11 @@ def instance(
     Times are in units of 0.1 microseconds, memory is in bytes. The optimizer is AdamW.
     """
     from diffusionpipe.cli.verbs.outputs import check_outputs
-    from diffusionpipe.costs import Workload
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import check_device, check_kept, read_profile
-    from diffusionpipe.costs.workload import state_of_optimizer
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.holding import Workload
+    from diffusionpipe.holding.workload import state_of_optimizer
     from diffusionpipe.ordering.instance import Placing
     from diffusionpipe.ordering.instance_file import write_instance
     from diffusionpipe.planner.pricing.setting import Setting

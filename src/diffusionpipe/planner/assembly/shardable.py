@@ -6,8 +6,8 @@ from math import prod
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.sharding import blocks_in_common
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.sharding import blocks_in_common
 from diffusionpipe.ir import Schedule
 from diffusionpipe.ir.schedule import lone_blocks
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.passes import PlacedFill, communicate, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.memory import forward_bytes
+from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes

@@ -9,9 +9,10 @@ from itertools import accumulate, pairwise
 from math import prod
 from operator import add
 
-from diffusionpipe.costs import HostTimes, LayerSpec, ModelGraph, ParameterSpec, Profile, Workload
-from diffusionpipe.costs.memory import copies_of, workspace_of
-from diffusionpipe.costs.sharding import gathered_bytes
+from diffusionpipe.costs import HostTimes, LayerSpec, ModelGraph, ParameterSpec, Profile
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.memory import copies_of, workspace_of
+from diffusionpipe.holding.sharding import gathered_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 Load = tuple[Bytes, int]
@@ -119,7 +120,7 @@ class LayerTable:
         """The part of casting the layer's weights that counts in one of `microbatches` forwards."""
         if microbatches is None:
             return 0.0
-        return self.profile.cast(name, self.workload) / (1 if name in self.checkpointed else microbatches)
+        return self.workload.cast_time(self.profile.layer(name)) / (1 if name in self.checkpointed else microbatches)
 
     @cached_property
     def _probed(self) -> Mapping[str, float]:
@@ -134,13 +135,13 @@ class LayerTable:
 
     def _probe(self, name: str, samples: float, microbatches: float | None) -> Seconds:
         """The time that a layer's probe adds to a forward on average. Weights that are cast once are cast by then."""
-        casts = self.profile.cast(name, self.workload) if microbatches and name in self.checkpointed else 0.0
+        casts = self.workload.cast_time(self.profile.layer(name)) if microbatches and name in self.checkpointed else 0.0
         return self._probed.get(name, 0.0) * (self.profile.forward_only(name, samples) + casts)
 
     @cached_property
     def casts(self) -> tuple[Seconds, ...]:
         """Running sums of the time of casting the weights once."""
-        return self._running(lambda name: self.profile.cast(name, self.workload))
+        return self._running(lambda name: self.workload.cast_time(self.profile.layer(name)))
 
     def host(self, first: int, stop: int) -> HostTimes:
         """The time in which a host issues layers first, ..., stop - 1; recomputed ones twice."""

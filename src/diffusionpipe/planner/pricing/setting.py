@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from diffusionpipe.costs import Cluster, ModelGraph, Profile, Workload
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.holding import Workload
 from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.schedules.traits import is_split

@@ -4,19 +4,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from diffusionpipe.costs import (
-    Cluster,
-    Costs,
-    HostTimes,
-    Link,
-    ModelGraph,
-    ParameterSpec,
-    Profile,
-    StageCosts,
-    Workload,
-)
-from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
+from diffusionpipe.costs import Cluster, Costs, HostTimes, Link, ModelGraph, ParameterSpec, Profile, StageCosts
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.ir import Edge, Mesh, Op, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
@@ -315,7 +306,8 @@ def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, set
     seconds = _at_owners(schedule, blocks, mesh, setting, sizes)
     speeds = worker_speeds(setting.cluster, mesh)
     casts = [
-        sum(setting.profile.cast(name, setting.workload) for name in blocks[stage.weights]) / speeds[stage.worker]
+        sum(setting.workload.cast_time(setting.profile.layer(name)) for name in blocks[stage.weights])
+        / speeds[stage.worker]
         for stage in schedule.placement.stages
     ]
     return tuple(gather + cast / mesh.shard for gather, cast in zip(seconds, casts, strict=True))

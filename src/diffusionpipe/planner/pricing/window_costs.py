@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.ir.versions import batches_held, versions_held
 from diffusionpipe.planner.pricing.setting import Setting
@@ -37,7 +37,9 @@ def window_costs(
         layers, forwards = blocks[own.weights], placement.num_forwards(index)
         update = time_to_update(trained_parameters(setting.graph, layers), profile, setting.cluster.num_ranks)
         once = encoding / speeds[own.worker] + update + (costs.reduces[index] if costs.reduces else 0.0)
-        casts = sum(profile.cast(name, setting.workload) for name in layers if name not in setting.table.checkpointed)
+        casts = sum(
+            setting.workload.cast_time(profile.layer(name)) for name in layers if name not in setting.table.checkpointed
+        )
         forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
         stages.append(replace(stage, forward=forward, backward=stage.backward + once * batches / forwards))
     return replace(costs, stages=tuple(stages), reduces=())

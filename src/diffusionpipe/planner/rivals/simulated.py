@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.costs.sharding import gathered_bytes
+from diffusionpipe.holding.sharding import gathered_bytes
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.pricing.collectives import all_gather
@@ -108,7 +108,7 @@ def _in_equal_parts(proposal: Proposal, setting: Setting) -> Costs:
         own = setting.graph.parameters_of(layers)
         sizes = [gathered_bytes(p, workload, setting.profile.precision) for p in setting.graph.parameters
                  if p.name in own]  # fmt: skip
-        casts = sum(setting.profile.cast(name, workload) for name in layers) / min(
+        casts = sum(workload.cast_time(setting.profile.layer(name)) for name in layers) / min(
             device.speed for device in setting.cluster.devices
         )
         unshards[index] = all_gather(setting.cluster, sum(sizes), ranks) + casts / len(ranks)

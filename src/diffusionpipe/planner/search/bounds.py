@@ -11,7 +11,7 @@ at least. All of them take `places.least_time`, in which all devices work all th
 
 from collections.abc import Iterable
 
-from diffusionpipe.costs.memory import use_of
+from diffusionpipe.holding.memory import use_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.chains import replicas_of

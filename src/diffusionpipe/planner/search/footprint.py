@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import mul
 
-from diffusionpipe.costs.memory import MemoryUse, use_of
+from diffusionpipe.holding.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement

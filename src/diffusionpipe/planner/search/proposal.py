@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Op, Schedule, Timeline
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing

@@ -14,7 +14,8 @@ good filling reaches, in [4] by the filler's own work. No step depends on chance
 fills is exact (`estimates`), so there [4] confirms it:
 
 >>> from diffusionpipe.costs import AllReduce, Backbone, Cluster, Device, LayerSpec, Link, ModelGraph, ParameterSpec
->>> from diffusionpipe.costs import Profile, TensorSpec, Workload
+>>> from diffusionpipe.costs import Profile, TensorSpec
+>>> from diffusionpipe.holding import Workload
 >>> from diffusionpipe.costs.profile import LayerProfile
 >>> times = [1, 2, 1, 2]                        # forwards of a sample through four layers of 10^9 parameters each
 >>> names = ["in", "a", "b", "c", "loss"]       # layer i reads tensor i and writes the next one

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.sharding import part_of_parameter
+from diffusionpipe.holding.sharding import part_of_parameter
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graphs.graph import LayerGraph, layer_parameters, modules_of
 from diffusionpipe.runtime.comm.places import trained_layers

@@ -1,6 +1,6 @@
 """The memory that a recipe's training holds besides the model."""
 
-from diffusionpipe.costs import Workload
+from diffusionpipe.holding import Workload
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import folder_of
 from diffusionpipe.trainer.model.parameter_groups import has_average

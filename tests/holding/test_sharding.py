@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner import synthetic
 
-from diffusionpipe.costs import ParameterSpec, Workload
-from diffusionpipe.costs.sharding import gathered_bytes, part_of_parameter, stored_bytes
+from diffusionpipe.costs import ParameterSpec
+from diffusionpipe.holding import Workload
+from diffusionpipe.holding.sharding import gathered_bytes, part_of_parameter, stored_bytes
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 9))

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 from diffusionpipe.costs.graph import ModelGraph, ParameterSpec
-from diffusionpipe.costs.workload import Workload
+from diffusionpipe.holding.workload import Workload
 from diffusionpipe.ir import Schedule
 from diffusionpipe.units import Bytes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 from diffusionpipe.costs.profile import Profile
-from diffusionpipe.costs.workload import Workload
+from diffusionpipe.holding.workload import Workload
 from diffusionpipe.units import Bytes
 
 
@@ -80,7 +80,7 @@ def use_of(num_trained: int, workload: Workload, **others: Bytes) -> MemoryUse:
 
 def copies_of(layer: str, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
     """Copies of a trained layer's weights that live as long as an iteration; the layers in `again` are recomputed."""
-    return 0 if layer in again else profile.copies(layer, workload)
+    return 0 if layer in again else workload.copies(profile.layer(layer))
 
 
 def workspace_of(layer: str, samples: float, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
@@ -88,7 +88,7 @@ def workspace_of(layer: str, samples: float, profile: Profile, workload: Workloa
 
     A recomputed layer also holds all that it would keep otherwise.
     """
-    recomputed = profile.recomputed(layer, samples, workload) if layer in again else 0
+    recomputed = profile.activation(layer, samples) + workload.copies(profile.layer(layer)) if layer in again else 0
     return recomputed + profile.workspace(layer, samples)
 
 

@@ -5,8 +5,9 @@ from difflib import get_close_matches
 from math import prod
 
 from diffusionpipe.costs.graph import ParameterSpec
+from diffusionpipe.costs.profile import LayerProfile
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.units import Bytes
+from diffusionpipe.units import Bytes, Seconds
 
 STATE_OF_OPTIMIZER = {
     "ASGD": 1,
@@ -58,6 +59,14 @@ class Workload:
     def has_casts(self) -> bool:
         """Whether weights are wider than bfloat16, so that bfloat16 layers read copies of them."""
         return self.parameter_bytes > 2
+
+    def cast_time(self, layer: LayerProfile) -> Seconds:
+        """Time of casting the layer's weights once; 0 where they are narrow already."""
+        return layer.cast if self.has_casts else 0.0
+
+    def copies(self, layer: LayerProfile) -> Bytes:
+        """Bytes of the copies that this makes."""
+        return layer.copies if self.has_casts else 0
 
     def frozen_size(self, parameter: ParameterSpec) -> Bytes:
         """Bytes that a frozen parameter takes."""
