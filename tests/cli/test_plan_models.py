@@ -8,10 +8,12 @@ from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import known_cards, load_cluster
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.models.opening.configured import configured_models
+from diffusionpipe.planner.advice import with_adapters
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.rows import GIB
 from diffusionpipe.workflows import model_table
 from diffusionpipe.workflows.model_table import ADAPTERS, WHOLE, answers, models_named
+from diffusionpipe.workflows.stated_setting import stated_setting
 
 
 def run(*arguments) -> int:
@@ -28,8 +30,10 @@ def counted(monkeypatch, tmp_path):
     made, recorded = [], recorded_profile("sd-2.1-a100-80")
 
     def count(stated, devices, tell):
-        made.append(stated.name)
-        return [replace(recorded, device=DEVICES[name].title, precision=stated.precision) for name in devices]
+        made.append(ADAPTERS if stated.lora_rank else WHOLE)
+        whole = stated_setting(recorded, load_cluster("a100-80x1"), 1, checkpoint=(), has_ema=False, optimizer="AdamW")
+        profile = with_adapters(whole, stated.lora_rank).profile if stated.lora_rank else recorded
+        return [replace(profile, device=DEVICES[name].title, precision=stated.precision) for name in devices]
 
     monkeypatch.setattr(model_table, "profiles_of_devices", count)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -40,9 +44,9 @@ def test_a_model_is_counted_once_for_all_cards_of_its_arithmetic(counted):
     for name in ("rtx3090x1", "a100-80x1", "rtx3090x1"):
         found = list(answers(["sd-1.5"], load_cluster(name)))
         assert [(one.model, one.trained) for one in found] == [("sd-1.5", WHOLE), ("sd-1.5", ADAPTERS)]
-    assert counted == ["sd-1.5"]
+    assert counted == [WHOLE, ADAPTERS]
     list(answers(["sd-1.5"], load_cluster("t4x1")))  # in float32
-    assert counted == ["sd-1.5"] * 2
+    assert counted == [WHOLE, ADAPTERS] * 2
 
 
 def test_what_fits_has_a_plan_and_what_does_not_lacks_memory(counted):

@@ -7,6 +7,7 @@ way is offered only if a layout of it is found that fits.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 from diffusionpipe.costs.cluster import Cluster
@@ -164,7 +165,7 @@ def _batches(setting: Setting) -> Iterator[Change]:
             words=f"a batch of {batch}",
             option=("--batch", str(batch)),
             key=f"training.batch={batch}",
-            apply=lambda one, size=batch: with_batch(one, size),  # type: ignore[misc]  # of a lambda's default
+            apply=partial(with_batch, batch=batch),
         )
 
 
@@ -173,7 +174,7 @@ def _cards(cluster: Cluster) -> Change:
         words=f"{cluster.num_ranks} such devices ({cluster.name})",
         option=("--cluster", cluster.name),
         key="",
-        apply=lambda setting: replace(setting, cluster=cluster),
+        apply=partial(replace, cluster=cluster),
     )
 
 

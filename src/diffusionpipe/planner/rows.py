@@ -142,6 +142,16 @@ def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
     return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)
 
 
+def in_words(num_bytes: Bytes) -> str:
+    """The amount in its unit.
+
+    >>> [in_words(size) for size in (2**35, 64 * 2**20, 2**19)]
+    ['32.0 GiB', '64 MiB', '0.5 MiB']
+    """
+    name, unit = unit_of(num_bytes)
+    return f"{num_bytes / unit:{'.1f' if unit == GIB else '.4g'}} {name}"
+
+
 def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
     """The parts of a device's memory in a unit, with two decimals, largest first; they add up to the rounded total.
 

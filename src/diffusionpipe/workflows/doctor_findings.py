@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from diffusionpipe.costs.cluster import slow_pairs
+from diffusionpipe.planner.rows import in_words
 from diffusionpipe.runtime.job.interfaces import GLOO, unknown_interface
 from diffusionpipe.runtime.job.loopback import is_loopback
 from diffusionpipe.units import Bytes
@@ -145,17 +146,6 @@ class _Need:
     remedy: str
 
 
-def _amount(size: Bytes) -> str:
-    """A size in the largest unit of which it has one.
-
-    >>> [_amount(size) for size in (2**35, 64 * 2**20, 2**19)]
-    ['32.0 GiB', '64 MiB', '512 KiB']
-    """
-    if size >= 2**30:
-        return f"{size / 2**30:.1f} GiB"
-    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
-
-
 _SHARED = _Need(
     name="/dev/shm",
     least=LEAST_SHARED,
@@ -179,11 +169,11 @@ def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Fi
         least[host] = min(size, least.get(host, size))
     parts = [(host, size // hosts.count(host)) for host, size in least.items() if size]
     problems = [
-        (Status.FAIL, f"{host} has {_amount(part)} of {need.name} for each rank", need.remedy)
+        (Status.FAIL, f"{host} has {in_words(part)} of {need.name} for each rank", need.remedy)
         for host, part in parts
         if part < need.least
     ]
-    text = f"{_amount(min(part for _, part in parts))} for each rank" if parts else "unknown"
+    text = f"{in_words(min(part for _, part in parts))} for each rank" if parts else "unknown"
     return _finding(need.name, text, *problems)
 
 

@@ -1,19 +1,20 @@
 """Which models fit a cluster, trained as a whole and by adapters, with the nearest layout where one does not.
 
-The work of each model is counted once, and its times are computed for all known cards: another cluster starts at once.
-Adapters are priced from the same profile, with the activations of the whole model, so their memory is an upper bound.
+The work of each model is counted once in either way, and its times are computed for all known cards: another cluster
+starts at once. Adapters keep fewer activations and need no gradients of frozen weights, so they have their own profile.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from diffusionpipe.costs.clusters import computes_in_bfloat16, known_cards
 from diffusionpipe.costs.devices import DEVICES
-from diffusionpipe.planner.advice import nearest_layout, recomputed, with_adapters
+from diffusionpipe.planner.advice import RANK, nearest_layout, recomputed
 from diffusionpipe.planner.batches import Tried, with_batch
 from diffusionpipe.planner.recomputation import best_way
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
@@ -83,17 +84,20 @@ def answers(
     """
     folder = cache_folder(os.environ) if uses_cache else None
     for name in names:
-        profile = profile_on(name, cluster, folder, tell)
-        size = batch or cluster.num_ranks
-        whole = stated_setting(profile, cluster, size, checkpoint=(), has_ema=False, optimizer="AdamW")
-        yield _answer(name, WHOLE, whole, is_stated=batch is not None)
-        adapted = with_adapters(whole) if _takes_adapters(name) else None
-        if adapted is not None:
-            yield _answer(name, ADAPTERS, adapted, is_stated=batch is not None)
+        ways = ((WHOLE, None), (ADAPTERS, RANK)) if _takes_adapters(name) else ((WHOLE, None),)
+        for trained, rank in ways:
+            profile = profile_on(name, cluster, folder, tell, lora_rank=rank)
+            size = batch or cluster.num_ranks
+            setting = stated_setting(profile, cluster, size, checkpoint=(), has_ema=False, optimizer="AdamW")
+            yield _answer(name, trained, setting, is_stated=batch is not None)
 
 
-def profile_on(name: str, cluster: Cluster, folder: Path | None, tell: Telling = SILENCE) -> Profile:
+def profile_on(
+    name: str, cluster: Cluster, folder: Path | None, tell: Telling = SILENCE, *, lora_rank: int | None = None
+) -> Profile:
     """The computed profile of a shipped model for a cluster; those for other cards are kept beside it.
+
+    `lora_rank`: the rank of its adapters; None to train it as a whole.
 
     Raises:
         ConfigError: the cluster's devices are not known.
@@ -104,14 +108,15 @@ def profile_on(name: str, cluster: Cluster, folder: Path | None, tell: Telling =
     if rates is None:
         raise ConfigError(f"--models: the devices of the cluster {cluster.name} are not known; give one of cards")
     is_narrow = computes_in_bfloat16(cluster)
-    stated = StatedModel(name=name, has_narrow_store=is_narrow, precision="bfloat16" if is_narrow else "float32")
+    precision = "bfloat16" if is_narrow else "float32"
+    stated = StatedModel(name=name, lora_rank=lora_rank, has_narrow_store=is_narrow, precision=precision)
     alike = [DEVICES[card] for card in known_cards() if DEVICES[card].has_bfloat16 or not is_narrow]
 
     def make() -> Profile:
         made = profiles_of_devices(stated, [one.name for one in alike] if folder else [rates.name], tell)
         for one, profile in zip(alike, made, strict=False):
             if folder is not None and one.name != rates.name:
-                kept_profile(profile_name(stated, one), lambda profile=profile: profile, folder)  # type: ignore[misc]
+                kept_profile(profile_name(stated, one), partial(replace, profile), folder)
         return next(profile for profile in made if profile.device == rates.title)
 
     return kept_profile(profile_name(stated, rates) if folder else "", make, folder)[0]

@@ -154,7 +154,7 @@ def measured_profile(
     return replace(profile, decoding=decoding_of_graph(opened.graph))
 
 
-def computed_profile(
+def computed_recipe_profile(
     recipe: Path, overrides: Sequence[str], sizes: Sequence[int], *, device: str, tell: Telling = SILENCE
 ) -> Profile:
     """The profile of a recipe with overrides at these batch sizes, computed for a known device.

@@ -47,13 +47,13 @@ def profile(
     """Measure the time and memory of each layer for `plan`, or compute them for another device."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.costs.files import write_profile
-    from diffusionpipe.workflows.recipe_profile import computed_profile, measured_profile
+    from diffusionpipe.workflows.recipe_profile import computed_recipe_profile, measured_profile
 
     sizes = _batch_sizes(batch_sizes)
     check_outputs(out)
     stated = recipe, overrides or ()
     if analytic is not None:
-        made = computed_profile(*stated, sizes, device=analytic, tell=TERMINAL)
+        made = computed_recipe_profile(*stated, sizes, device=analytic, tell=TERMINAL)
     else:
         made = measured_profile(*stated, sizes, device=device, repeats=repeats, time_budget=time_budget, tell=TERMINAL)
     _print_report(made)

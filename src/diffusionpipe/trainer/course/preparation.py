@@ -114,8 +114,8 @@ class Resumed:
     """Whether pictures have been added to its data."""
 
 
-def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None = None) -> Data:
-    """Training and validation data, scanned on rank 0, once they, the optimizer and all else suit the model.
+def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None = None) -> tuple[Model, Data]:
+    """The model that ends after a number of steps, with training and validation data that suit it, scanned on rank 0.
 
     `resumed`: the run that continues with them, maybe with new ones; None for a run that begins.
 
@@ -139,13 +139,14 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
 
     train, held_out = from_first(scan_and_join, DATASETS)
 
-    def sources() -> Data:
+    def sources() -> tuple[Model, Data]:
+        counted = with_steps(opened, train)
         tokenizers = _tokenizers(opened)
         source = _source(opened, train, _augmentation(opened.recipe), tokenizers)
-        return Data(
+        return counted, Data(
             train=replace(source, skipping=_skipping(opened.recipe)),
             validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
-            survey=_survey(with_steps(opened, train), scanned, source, resumed) if scanned else (),
+            survey=_survey(counted, scanned, source, resumed) if scanned else (),
             ledger=ledgers[0] if ledgers else None,
             is_continued=any(known),
         )

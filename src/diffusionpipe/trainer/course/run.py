@@ -35,7 +35,7 @@ from diffusionpipe.trainer.course.documents import write_documents
 from diffusionpipe.trainer.course.evaluation import averaged, validate
 from diffusionpipe.trainer.course.first_steps import FirstSteps
 from diffusionpipe.trainer.course.kept_samples import keep_in_session, sample_folder
-from diffusionpipe.trainer.course.preparation import Data, Resumed, locked_folder, prepare_folder, read_data, with_steps
+from diffusionpipe.trainer.course.preparation import Data, Resumed, locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.course.recipe_changes import Settled, settle, state_of
 from diffusionpipe.trainer.course.resuming import checkpoint_of
 from diffusionpipe.trainer.course.run_end import EXPORT, forget_end, has_ended, note_end
@@ -106,8 +106,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     resumed = _resumed(checkpoint, recipe) if checkpoint is not None else None
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
-        data = read_data(opened, work, lambda: check_sampling(opened), resumed=resumed)
-        opened = on_all(lambda: with_steps(opened, data.train.dataset))
+        opened, data = read_data(opened, work, lambda: check_sampling(opened), resumed=resumed)
         recipe = opened.recipe
         settled = replace(settled, recipe=recipe)
         if hooks.settled is not None:
