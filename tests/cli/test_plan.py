@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -123,7 +124,27 @@ def test_drawing_that_does_not_fit_names_the_rank_and_what_would_help(files, cap
     assert "use devices with more memory, or a smaller --batch" in shown
 
 
-@pytest.mark.parametrize("option", ["--ema", "--fill", ("--out", "plan.json"), ("--optimizer", "SGD")])
+def test_drawing_has_throughput_and_latency_with_their_band_on_the_screen_and_in_a_file(files, capsys):
+    profile = synthetic.drawn()
+    write_profile(replace(profile, source="analytic"), files / "profile.json")
+    write_cluster(synthetic.cluster(2), files / "cluster.json")
+    assert plan_of(files, "--draw", 28, "--out", files / "drawing.json") == 0
+    # 8 rows: texts of 4 s each on both ranks; a step is 9 halves of 8 layers of 1 s, and links take next to nothing
+    latency = 8 * 4.0 + 28 * (8 + 1) * 4.0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{latency / 8:.1f} s a picture, {latency:.1f} s until all are there" in shown
+    low, high = 0.75 * latency, 1.25 * latency
+    assert f"layer times 25% shorter or longer {low / 8:.1f} to {high / 8:.1f} s a picture, {low:.1f} to" in shown
+    kept = json.loads((files / "drawing.json").read_text())
+    assert (kept["format"], kept["steps"], kept["drawing"]["pictures"]) == ("diffusionpipe-drawing", 28, 8)
+    assert kept["latency"] == pytest.approx(latency, rel=1e-2)
+    assert kept["band"]["a_picture"] == pytest.approx([low / 8, high / 8], rel=1e-2)
+    write_profile(replace(profile, source="measured"), files / "profile.json")
+    assert plan_of(files, "--draw", 28) == 0
+    assert "band:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--ema", "--fill", ("--compare", "all"), ("--optimizer", "SGD")])
 def test_options_of_training_are_refused_for_drawing(files, capsys, option):
     name, *value = [option] if isinstance(option, str) else option
     assert plan_of(files, "--draw", 28, name, *(files / one if "." in one else one for one in value)) == 2

@@ -67,9 +67,13 @@ class Drawing:
     is_tiled: bool = False
     """Whether pictures are decoded tile by tile, because a whole one does not fit."""
 
+    def latency(self, steps: int) -> Seconds:
+        """Time until the latents of all pictures are there, with this number of steps of denoising."""
+        return self.encoding + steps * self.step
+
     def seconds_a_picture(self, steps: int) -> Seconds:
-        """Time of one picture with this number of steps of denoising."""
-        return (self.encoding + steps * self.step) / self.pictures
+        """The latency divided by the number of pictures."""
+        return self.latency(steps) / self.pictures
 
 
 def drawing_plan(model: ModelGraph, ranks: int, rows: int, size: int) -> Plan:

@@ -86,6 +86,7 @@ def question_of_recipe(
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.trainer.model.workload import samples_drawn_together
     from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.plan_origin import options_made_with
     from diffusionpipe.workflows.recipe_profile import make_profile_of, read_profile_of
     from diffusionpipe.workflows.recipe_setting import check_search, decided_for, may_recompute, setting_of
     from diffusionpipe.workflows.used_devices import used_of
@@ -105,15 +106,79 @@ def question_of_recipe(
         if profile
         else make_profile_of(loaded, whole, uses_cache=uses_cache, tell=tell)
     )
+    used = tuple(sorted(loaded.pipeline.use))
+    origin = cluster or loaded.pipeline.cluster
     return PlanQuestion(
         setting=setting_of(loaded, found, chosen),
-        used=tuple(sorted(loaded.pipeline.use)),
+        used=used,
+        options=options_made_with(profile=profile, recipe=recipe, overrides=overrides, cluster=origin, used=used),
         fill=loaded.pipeline.fill,
         sample_batch=samples_drawn_together(loaded),
         recipe=loaded,
         optimizer=loaded.optimizer.name,
         may_recompute=may_recompute(loaded),
         versions=loaded.pipeline.versions,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedTraining:
+    """A training as options state it, in place of a recipe."""
+
+    batch: int | None
+    """None: one sample for each device."""
+    checkpoint: Sequence[str] | None
+    """Patterns of the layers to recompute; "none" is no pattern. None leaves them to the planner."""
+    has_ema: bool
+    optimizer: str
+    is_drawn: bool = False
+    """Whether drawing is asked about in place of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedPlace:
+    """The devices that options name."""
+
+    cluster: str | None
+    used: tuple[int, ...]
+    """The ranks to use; () for all."""
+    memory: float | None
+    """GiB of each device; None for all that training may use."""
+
+
+def question_of_model(
+    source: StatedModel | Path | None, training: StatedTraining, place: StatedPlace, *, uses_cache: bool, tell: Telling
+) -> PlanQuestion:
+    """The question of a stated model, or of a profile's file, about a cluster.
+
+    Raises:
+        ConfigError: the cluster or the profile is wrong, or the cluster's device is not known.
+        ModelError: there is no such model, or it cannot be cut.
+    """
+    from diffusionpipe.workflows.plan_origin import options_made_with
+    from diffusionpipe.workflows.stated_model import StatedModel
+    from diffusionpipe.workflows.stated_setting import stated_setting
+    from diffusionpipe.workflows.used_devices import allowed_of, used_of
+
+    whole = cluster_of(place.cluster)
+    profile = profile_of(source, whole, uses_cache=uses_cache, may_split=not training.is_drawn, tell=tell)
+    machines = allowed_of(used_of(whole, place.used, source="--use"), place.memory)
+    setting = stated_setting(
+        profile,
+        machines,
+        training.batch or machines.num_ranks,
+        checkpoint=tuple(one for one in training.checkpoint or () if one != "none"),
+        has_ema=training.has_ema,
+        optimizer=training.optimizer,
+    )
+    model, file = (source, None) if isinstance(source, StatedModel) else (None, source)
+    return PlanQuestion(
+        setting=setting,
+        used=place.used,
+        may_recompute=training.checkpoint is None,
+        model=model,
+        optimizer=training.optimizer,
+        options=options_made_with(model=model, profile=file, cluster=place.cluster, used=place.used),
     )
 
 

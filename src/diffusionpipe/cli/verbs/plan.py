@@ -47,7 +47,7 @@ from diffusionpipe.workflows.plan_question import (
     question_of_recipe,
     write_answer,
 )
-from diffusionpipe.workflows.stated_model import named_model, profile_of, rows_a_picture
+from diffusionpipe.workflows.stated_model import named_model, rows_a_picture
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.text.plan_table import Line
@@ -99,43 +99,31 @@ def make(
     from diffusionpipe.cli.text.plan_compare import names_of
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand, batches_named, check_memory, ranks_named
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.plan_origin import options_made_with
-    from diffusionpipe.workflows.stated_setting import stated_setting
+    from diffusionpipe.workflows.plan_question import StatedPlace, StatedTraining, question_of_model
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
     check_outputs(out)
     cluster = cluster_named(cluster, devices, link, other="--cluster")
-    used = ranks_named(use)
+    used, batches = ranks_named(use), batches_named(batch)
     check_memory(memory)
+    of_training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
+    of_adapters = {"--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
     if models is not None:
-        given: dict[str, object] = {
-            "RECIPE": recipe,
-            "--model": model,
-            "--model-class": model_class,
-            "--profile": profile,
-            "--out": out,
-        }
-        given |= {"--draw": draw, "--compare": compare, "--lora-rank": lora_rank, "--resolution": resolution}
-        given |= {"--frozen-dtype": frozen_dtype, "--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
-        if wrong := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(wrong)}: no effect on --models; leave it out, or name one model")
+        of_one = {"RECIPE": recipe, "--model": model, "--model-class": model_class, "--profile": profile, "--out": out}
+        others = {"--draw": draw, "--compare": compare, "--resolution": resolution}
+        _refuse({**of_one, **others, **of_adapters, **of_training}, "--models; leave it out, or name one model")
         machines = allowed_of(used_of(cluster_of(cluster), used, source="--use"), memory)
-        print_models(models, machines, batches_named(batch), uses_cache=cache)
+        print_models(models, machines, batches, uses_cache=cache)
         return
     names = names_of(compare, writes=out is not None) if compare is not None else ()
-    training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
-    stated = {"--model": model, "--model-class": model_class, "--draw": draw, **training}
+    stated = {"--model": model, "--model-class": model_class, "--draw": draw, **of_training}
     _check_options(recipe, stated, {"--profile or --model": profile or model or model_class})
-    batches = batches_named(batch)
     if draw:
-        if len(batches) != 1:
-            raise ConfigError("--draw: give --batch N, the pictures that are drawn together")
-        others = {"--out": out, "--compare": compare, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
-        _check_drawing({**training, **others, "--fill/--no-fill": None if fill is None else True})
-    narrow = "bfloat16" if draw and (model or model_class) else frozen_dtype
+        of_plans = {"--compare": compare, "--fill/--no-fill": fill is not None}
+        _check_drawing(batches, {**of_training, **of_plans, **of_adapters})
+        frozen_dtype = "bfloat16" if model or model_class else None  # as `sample` stores them
     named = named_model(
-        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=narrow
+        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype
     )
     if recipe is not None:
         keys = {
@@ -148,39 +136,43 @@ def make(
             recipe, changes, cluster=cluster, profile=profile, uses_cache=cache, writes=bool(out), tell=TERMINAL
         )
         batches = batches if batch is not None else (asked.setting.workload.batch,)
-        options = options_made_with(
-            profile=profile,
-            recipe=recipe,
-            overrides=changes,
-            cluster=cluster or (asked.recipe.pipeline.cluster if asked.recipe else None),
-            used=asked.used,
-        )
     else:
-        machines = cluster_of(cluster)
-        made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw, tell=TERMINAL)
-        machines = allowed_of(used_of(machines, used, source="--use"), memory)
-        again, kind = tuple(one for one in checkpoint or () if one != "none"), optimizer or "AdamW"
-        first = batches[0] if batches else machines.num_ranks
-        setting = stated_setting(made, machines, first, checkpoint=again, has_ema=ema, optimizer=kind)
-        asked = PlanQuestion(
-            setting=setting, fill=None, used=used, may_recompute=checkpoint is None, model=named, optimizer=kind
+        training = StatedTraining(
+            batch=batches[0] if batches else None,
+            checkpoint=checkpoint,
+            has_ema=ema,
+            optimizer=optimizer or "AdamW",
+            is_drawn=bool(draw),
         )
-        options = options_made_with(model=named, profile=profile, cluster=cluster, used=used)
+        place = StatedPlace(cluster=cluster, used=used, memory=memory)
+        asked = question_of_model(named or profile, training, place, uses_cache=cache, tell=TERMINAL)
     if draw:
-        print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named))
+        print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named), out=out)
         return
     command = PlanCommand(context.obj, asked.used, has_recipe=recipe is not None)
-    fill = fill if fill is not None else asked.fill
-    asked = replace(asked, fill=fill, batches=batches, options=options)
+    asked = replace(asked, fill=fill if fill is not None else asked.fill, batches=batches)
     _answer(asked, command, names=names, out=out, shows_all=shows_all)
 
 
-def _check_drawing(options: Mapping[str, object]) -> None:
-    """Refuse options of training, which have no effect on drawing."""
+def _check_drawing(batches: Sequence[int], options: Mapping[str, object]) -> None:
+    """Refuse options of training, which have no effect on drawing, and a number of pictures that is open."""
+    from diffusionpipe.errors import ConfigError
+
+    if len(batches) != 1:
+        raise ConfigError("--draw: give --batch N, the pictures that are drawn together")
+    _refuse(options, "drawing; leave it out with --draw")
+
+
+def _refuse(options: Mapping[str, object], rest: str) -> None:
+    """Refuse those of these options that are given; `rest`: the end of the sentence.
+
+    Raises:
+        ConfigError: one is given.
+    """
     from diffusionpipe.errors import ConfigError
 
     if wrong := [name for name, value in options.items() if value]:
-        raise ConfigError(f"{', '.join(wrong)}: no effect on drawing; leave it out with --draw")
+        raise ConfigError(f"{', '.join(wrong)}: no effect on {rest}")
 
 
 def _answer(

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+import typer
+
+from diffusionpipe.planner.band import UNCERTAINTY
+
 if TYPE_CHECKING:
     from diffusionpipe.planner.drawing import Drawing, DrawingMemory
+    from diffusionpipe.planner.drawing_forecast import DrawingForecast
     from diffusionpipe.planner.pricing.setting import Setting
+    from diffusionpipe.units import Seconds
 
 GIB = 2**30
 HEADS = ("rank", "encoders", "weights", "tensors", "decoder", "peak", "of")
 _INDENT = "  "
 
 
-def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int) -> None:
-    """Print the time and memory of drawing the batch.
+def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int, out: Path | None = None) -> None:
+    """Print the time and memory of drawing the batch, and write them to the file `out`.
 
     Raises:
         ConfigError: it does not fit, with the figures of the fullest rank and the remedies.
     """
     from rich.console import Console
 
-    from diffusionpipe.planner.drawing import predict_drawing
+    from diffusionpipe.ir.files import write_file
+    from diffusionpipe.planner.drawing_forecast import DRAWING, forecast_drawing
     from diffusionpipe.trainer.inference.ranks_drawing import rows_together
 
     pictures = setting.workload.batch
     rows = pictures * rows_a_picture
-    drawing = predict_drawing(setting, pictures=pictures, rows=rows, size=rows_together(rows))
-    check_room(drawing.memory, [device.memory for device in setting.cluster.devices])
+    forecast = forecast_drawing(setting, steps=steps, pictures=pictures, rows=rows, size=rows_together(rows))
+    check_room(forecast.drawing.memory, [device.memory for device in setting.cluster.devices])
     console = Console(highlight=False)
-    for line in drawing_lines(drawing, setting, steps=steps, width=max(console.width, 72)):
+    for line in drawing_lines(forecast, setting, width=max(console.width, 72)):
         console.print(line, markup=False, soft_wrap=True)
+    if out is not None:
+        write_file(forecast, out, DRAWING)
+        typer.echo(f"wrote {out}", err=True)
 
 
 def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
@@ -61,16 +72,27 @@ def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
     )
 
 
-def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int) -> Iterator[str]:
+def drawing_lines(forecast: DrawingForecast, setting: Setting, *, width: int) -> Iterator[str]:
     """The lines of the screen about drawing pictures over all devices."""
-    ranks = setting.cluster.num_ranks
+    ranks, drawing, steps = setting.cluster.num_ranks, forecast.drawing, forecast.steps
     pictures = "1 picture" if drawing.pictures == 1 else f"{drawing.pictures} pictures at a time"
+    there = "it is" if drawing.pictures == 1 else "all are"
     yield from wrap(
         f"drawing: {pictures} on {setting.cluster.name}, {ranks} devices, as sample --ranks {ranks} does: "
-        f"{drawing.seconds_a_picture(steps):.1f} s a picture",
+        f"{_seconds(forecast.a_picture)} s a picture, {_seconds(forecast.latency)} s until {there} there",
         width,
         break_on_hyphens=False,
     )
+    if forecast.band is not None:
+        a_picture, latency = (
+            " to ".join(map(_seconds, ends)) for ends in (forecast.band.a_picture, forecast.band.latency)
+        )
+        yield from wrap(
+            f"band: with layer times {UNCERTAINTY:.0%} shorter or longer {a_picture} s a picture, {latency} s until "
+            f"{there} there",
+            width,
+            break_on_hyphens=False,
+        )
     guided = " with and without its text (guidance)" if drawing.rows > drawing.pictures else ""
     yield from wrap(
         f"texts {drawing.encoding:.2f} s, then {steps} steps of {drawing.step:.2f} s, each picture{guided} through all "
@@ -91,6 +113,10 @@ def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int)
         width,
         break_on_hyphens=False,
     )
+
+
+def _seconds(time: Seconds) -> str:
+    return f"{time:.1f}" if time >= 10 else f"{time:.3g}"
 
 
 def _decoding(drawing: Drawing) -> str:

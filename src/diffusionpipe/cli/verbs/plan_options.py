@@ -44,7 +44,12 @@ All = Annotated[
     bool,
     typer.Option("--all", help="Show every layout that was looked at, the legend, and all that is worth knowing."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the plan file, which pipeline.plan takes, and its prediction; with --draw: the figures of drawing."
+    ),
+]
 Fill = Annotated[
     bool | None,
     typer.Option(
@@ -127,8 +132,9 @@ Draw = Annotated[
         metavar="STEPS",
         min=1,
         max=1_000_000,
-        help="Predict drawing in place of training: seconds a picture and memory for --batch pictures that are drawn "
-        "together over all devices, as `sample --ranks` does, with this number of denoising steps. Not with a recipe.",
+        help="Predict drawing in place of training: seconds a picture, seconds until all are there, and memory for "
+        "--batch pictures that are drawn together over all devices, as `sample --ranks` does, with this number of "
+        "denoising steps. Not with a recipe.",
         show_default=False,
     ),
 ]
