@@ -83,7 +83,7 @@ def test_the_partition_of_vgg16_is_printed_with_its_formula(plan_of, capsys):
     assert "SOSP 2019" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("name", ["pipedream", "zero3"])
+@pytest.mark.parametrize("name", ["pipedream", "zero3", "bapipe", "megatron"])
 def test_a_rivals_plan_is_written_legal_and_with_its_prediction(name, plan_of, tmp_path):
     path = tmp_path / "rival.json"
     assert plan_of(CHAIN, synthetic.cluster(2), 8, "--compare", name, "--out", path) == 0
@@ -92,6 +92,16 @@ def test_a_rivals_plan_is_written_legal_and_with_its_prediction(name, plan_of, t
     assert plan.prologue is None  # encoders run first
     check(plan.train)
     assert read_timeline(tmp_path / "rival.timeline.json").makespan > 0
+
+
+def test_a_system_that_needs_more_layers_says_so_in_the_table_and_before_a_plan_is_written(plan_of, capsys, tmp_path):
+    short = synthetic.chain([0.02, 0.01], parameters=[10**6] * 2, elements=1000, frozen=0.01)
+    assert plan_of(short, synthetic.cluster(4), 8, "--compare", "bapipe,ddp") == 0
+    assert "BaPipe: there is no layout with a layer for each device" in capsys.readouterr().out
+    path = tmp_path / "rival.json"
+    assert plan_of(short, synthetic.cluster(4), 8, "--compare", "bapipe", "--out", path) == 2
+    assert "none with a layer for each device; use" in " ".join(capsys.readouterr().err.split())
+    assert not path.exists()
 
 
 def test_all_are_all(capsys):
@@ -126,8 +136,9 @@ def test_several_systems_have_no_one_plan_to_write(plan_of, capsys, tmp_path):
         ("pipedream", 80, 16, "the replicas of PipeDream's stages cannot share this batch equally; a batch of 18 can"),
         ("ddp", 6, 16, "DDP's layout needs 6.3 GiB more than the fullest device has"),
         ("zero3", 80, 9, "no layout for this batch"),
+        ("megatron", 1, 16, "Megatron-LM's layout needs"),
     ],
-    ids=["shares", "memory", "batch"],
+    ids=["shares", "memory", "batch", "megatron"],
 )
 def test_a_plan_that_cannot_train_is_not_written_and_says_why(name, memory, batch, words):
     profile = synthetic.chain([0.09, 0.01, 0.01, 0.01], parameters=[100] * 3 + [8 * 10**8], elements=10, frozen=0.01)

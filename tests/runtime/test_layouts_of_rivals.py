@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 
 import pytest
+import torch
 from descriptions import described
 from golden.plans import recorded_profile
-from layouts import assert_same_step, planned_step, reference_step, step_in_threads
+from layouts import assert_same_step, copy_of, planned_step, reference_step, step_in_threads
 from planner import synthetic
 from tiny_models import narrow_stable_diffusion_2, raw_inputs, tiny_dit
 
@@ -14,6 +16,7 @@ from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profi
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
+from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.simulated import simulated
 
@@ -52,6 +55,29 @@ def test_a_rivals_layout_with_unequal_replicas_learns_the_same(name):
     assert rival.candidate.replicas == (2, 1), rival.sizes
     found = step_in_threads(graph, model, rival.candidate.layout(setting), inputs)
     assert_same_step(found, expected)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("bapipe", "2 stages"), ("megatron", "4 stages on 2 ranks")])
+def test_two_steps_of_a_rivals_written_plan_are_those_of_one_process(name, sizes):
+    """A device has room for one of two stages, so Megatron's layout has two chunks of the four equal blocks."""
+    graph = tiny_dit(transformer={"num_layers": 5})  # the first block has the embeddings, which no other one has
+    model, inputs = described(graph), raw_inputs(graph, BATCH)
+    weights = sum(prod(one.shape) for one in model.parameters)
+    cluster = synthetic.cluster(2, memory=16 * weights * 0.8 / 1e9)
+    setting = Setting(profile=profile_of(model), cluster=cluster, workload=synthetic.workload(BATCH))
+    (rival,) = simulated([name], setting)
+    assert rival.sizes.startswith(sizes), (rival.sizes, weights, rival.proposal.overflow)
+    plan = plan_from_text(plan_to_text(rival.plan()), source=name)
+    own, alone = copy_of(graph), copy_of(graph)
+    for _ in range(2):
+        found, expected = planned_step(own, model, plan, inputs), reference_step(alone, inputs)
+        assert_same_step(found, expected)
+        for one, step in ((own, found), (alone, expected)):
+            with torch.no_grad():
+                for parameter, place in canonical_names(one.components).items():
+                    if place in step.gradients:
+                        parameter -= 0.1 * step.gradients[place]
+        own = copy_of(own)  # `planned_step` would use its copies of the same graph again
 
 
 @pytest.mark.slow

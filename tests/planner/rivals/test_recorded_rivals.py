@@ -16,8 +16,10 @@ CASES += [pytest.param(one, tuple(PLANNERS), id=one.name, marks=pytest.mark.slow
 @pytest.mark.parametrize(("question", "names"), CASES)
 def test_no_layout_that_fits_is_faster_than_the_recorded_plan(question, names):
     ours = predicted(question, recorded_plan(question)).step
-    rivals = simulated(names, setting_of(question))
-    assert len(rivals) == len(names)
+    setting = setting_of(question)
+    rivals = simulated(names, setting)
+    few = setting.cluster.num_ranks > len(setting.graph.backbone_layers)  # BaPipe has a stage for each device
+    assert len(rivals) == len(set(names) - ({"bapipe"} if few else set()))
     faster = {one.planner.title: one.step / ours for one in rivals if one.proposal.overflow <= 0 and one.step < ours}
     assert not faster
 

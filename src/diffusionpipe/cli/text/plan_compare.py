@@ -61,16 +61,21 @@ def names_of(text: str, *, writes: bool) -> tuple[str, ...]:
     return names
 
 
-def writable(rivals: Sequence[Rival]) -> Rival:
-    """The one system whose plan is to be written.
+def writable(rivals: Sequence[Rival], names: Sequence[str] = ()) -> Rival:
+    """The one system whose plan is to be written; `names` are those that were asked for.
 
     Raises:
         ConfigError: it has no layout, or one that cannot train.
     """
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.rivals.planners import PLANNERS
 
     if not rivals:
-        raise ConfigError("--out: the system has no layout for this batch; use a multiple of the number of devices")
+        needs = "".join(f", none with {PLANNERS[name].needs}" for name in names)
+        raise ConfigError(
+            f"--out: the system has no layout for this batch{needs}; use a batch that is a multiple of the number of "
+            "devices, or fewer devices"
+        )
     (rival,) = rivals
     title, batch = rival.planner.title, rival.setting.workload.batch
     if rival.scale < 1:
@@ -126,7 +131,11 @@ def rival_lines(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], *
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
     if rivals:
         yield "", ""
-    formulas = [f"{rival.planner.title}: {rival.planner.formula}. {rival.planner.source}." for rival in rivals]
+    formulas = [
+        f"{rival.planner.title}: {rival.planner.formula}. {rival.planner.source}."
+        + f" {rival.remark}." * bool(rival.remark)
+        for rival in rivals
+    ]
     for text in (SYMBOLS, *formulas) if rivals else ():
         yield from ((line, "") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
 
@@ -168,7 +177,9 @@ def _legend(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], layou
     from diffusionpipe.planner.rivals.planners import PLANNERS
 
     titles = {rival.planner.title for rival in rivals}
-    absent = [PLANNERS[name].title for name in names if PLANNERS[name].title not in titles]
+    absent: dict[str, list[str]] = {}
+    for planner in (PLANNERS[name] for name in names if PLANNERS[name].title not in titles):
+        absent.setdefault(planner.needs, []).append(planner.title)
     yield ">: the plan   others: the layout that each system's planner chooses; its encoders run first"
     yield "formula: the iteration without encoders, as the planner's own formula (below) predicts it"
     yield "simulated: the same by our simulator   only encoding: ms in which only the encoders run"
@@ -180,6 +191,5 @@ def _legend(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], layou
         yield "*: its replicas cannot share this batch; simulated with a larger batch, and times scaled to this one"
     if choice.setting.given != NOTHING:
         yield "The recipe gives sizes of the plan; other systems choose theirs freely."
-    if absent:
-        yield f"{', '.join(absent)}: no sizes cut this batch into equal parts"
+    yield from (f"{', '.join(systems)}: there is no layout with {needs}" for needs, systems in absent.items())
     yield from (text for word, text in WORDS if any(word in layout for layout in layouts))

@@ -194,7 +194,7 @@ def _answer(
     if names:
         rivals = print_rivals(names, choice)
         if out:
-            _write(writable(rivals), asked, out)
+            _write(writable(rivals, names), asked, out)
         return
     setting = choice.setting.whole or choice.setting
     if not asked.batches:  # other plans are asked for at the batch of this one

@@ -62,7 +62,7 @@ Compare = Annotated[
     typer.Option(
         metavar="NAMES",
         help="Show the layouts that other systems' planners choose, simulated: all, or some of pipedream, dapple, spp, "
-        "gpipe, ddp, zero3, with commas between. With one name, --out writes that system's plan.",
+        "gpipe, bapipe, megatron, ddp, zero3, with commas between. With one name, --out writes that system's plan.",
     ),
 ]
 Checkpoint = Annotated[

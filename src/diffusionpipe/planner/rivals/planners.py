@@ -4,6 +4,8 @@
     DAPPLE       a latency around a pivot stage, with replicas of stages
     SPP          a bound of the makespan, with replicas of stages
     GPipe        stages of equal time and the clock of a pipeline
+    BaPipe       a stage for each device: balanced by time, then moved for slow links and for memory
+    Megatron-LM  the fewest stages that fit, the most chunks that divide the layers, and a formula for the micro-batch
     DDP, ZeRO-3  no planner: the fewest parts of the batch that fit in memory win, by a sum over layers
 
 No formula counts encoders, so each is about the iteration without them. A planner looks at every size that cuts the
@@ -20,29 +22,21 @@ from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, accumulations, places, zero3_bytes
+from diffusionpipe.planner.rivals.bapipe import bapipe_guesses
+from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, accumulations, places
 from diffusionpipe.planner.rivals.copy_times import DDP_BUCKET, data_parallel_times, zero3_times
+from diffusionpipe.planner.rivals.guesses import PlannerEstimate, overflow_of, times_of
+from diffusionpipe.planner.rivals.megatron import megatron_guesses
 from diffusionpipe.planner.rivals.pipedream import pipedream
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import MAX_UNEQUAL_UNITS
-from diffusionpipe.planner.search.dynamic_program import LinkTime, PartitionObjective, StageTime
+from diffusionpipe.planner.search.dynamic_program import PartitionObjective
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import PivotLatency, PlanningBound
-from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.units import Seconds
 
 NUM_CHOICES = 3
 """Layouts that are simulated where buffers make the first ones too large after all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerEstimate:
-    """A layout and the time that a formula gives it."""
-
-    judge: Judge
-    """The judge of the layout; its batch is larger than the asked one where replicas could not share that."""
-    candidate: Candidate
-    seconds: Seconds
-    """Time of an iteration without encoders and update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +50,8 @@ class Planner:
     """A function that yields every layout that the other system looks at, with its own estimate."""
     schedules: tuple[str, ...] = ()
     """The orders between which its formula does not tell; () where there is one."""
+    needs: str = "sizes that cut this batch into equal parts"
+    """The thing that it looks for in vain where it has no layout."""
 
 
 def choices_of(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
@@ -65,26 +61,17 @@ def choices_of(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
     nothing fits otherwise.
     """
     found = _choices(planner, setting)
-    if is_heavy(setting) and (not found or _overflow(found[0]) > 0):
+    if is_heavy(setting) and (not found or overflow_of(found[0]) > 0):
         other = _choices(planner, offloaded(setting))
-        if other and (not found or _overflow(other[0]) < _overflow(found[0])):
+        if other and (not found or overflow_of(other[0]) < overflow_of(found[0])):
             return other
     return found
 
 
 def _choices(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
     guesses = sorted(planner.guesses(Judge(setting=setting)), key=lambda one: one.seconds)
-    fitting = list(islice((one for one in guesses if _overflow(one) <= 0), NUM_CHOICES))
-    return fitting or sorted(guesses, key=_overflow)[:1]
-
-
-def _overflow(guess: PlannerEstimate) -> Bytes:
-    judge, candidate = guess.judge, guess.candidate
-    if candidate.sharded:
-        samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
-        held = zero3_bytes(judge, samples, candidate.microbatches)
-        return held - min(judge.tables.ground(candidate.arrangement).memories)
-    return judge.footprint.overflow(candidate, judge.footprint.held(candidate))
+    fitting = list(islice((one for one in guesses if overflow_of(one) <= 0), NUM_CHOICES))
+    return fitting or sorted(guesses, key=overflow_of)[:1]
 
 
 def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
@@ -120,7 +107,7 @@ def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
             judge=Judge(setting=whole) if whole != setting else judge, candidate=candidate, seconds=count * seconds
         )
         yield guess
-        if _overflow(guess) <= 0:
+        if overflow_of(guess) <= 0:
             return  # smaller minibatches take longer by the formula
 
 
@@ -161,26 +148,6 @@ def _gpipe(judge: Judge) -> Iterator[PlannerEstimate]:
         stages, _ = times_of(judge, candidate)
         clock = (count + len(starts) - 1) * max(forward + backward for forward, backward, _ in stages)
         yield PlannerEstimate(judge=judge, candidate=candidate, seconds=clock + max(reduce for _, _, reduce in stages))
-
-
-def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
-    """The times of a candidate's stages, and of the links between them, that formulas are about."""
-    counts, starts = candidate.replicas, candidate.starts
-    question = judge.questions.question(
-        candidate.arrangement, candidate.microbatches, replicas=tuple(set(counts)), ignores_memory=True
-    )
-    stages, links, position = list[StageTime](), list[LinkTime](), 0
-    for index, (first, count) in enumerate(zip(starts, counts, strict=True)):
-        stop = (*starts, judge.tables.num_layers)[index + 1]
-        times = question.stage(first, stop, position, count, len(starts) - index)
-        assert times, "nothing is refused without a cap and a memory limit"
-        forward, backward, reduce, *_ = times
-        stages.append((forward, backward, reduce))
-        if index:
-            ahead, back, *_ = question.link(first, position, counts[index - 1], count)
-            links.append((ahead, back))
-        position += count
-    return stages, links
 
 
 def _ddp(judge: Judge) -> Iterator[PlannerEstimate]:
@@ -238,6 +205,21 @@ PLANNERS = {
         formula="(M + S - 1) max(F + B) + the longest gradient sum; stages of equal time",
         source="Huang et al., NeurIPS 2019; torchgpipe's balance",
         guesses=_gpipe,
+    ),
+    "bapipe": Planner(
+        title="BaPipe",
+        formula="(M + S - 1) max(F + B) + (S - 1) times the longest transfer there and back; a stage for each device, "
+        "balanced by time, then with cuts at small tensors where a link is slower than a stage, then by memory",
+        source="Zhao et al., 2020, arXiv 2012.12544, without its division of single layers",
+        guesses=bapipe_guesses,
+        needs="a layer for each device",
+    ),
+    "megatron": Planner(
+        title="Megatron-LM",
+        formula="(M + D - 1) (F + B) of the slowest of a pipeline's D devices; the fewest devices that fit, the most "
+        "chunks that divide the layers, and of all micro-batches the one with the shortest time",
+        source="Narayanan et al., SC 2021, section 3, with tensor size 1",
+        guesses=megatron_guesses,
     ),
     "ddp": Planner(
         title=DDP,

@@ -10,7 +10,8 @@ from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.pricing.collectives import all_gather
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import trained_parameters
-from diffusionpipe.planner.rivals.planners import PLANNERS, Planner, PlannerEstimate, choices_of
+from diffusionpipe.planner.rivals.guesses import PlannerEstimate
+from diffusionpipe.planner.rivals.planners import PLANNERS, Planner, choices_of
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.search.proposal import Proposal, exposed_frozen_time, pricing_of, propose
@@ -31,6 +32,8 @@ class Rival:
     proposal: Proposal
     scale: float
     """Asked samples for each sample of the simulated batch: below 1 where replicas cannot share the asked batch."""
+    remark: str = ""
+    """A sentence on what the other system would do here and DiffusionPipe cannot."""
 
     @property
     def sizes(self) -> str:
@@ -86,6 +89,7 @@ def _simulated(planner: Planner, guess: PlannerEstimate, batch: int) -> Rival:
         formula=guess.seconds,
         proposal=proposal,
         scale=batch / own.workload.batch,
+        remark=guess.remark,
     )
 
 

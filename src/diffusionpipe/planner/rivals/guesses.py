@@ -1,0 +1,52 @@
+"""A layout of another system's planner with its own estimate, and what its formulas are about: stages and links."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.planner.rivals.baselines import zero3_bytes
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerEstimate:
+    """A layout and the time that a formula gives it."""
+
+    judge: Judge
+    """The judge of the layout; its batch is larger than the asked one where replicas could not share that."""
+    candidate: Candidate
+    seconds: Seconds
+    """Time of an iteration without encoders and update."""
+    remark: str = ""
+    """A sentence on what the other system would do here and DiffusionPipe cannot."""
+
+
+def overflow_of(guess: PlannerEstimate) -> Bytes:
+    """Bytes that the fullest device lacks for a layout; negative: bytes that are left."""
+    judge, candidate = guess.judge, guess.candidate
+    if candidate.sharded:
+        samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
+        held = zero3_bytes(judge, samples, candidate.microbatches)
+        return held - min(judge.tables.ground(candidate.arrangement).memories)
+    return judge.footprint.overflow(candidate, judge.footprint.held(candidate))
+
+
+def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
+    """The times of a candidate's stages, and of the links between them, that formulas are about."""
+    counts, starts = candidate.replicas, candidate.starts
+    question = judge.questions.question(
+        candidate.arrangement, candidate.microbatches, replicas=tuple(set(counts)), ignores_memory=True
+    )
+    stages, links, position = list[StageTime](), list[LinkTime](), 0
+    for index, (first, count) in enumerate(zip(starts, counts, strict=True)):
+        stop = (*starts, judge.tables.num_layers)[index + 1]
+        times = question.stage(first, stop, position, count, len(starts) - index)
+        assert times, "nothing is refused without a cap and a memory limit"
+        forward, backward, reduce, *_ = times
+        stages.append((forward, backward, reduce))
+        if index:
+            ahead, back, *_ = question.link(first, position, counts[index - 1], count)
+            links.append((ahead, back))
+        position += count
+    return stages, links
