@@ -27,8 +27,8 @@ def bapipe(
     """The first layer of each stage, one stage for each speed.
 
     1. Cuts are placed so that the longest stage is as short as possible.
-    2. If a cut takes longer to cross than that stage takes, layers on both sides of every such cut stay together, and
-       the stages are balanced anew. Where fewer than S - 1 cuts are left, the S - 1 that take least are.
+    2. If a cut takes longer to cross than that stage takes, layers on both sides of every such cut stay together and
+       the stages are balanced a second time. If fewer than S - 1 cuts are left, the S - 1 that take least are used.
     3. While a stage lacks memory, the one that lacks most gives its outermost layers, or those that stay together, to
        the neighbour with more room.
 

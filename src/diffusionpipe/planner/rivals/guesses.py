@@ -1,4 +1,4 @@
-"""A layout of another system's planner with its own estimate, and what its formulas are about: stages and links."""
+"""Layouts of other systems' planners with their own estimates, and the times of stages and links in their formulas."""
 
 from dataclasses import dataclass
 
