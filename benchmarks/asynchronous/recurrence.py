@@ -8,6 +8,7 @@ A pipeline does the same (`tests/benchmarks/test_asynchronous.py`), but needs a 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ from diffusionpipe.ir.versions import staleness_of
 
 Row = tuple[int, ...]
 """The age of the weights of each stage, in steps."""
+
+
+class Steps(Protocol):
+    """An optimizer, or several in one."""
+
+    def step(self) -> object:
+        """Change the parameters by their gradients."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,7 @@ class Recurrence:
         self,
         stages: Sequence[Sequence[nn.Parameter]],
         parts: Sequence[Part],
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[Steps],
         *,
         is_predicted: bool = False,
     ) -> None:

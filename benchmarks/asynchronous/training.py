@@ -1,11 +1,9 @@
 """One run: a setting and a seed, trained by the recurrence and judged."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 
-import torch
 from torch import Tensor, nn
 
 from benchmarks.asynchronous.digits import BATCH, Digits, loss_layers, recognised, validation_loss, write_model
@@ -19,7 +17,7 @@ from diffusionpipe.trainer.model.parameter_groups import learning_rates
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.optim.learning_rate import learning_rate_at
-from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.trainer.optim.optimizer import Group, RankOptimizer, build_optimizer
 from diffusionpipe.trainer.optim.staleness_rates import factor_at
 
 CURVE_FROM, CURVE_EVERY = 0.5, 20
@@ -68,19 +66,18 @@ class Stages:
             is_predicted=setting.is_predicted,
         )
 
-    def _optimizer(self, named: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+    def _optimizer(self, named: dict[str, nn.Parameter]) -> RankOptimizer:
         setting = self.setting
         arguments = {**self.recipe.optimizer.arguments, **setting.arguments}
-        matrices = {name: p for name, p in named.items() if setting.optimizer == "Muon" and p.ndim == 2}
-        others = {name: p for name, p in named.items() if name not in matrices}
-        adamw = build_optimizer("AdamW", others, setting.learning_rate, arguments)
-        assert adamw is not None, "each stage has biases"
-        if not matrices:
-            return adamw
-        muon = torch.optim.Muon(
-            matrices.values(), lr=setting.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        )
-        return _Both(adamw, muon)
+        muon = Group("matrices", {"weight_decay": 0.01, "adjust_lr_fn": "match_rms_adamw"}, optimizer="Muon")
+
+        def group_of(name: str) -> Group:
+            is_matrix = setting.optimizer == "Muon" and named[name].ndim == 2
+            return muon if is_matrix else Group(arguments=arguments)
+
+        optimizer = build_optimizer("AdamW", named, setting.learning_rate, arguments, group_of)
+        assert optimizer is not None, "each stage has biases"
+        return optimizer
 
     def clip(self) -> None:
         """The gradients, by the norm of all or each stage's by its own."""
@@ -97,19 +94,6 @@ class Stages:
             factor = factor_at(step, age, self.setting.fading) if self.setting.fading else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate_at(step, schedule) * factor
-
-
-class _Both(torch.optim.Optimizer):
-    """Two optimizers that step together."""
-
-    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
-        self._both = (first, second)
-        super().__init__([*first.param_groups, *second.param_groups], {})
-        self.param_groups = [*first.param_groups, *second.param_groups]
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for one in self._both:
-            one.step()
 
 
 def train(digits: Digits, setting: Setting, steps: int, *, keep: Path | None = None) -> Outcome:

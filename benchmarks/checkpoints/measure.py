@@ -14,6 +14,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.units import Bytes, Seconds
 
@@ -43,7 +44,8 @@ def state_of(rank: int, size: Bytes) -> TrainingState:
         f"unet.{rank}.{number}.weight": nn.Parameter(torch.randn(_TENSOR, generator=generator))
         for number in range(count)
     }
-    optimizer = torch.optim.AdamW(parameters.values(), fused=True)
+    optimizer = build_optimizer("AdamW", parameters, 1e-3, {"fused": True})
+    assert optimizer is not None, "it has parameters"
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()

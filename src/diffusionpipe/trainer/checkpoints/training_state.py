@@ -1,4 +1,7 @@
-"""The state for resuming a training, as tensors named "model.", "optimizer." or "ema." and the parameter's name."""
+"""The state for resuming a training, as tensors.
+
+They are named "model.", "optimizer." or "ema." and the parameter's name, or "optimizer_group." and the group's.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +17,17 @@ from diffusionpipe.runtime.job.agreement import agree, together
 from diffusionpipe.trainer.checkpoints.checkpoint import State, read, verify_together
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.optim.ema import Ema
-from diffusionpipe.trainer.optim.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
+from diffusionpipe.trainer.optim.optimizer import (
+    RankOptimizer,
+    empty_group_tensors,
+    empty_optimizer_tensors,
+    group_tensors,
+    optimizer_tensors,
+    restore_groups,
+    restore_optimizer,
+)
 
-MODEL, OPTIMIZER, EMA = "model.", "optimizer.", "ema."
+MODEL, OPTIMIZER, EMA, GROUP = "model.", "optimizer.", "ema.", "optimizer_group."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +38,7 @@ class TrainingState:
     """Parameters and buffers of the trained components."""
     trainable: Mapping[str, nn.Parameter]
     """The parameters that the optimizer changes."""
-    optimizer: torch.optim.Optimizer | None
+    optimizer: RankOptimizer | None
     """None on a rank without trainable parameters."""
     ema: Ema | None
     """None if the recipe wants no average."""
@@ -35,7 +46,11 @@ class TrainingState:
 
 def training_tensors(state: TrainingState) -> dict[str, Tensor]:
     """The tensors to be saved."""
-    return {**_weights(state), **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable))}
+    return {
+        **_weights(state),
+        **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable)),
+        **_prefixed(GROUP, group_tensors(state.optimizer)),
+    }
 
 
 def check_finite(tensors: Mapping[str, Tensor], step: int, *, group: dist.ProcessGroup | None = None) -> None:
@@ -63,7 +78,9 @@ def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
 
 def first_weight_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first weight or average among the tensors with a NaN or an infinity."""
-    return first_not_finite({name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)})
+    return first_not_finite(
+        {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER, GROUP))}
+    )
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -104,8 +121,11 @@ def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
         found = stored_tensors(path)
         stored = _without(OPTIMIZER, found)
         optimizer = empty_optimizer_tensors(state.optimizer, state.trainable, stored)
-        saved = read(path, {**_weights(state), **_prefixed(OPTIMIZER, optimizer)})
+        groups = empty_group_tensors(state.optimizer, _without(GROUP, found), is_new=not stored)
+        wanted = {**_prefixed(OPTIMIZER, optimizer), **_prefixed(GROUP, groups)}
+        saved = read(path, {**_weights(state), **wanted})
         restore_optimizer(state.optimizer, state.trainable, optimizer)
+        restore_groups(state.optimizer, groups)
         return saved
 
     return load_own

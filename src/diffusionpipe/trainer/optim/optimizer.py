@@ -1,23 +1,37 @@
-"""Optimizers of torch by name, and their state under the names of the parameters."""
+"""The optimizer of a rank's parameters, and its state under the names of the parameters and of their groups."""
 
-import difflib
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, RecipeError
+from diffusionpipe.trainer.optim.classes import (
+    OptimizerClass,
+    check_arguments,
+    keys_in_groups,
+    optimizer_class,
+    quiet,
+    set_mode,
+    stand_in_of,
+    warned_once,
+    with_tuples,
+)
+from diffusionpipe.trainer.optim.entries import entries_of, roots_of, state_of
 
 logger = logging.getLogger(__name__)
 
-_NEEDS_MORE_THAN_A_GRADIENT = {
-    "LBFGS": "evaluates the loss several times in a step, which a pipeline cannot repeat",
-    "SparseAdam": "needs sparse gradients, but no model has them",
-}
 _FUSED_BY_DEFAULT = ("Adam", "AdamW")
+_FAILURES = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""The errors with which constructors refuse arguments or parameters."""
+
+EXAMPLE_NUMBERS = 2**14
+"""Most numbers of a parameter that is tried in place of a larger one; more than the 4,096 below which 8-bit optimizers
+keep wider numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,124 @@ class Group:
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the optimizer's class for this group that differ from the optimizer's own, and others."""
+    optimizer: str = ""
+    """Name of its own class; "": the optimizer's."""
+    is_flat: bool = False
+    """Whether its parameters of more than two dimensions are stepped as matrices (first, all others)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The parameters of one class."""
+
+    optimizer: torch.optim.Optimizer
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    """Another one of the same class and arguments, from groups of parameters."""
+    given: Mapping[str, Mapping[str, Any]]
+    """Name of a group -> what it was made with, without its parameters."""
+
+
+class RankOptimizer:
+    """One or more optimizer classes that step a rank's parameters together; used in place of one of torch."""
+
+    def __init__(self, parts: Sequence[_Part], flat: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """`flat`: parameter -> the matrix of the same memory that is stepped in its place."""
+        self._parts, self._flat = tuple(parts), dict(flat)
+        self._is_new = True
+        for part in self._parts:
+            set_mode(part.optimizer, is_training=True)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all classes."""
+        return [group for part in self._parts for group in part.optimizer.param_groups]
+
+    @property
+    def parts(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers of the library, one for each class."""
+        return tuple(part.optimizer for part in self._parts)
+
+    @property
+    def defaults(self) -> dict[str, object]:
+        """The arguments of the first class."""
+        return self._parts[0].optimizer.defaults
+
+    @property
+    def name(self) -> str:
+        """The names of its classes."""
+        return " and ".join(type(one).__name__ for one in self.parts)
+
+    def step(self) -> None:
+        """Change the parameters that have gradients; a library's warnings are shown once, with the first step."""
+        for parameter, matrix in self._flat.items():
+            matrix.data = parameter.detach().view(matrix.shape)  # whose memory may have been replaced
+            matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+        with warned_once(logger.warning) if self._is_new else nullcontext():
+            for optimizer in self.parts:
+                optimizer.step()
+        self._is_new = False
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for part in self._parts:
+            part.optimizer.zero_grad()
+        for parameter in self._flat:
+            parameter.grad = None
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """The state of a parameter; an empty one before its first step, which is not kept."""
+        stepped, part = self._place(parameter)
+        state: dict[str, Any] = part.optimizer.state.get(stepped, {})
+        return state
+
+    def set_state(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
+        """Replace the state of a parameter."""
+        stepped, part = self._place(parameter)
+        part.optimizer.state[stepped] = state
+
+    def forget(self) -> None:
+        """Forget the states of all parameters."""
+        for part in self._parts:
+            part.optimizer.state.clear()
+
+    def example(self, parameter: nn.Parameter) -> "Example":
+        """What the class keeps of a smaller parameter of the same group, kind and device after some steps."""
+        stepped, part = self._place(parameter)
+        group = _group_of(part, stepped)
+        return _example(part, str(group["group"]), stepped)
+
+    def kind_of(self, parameter: nn.Parameter) -> object:
+        """Parameters of the same kind have the same example."""
+        stepped, part = self._place(parameter)
+        return _small(stepped.shape), stepped.dtype, stepped.device, _group_of(part, stepped)["group"]
+
+    def shared_keys(self) -> frozenset[str]:
+        """Entries whose memory all parameters share, such as the code tables of 8-bit optimizers."""
+        return frozenset(key for part in self._parts for key in _shared(part))
+
+    def _place(self, parameter: nn.Parameter) -> tuple[nn.Parameter, _Part]:
+        stepped = self._flat.get(parameter, parameter)
+        if len(self._parts) == 1:
+            return stepped, self._parts[0]
+        for part in self._parts:
+            if any(stepped is one for group in part.optimizer.param_groups for one in group["params"]):
+                return stepped, part
+        raise KeyError(parameter)
+
+
+def _group_of(part: _Part, parameter: nn.Parameter) -> dict[str, Any]:
+    return next(group for group in part.optimizer.param_groups if any(parameter is one for one in group["params"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The entries that a class keeps of a small parameter, and of its group."""
+
+    at_once: Mapping[str, Tensor]
+    """After one step."""
+    later: Mapping[str, Tensor]
+    """After three steps."""
+    group: Mapping[str, Tensor]
 
 
 def build_optimizer(
@@ -35,8 +167,8 @@ def build_optimizer(
     learning_rate: float,
     arguments: Mapping[str, object],
     group_of: Callable[[str], Group] = lambda _: Group(),
-) -> torch.optim.Optimizer | None:
-    """The optimizer `torch.optim.<name>` of this rank's trainable parameters, or None where it owns none.
+) -> RankOptimizer | None:
+    """The optimizer of this name for this rank's trainable parameters, or None where it owns none.
 
     Each of its parameter groups holds the parameters of a group, by whose name it is called in "group".
 
@@ -48,35 +180,53 @@ def build_optimizer(
     Raises:
         RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
     """
-    optimizer_class = _optimizer_class(name)
-    chosen = _with_tuples(arguments)
-    _check_arguments(name, optimizer_class, chosen)
+    members: dict[str, dict[str, nn.Parameter]] = {}
+    groups: dict[str, Group] = {}
+    flat: dict[nn.Parameter, nn.Parameter] = {}
+    for key, parameter in named_parameters.items():
+        group = group_of(key)
+        groups[group.name] = group
+        members.setdefault(group.name, {})[key] = parameter
+        if group.is_flat and parameter.ndim > 2:
+            flat[parameter] = nn.Parameter(parameter.detach().view(parameter.shape[0], -1))
+    parts = []
+    for of in dict.fromkeys(group.optimizer or name for group in groups.values()) or [name]:
+        own = {key: group for key, group in groups.items() if (group.optimizer or name) == of}
+        own_arguments = arguments if of == name else next(iter(own.values())).arguments
+        listed = [
+            {"params": [flat.get(p, p) for p in members[key].values()], "group": key, **with_tuples(group.arguments)}
+            for key, group in own.items()
+        ]
+        parts.append(_part(of, listed, learning_rate, own_arguments))
+    return RankOptimizer(parts, flat) if named_parameters else None
+
+
+def _part(name: str, groups: list[dict[str, Any]], learning_rate: float, arguments: Mapping[str, object]) -> _Part:
+    of = optimizer_class(name)
+    chosen = with_tuples(arguments)
+    check_arguments(name, of, chosen)
     chosen["lr"] = learning_rate
-    parameters = list(named_parameters.values())
+    parameters = [parameter for group in groups for parameter in _parameters(group)]
     stand_in = nn.Parameter(torch.zeros(2, 2))
     decided = {"fused", "foreach", "capturable", "differentiable"} & chosen.keys()
-    if name in _FUSED_BY_DEFAULT and not decided and _runs_fused(optimizer_class, parameters or [stand_in]):
+    if name in _FUSED_BY_DEFAULT and not decided and _runs_fused(of, parameters or [stand_in]):
         chosen["fused"] = True
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return of(groups, **chosen)
+
+    used = groups or [{"params": [stand_in], "group": ""}]
+    given = {str(group["group"]): {key: value for key, value in group.items() if key != "params"} for group in used}
     try:
-        optimizer = optimizer_class(_groups(named_parameters, group_of) or [stand_in], **chosen)
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in chosen.items())
-        raise RecipeError(f"optimizer {name} refuses its arguments ({given}): {error}") from error
-    return optimizer if parameters else None
+        return _Part(make(used), make, given)
+    except _FAILURES as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in chosen.items())
+        raise RecipeError(f"optimizer {name} refuses its arguments ({shown}): {error}") from error
 
 
-def _groups(named_parameters: Mapping[str, nn.Parameter], group_of: Callable[[str], Group]) -> list[dict[str, object]]:
-    groups: dict[str, dict[str, object]] = {}
-    members: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in named_parameters.items():
-        group = group_of(name)
-        members.setdefault(group.name, []).append(parameter)
-        groups[group.name] = {"params": members[group.name], "group": group.name, **_with_tuples(group.arguments)}
-    return list(groups.values())
-
-
-def _with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+def _parameters(group: Mapping[str, Any]) -> list[nn.Parameter]:
+    found: list[nn.Parameter] = group["params"]
+    return found
 
 
 def problem_of_shapes(
@@ -87,14 +237,15 @@ def problem_of_shapes(
     Raises:
         RecipeError: no such optimizer, or one that a pipeline cannot run.
     """
-    optimizer_class = _optimizer_class(name)
-    chosen = _with_tuples(arguments)
+    of = optimizer_class(name)
+    chosen = with_tuples(arguments)
     whys: dict[tuple[int, ...], str | None] = {}
     for shape in {tuple(shape) for shape in shapes.values()}:
         try:
-            optimizer_class([nn.Parameter(torch.empty(shape, device="meta"))], lr=learning_rate, **chosen)
+            with quiet():
+                of([nn.Parameter(torch.empty(shape, device="meta"))], lr=learning_rate, **chosen)
             whys[shape] = None
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        except _FAILURES as error:
             whys[shape] = str(error)
     refused = [parameter for parameter, shape in shapes.items() if whys[tuple(shape)] is not None]
     if not refused:
@@ -112,20 +263,24 @@ def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object],
     A parameter of `dimensions` dimensions is tried; the constructor must take the arguments.
     """
     parameter = nn.Parameter(torch.zeros((2,) * dimensions, device=device))
-    optimizer = build_optimizer(name, {"parameter": parameter}, 1e-3, arguments)
-    assert optimizer is not None, "it has a parameter"
-    try:
-        _example_state(optimizer, parameter)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "none"
-        return f"{name} cannot step on {device} with these ({given}), so change them: {error}"
+    with quiet():
+        optimizer = build_optimizer(name, {"parameter": parameter}, 1e-3, arguments)
+        assert optimizer is not None, "it has a parameter"
+        try:
+            optimizer.example(parameter)
+        except RecipeError as error:
+            return f"{name}: {error}"
+        except Exception as error:  # libraries raise what they like
+            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "none"
+            why = "it wants a closure" if "closure" in str(error).lower() else str(error)
+            return f"{name} cannot step on {device} with these ({given}), so change them: {why}"
     return None
 
 
-def set_learning_rates(optimizer: torch.optim.Optimizer | None, rates: Mapping[str, float]) -> None:
+def set_learning_rates(optimizer: RankOptimizer | torch.optim.Optimizer | None, rates: Mapping[str, float]) -> None:
     """Sets the learning rate of the next update of each group."""
     for group in optimizer.param_groups if optimizer is not None else ():
-        group["lr"] = rates[group["group"]]
+        group["lr"] = rates[str(group["group"])]
 
 
 def state_per_parameter(name: str, arguments: Mapping[str, object]) -> int:
@@ -147,19 +302,20 @@ def kept_state(name: str, arguments: Mapping[str, object]) -> frozenset[str]:
     return frozenset(_state_of_one(name, arguments)[0])
 
 
-def _state_of_one(name: str, arguments: Mapping[str, object]) -> tuple[dict[str, Tensor], torch.Size]:
+def _state_of_one(name: str, arguments: Mapping[str, object]) -> tuple[Mapping[str, Tensor], torch.Size]:
     """The state of a tiny parameter after a step, and the parameter's shape."""
     stand_in = nn.Parameter(torch.zeros(2, 2))
     usable = {key: value for key, value in arguments.items() if key != "capturable"}  # which a CPU cannot have
-    optimizer = build_optimizer(name, {"stand_in": stand_in}, 1e-3, usable)
-    assert optimizer is not None, "it has a parameter"
-    return _example_state(optimizer, stand_in), stand_in.shape
+    with quiet():
+        optimizer = build_optimizer(name, {"stand_in": stand_in}, 1e-3, usable)
+        assert optimizer is not None, "it has a parameter"
+        return optimizer.example(stand_in).at_once, stand_in.shape
 
 
 def optimizer_tensors(
-    optimizer: torch.optim.Optimizer | None, named_parameters: Mapping[str, nn.Parameter]
+    optimizer: RankOptimizer | None, named_parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """The optimizer's state by "parameter.key" ("unet.conv_in.weight.exp_avg"), step counters included.
+    """The optimizer's state by "parameter.entry" ("unet.conv_in.weight.exp_avg"), step counters included.
 
     State that the optimizer has not created yet is not there: torch creates the state of a parameter in its first step.
     """
@@ -168,22 +324,33 @@ def optimizer_tensors(
     return {
         f"{name}.{key}": value
         for name, parameter in named_parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
+        for key, value in entries_of(optimizer.state_of(parameter)).items()
+    }
+
+
+def group_tensors(optimizer: RankOptimizer | None) -> dict[str, Tensor]:
+    """The values that steps change in the optimizer's groups, by "group.entry": counters, Prodigy's d."""
+    if optimizer is None or all(not optimizer.state_of(p) for g in optimizer.param_groups for p in _parameters(g)):
+        return {}
+    return {
+        f"{group['group']}.{key}": value
+        for part in optimizer.parts
+        for group in part.param_groups
+        for key, value in _group_entries(type(part), group).items()
     }
 
 
 def empty_optimizer_tensors(
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: RankOptimizer | None,
     named_parameters: Mapping[str, nn.Parameter],
     stored: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """New tensors to load the state that a checkpoint has of these parameters into, for `restore_optimizer`.
 
     `stored` describes the checkpoint's optimizer tensors (shape and type count). Neither parameters nor optimizer are
-    touched: which keys the state has, and on which device, is seen from the step of a small copy with two elements per
-    dimension. Creating the state by a step with zero gradients instead would not be the same for SGD with dampening or
-    Rprop, whose first step differs from the later ones.
+    touched: which keys the state has, and on which device, is seen from the steps of a smaller copy. Creating the state
+    by a step with zero gradients instead would not be the same for SGD with dampening or Rprop, whose first step
+    differs from the later ones.
 
     Raises:
         CheckpointError: the checkpoint holds the state of another optimizer.
@@ -192,90 +359,128 @@ def empty_optimizer_tensors(
         return {}
     empty: dict[str, Tensor] = {}
     problems: list[str] = []
-    example_of_kind: dict[tuple[int, torch.dtype, torch.device, str], dict[str, Tensor]] = {}
-    name_of_group = {parameter: group["group"] for group in optimizer.param_groups for parameter in group["params"]}
-    keys_of_parameter: dict[str, list[str]] = {}
-    for full_name in stored:
-        parameter_name, _, key = full_name.rpartition(".")
-        keys_of_parameter.setdefault(parameter_name, []).append(key)
+    examples: dict[object, Example] = {}
+    entries_by_parameter = _by_owner(stored)
     for name, parameter in named_parameters.items():
-        kind = (parameter.ndim, parameter.dtype, parameter.device, name_of_group[parameter])
-        if kind not in example_of_kind:
-            example_of_kind[kind] = _example_state(optimizer, parameter)
-        example = example_of_kind[kind]
-        found = keys_of_parameter.get(name, [])
-        if found and set(found) != set(example):
-            problems.append(f"{name}: found {sorted(found)}, expected {sorted(example)}")
+        found = entries_by_parameter.get(name)
+        if not found:
             continue
-        for key in found:
-            description = stored[f"{name}.{key}"]
-            empty[f"{name}.{key}"] = torch.empty(description.shape, dtype=description.dtype, device=example[key].device)
+        kind = optimizer.kind_of(parameter)
+        if kind not in examples:
+            with quiet():
+                examples[kind] = optimizer.example(parameter)
+        example, roots = examples[kind], set(roots_of(found))
+        expected = roots_of(example.at_once)
+        if not set(expected) <= roots <= set(roots_of(example.later)):
+            problems.append(f"{name}: found {sorted(roots)}, expected {sorted(expected)}")
+            continue
+        for key, description in found.items():
+            alike = example.later.get(key)
+            device = parameter.device if alike is None else alike.device
+            empty[f"{name}.{key}"] = torch.empty(
+                description.shape, dtype=description.dtype, device=torch.device("cpu") if ":" in key else device
+            )
     if problems:
-        raise CheckpointError(
-            f"the checkpoint does not hold the state of {type(optimizer).__name__} for {len(problems)} parameters "
-            f"({'; '.join(problems[:3])}{'; ...' if len(problems) > 3 else ''}); "
-            "resume with the optimizer and the options that wrote it"
-        )
+        raise _other_state(optimizer, f"{len(problems)} parameters", problems)
+    return empty
+
+
+def empty_group_tensors(
+    optimizer: RankOptimizer | None, stored: Mapping[str, Tensor], *, is_new: bool
+) -> dict[str, Tensor]:
+    """New tensors to load what a checkpoint has of this rank's groups into, for `restore_groups`.
+
+    `is_new`: the checkpoint is from before the first step, when groups hold nothing yet.
+
+    Raises:
+        CheckpointError: the checkpoint holds the values of another optimizer, or of other groups.
+    """
+    empty: dict[str, Tensor] = {}
+    problems: list[str] = []
+    entries_by_group = _by_owner(stored)
+    for group in optimizer.param_groups if optimizer is not None and not is_new else ():
+        assert optimizer is not None
+        name, parameter = str(group["group"]), _parameters(group)[0]
+        with quiet():
+            expected = optimizer.example(parameter).group
+        found = entries_by_group.get(name, {})
+        if set(roots_of(found)) != set(roots_of(expected)):
+            problems.append(f"group {name!r}: found {roots_of(found)}, expected {roots_of(expected)}")
+        for key, description in found.items():
+            device = parameter.device if ":" not in key else torch.device("cpu")
+            empty[f"{name}.{key}"] = torch.empty(description.shape, dtype=description.dtype, device=device)
+    if problems:
+        assert optimizer is not None
+        raise _other_state(optimizer, f"{len(problems)} groups", problems)
     return empty
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: RankOptimizer | None,
     named_parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Replaces the optimizer's state by `tensors` ("parameter.key"); parameters without any start from nothing."""
+    """Replaces the optimizer's state by `tensors` ("parameter.entry"); parameters without any start from nothing.
+
+    Raises:
+        CheckpointError: an entry of a list is missing.
+    """
     if optimizer is None:
         return
-    optimizer.state.clear()
-    keys_of_parameter: dict[str, dict[str, Tensor]] = {}
-    for full_name, value in tensors.items():
-        parameter_name, _, key = full_name.rpartition(".")
-        keys_of_parameter.setdefault(parameter_name, {})[key] = value
+    optimizer.forget()
+    entries_by_parameter = _by_owner(tensors)
+    shared, pool = optimizer.shared_keys() if entries_by_parameter else frozenset(), dict[str, Tensor]()
     for name, parameter in named_parameters.items():
-        if name in keys_of_parameter:
-            optimizer.state[parameter] = keys_of_parameter[name]
+        entries = dict(entries_by_parameter.get(name, {}))
+        for key in shared & entries.keys():
+            first = pool.setdefault(key, entries[key])
+            if first.shape == entries[key].shape and torch.equal(first, entries[key]):
+                entries[key] = first
+        if entries:
+            optimizer.set_state(parameter, _restored(name, entries))
 
 
-def _optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """The class of torch.optim with this name."""
-    known = {
-        key: value
-        for key, value in vars(torch.optim).items()
-        if isinstance(value, type)
-        and issubclass(value, torch.optim.Optimizer)
-        and value is not torch.optim.Optimizer
-        and key not in _NEEDS_MORE_THAN_A_GRADIENT
-    }
-    if name in known:
-        return known[name]
-    if name in _NEEDS_MORE_THAN_A_GRADIENT:
-        raise RecipeError(
-            f"optimizer {name} {_NEEDS_MORE_THAN_A_GRADIENT[name]}; use one of {', '.join(sorted(known))}"
-        )
-    of_lower = {key.lower(): key for key in known}
-    close = difflib.get_close_matches(name.lower(), of_lower, n=1)
-    hint = f"did you mean {of_lower[close[0]]}? " if close else ""
-    raise RecipeError(f"torch.optim has no optimizer {name!r}; {hint}There are {', '.join(sorted(known))}")
+def restore_groups(optimizer: RankOptimizer | None, tensors: Mapping[str, Tensor]) -> None:
+    """Puts `tensors` ("group.entry") into the groups of the optimizer.
+
+    Raises:
+        CheckpointError: an entry of a list is missing.
+    """
+    entries_by_group = _by_owner(tensors)
+    for group in optimizer.param_groups if optimizer is not None else ():
+        name = str(group["group"])
+        group.update(_restored(f"group {name!r}", entries_by_group.get(name, {})))
 
 
-def _check_arguments(
-    name: str, optimizer_class: Callable[..., torch.optim.Optimizer], arguments: Mapping[str, object]
-) -> None:
-    """Refuses arguments that the constructor does not have."""
-    options = [key for key in inspect.signature(optimizer_class).parameters if key not in ("params", "lr")]
-    problems = []
-    for key in arguments:
-        if key == "lr":
-            problems.append("lr is the recipe's learning rate; set it there")
-        elif key not in options:
-            close = difflib.get_close_matches(key, options, n=1)
-            problems.append(f"{key} is unknown" + (f"; did you mean {close[0]}?" if close else ""))
-    if problems:
-        raise RecipeError(f"optimizer {name}: {'; '.join(problems)} (options: {', '.join(options)})")
+def _restored(owner: str, entries: Mapping[str, Tensor]) -> dict[str, object]:
+    try:
+        return state_of(entries)
+    except KeyError as error:
+        raise CheckpointError(f"the checkpoint lacks {error.args[0]!r} of {owner}; resume from another one") from error
 
 
-def _runs_fused(optimizer_class: Callable[..., torch.optim.Optimizer], parameters: list[nn.Parameter]) -> bool:
+def _by_owner(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors named "owner.entry" by owner, and by entry; entries hold no dot."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        owner, _, key = full_name.rpartition(".")
+        found.setdefault(owner, {})[key] = tensor
+    return found
+
+
+def _other_state(optimizer: RankOptimizer, count: str, problems: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint does not hold the state of {optimizer.name} for {count} "
+        f"({'; '.join(problems[:3])}{'; ...' if len(problems) > 3 else ''}); "
+        "resume with the optimizer and the options that wrote it"
+    )
+
+
+def _group_entries(of: OptimizerClass, group: Mapping[str, object]) -> dict[str, Tensor]:
+    return entries_of({key: group[key] for key in keys_in_groups(of, group)})
+
+
+def _runs_fused(of: OptimizerClass, parameters: list[nn.Parameter]) -> bool:
     """Whether the fused kernel takes these parameters, found by stepping small tensors of their types and devices."""
     stand_ins = [
         nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
@@ -284,21 +489,43 @@ def _runs_fused(optimizer_class: Callable[..., torch.optim.Optimizer], parameter
     for stand_in in stand_ins:
         stand_in.grad = torch.zeros_like(stand_in)
     try:
-        optimizer_class(stand_ins, fused=True).step()
+        of(stand_ins, fused=True).step()
     except RuntimeError as error:
         logger.info("fused=False reason=%s", str(error).splitlines()[0])
         return False
     return True
 
 
-def _example_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The state that one step gives to a tiny parameter of the same group, rank, type and device."""
-    stand_in = nn.Parameter(torch.zeros((2,) * parameter.ndim, dtype=parameter.dtype, device=parameter.device))
-    stand_in.grad = torch.ones_like(stand_in)
-    options = inspect.signature(type(optimizer)).parameters
-    group = next(group for group in optimizer.param_groups if any(parameter is one for one in group["params"]))
-    chosen = {key: value for key, value in group.items() if key in options and key != "params"}
-    constructor: Callable[..., torch.optim.Optimizer] = type(optimizer)
-    example = constructor([stand_in], **chosen)
-    example.step()
-    return {key: value for key, value in example.state[stand_in].items() if isinstance(value, Tensor)}
+def _example(part: _Part, group: str, like: nn.Parameter) -> Example:
+    """The entries of a small parameter of the group after one step and after three."""
+    stand_in = stand_in_of(like, _small(like.shape))
+    example = part.make([{**part.given[group], "params": [stand_in]}])
+    set_mode(example, is_training=True)
+    found: list[dict[str, Tensor]] = []
+    for _ in range(3):
+        example.step()
+        found.append({key: value.clone() for key, value in entries_of(example.state.get(stand_in, {})).items()})
+    return Example(found[0], found[-1], _group_entries(type(example), example.param_groups[0]))
+
+
+def _small(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape itself, or one with as many dimensions whose parameter is small to try."""
+    sides = list(shape)
+    while sides and torch.Size(sides).numel() > EXAMPLE_NUMBERS:
+        largest = max(range(len(sides)), key=sides.__getitem__)
+        sides[largest] = -(-sides[largest] // 2)
+    return tuple(sides)
+
+
+def _shared(part: _Part) -> Iterator[str]:
+    """The entries that two parameters have in the same memory."""
+    like = next(parameter for group in part.optimizer.param_groups for parameter in group["params"])
+    pair = [stand_in_of(like, (128, 64)) for _ in range(2)]
+    with quiet():
+        example = part.make([{"params": pair, "group": ""}])
+        set_mode(example, is_training=True)
+        example.step()
+    one, other = (entries_of(example.state.get(parameter, {})) for parameter in pair)
+    for key in one.keys() & other.keys():
+        if one[key].data_ptr() == other[key].data_ptr():
+            yield key

@@ -16,11 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from diffusionpipe.trainer.optim.optimizer import RankOptimizer
+
 
 class Backup:
     """Parameters, their gradients and the optimizer's state before a step. Costs as much memory as these together."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: RankOptimizer | None) -> None:
         self._parameters = list(parameters)
         self._optimizer = optimizer
         self._copies: dict[tuple[int, str], Tensor] = {}
@@ -64,7 +66,7 @@ class Backup:
         """The optimizer's state of each parameter; an empty one is not put into the optimizer."""
         if self._optimizer is None:
             return [{} for _ in self._parameters]
-        return [self._optimizer.state.get(p, {}) for p in self._parameters]
+        return [self._optimizer.state_of(p) for p in self._parameters]
 
     def _present(self) -> dict[tuple[int, str], Tensor]:
         """(number of the parameter, name of the entry) -> tensor."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir import Plan, Schedule
@@ -40,7 +38,7 @@ from diffusionpipe.trainer.model.members import (
 from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.model.scheduler import shift_contradiction
 from diffusionpipe.trainer.optim.ema import Ema
-from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
+from diffusionpipe.trainer.optim.optimizer import Group, RankOptimizer, build_optimizer
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
@@ -63,7 +61,7 @@ class Session:
     transport: Transport
     worker: Worker
     groups: ParameterGroups
-    optimizer: torch.optim.Optimizer | None
+    optimizer: RankOptimizer | None
     ema: Ema | None
 
     @property

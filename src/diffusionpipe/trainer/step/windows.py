@@ -211,7 +211,8 @@ class WindowStepper:
         """The parameters show a version; they become what the steps up to `number` may make of it."""
         assert self._base is not None
         rates = [self._rates_at(block, self._base + step) for step in range(version, number)]
-        predict(self._session.optimizer, rates)
+        for optimizer in self._session.optimizer.parts if self._session.optimizer is not None else ():
+            predict(optimizer, rates)
 
     def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
         """Start the sum over all ranks of squared norm, loss, the busy share of the window before, and votes."""
