@@ -44,6 +44,7 @@ from diffusionpipe.runtime.weights.sharding import Reductions, ShardedBlock
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.trainer.inference.denoise import PipelinePredictor
 from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
 from diffusionpipe.trainer.optim.undo import Backup
 from diffusionpipe.trainer.step import host_sum
 from diffusionpipe.trainer.step.host_sum import HostSum
@@ -138,7 +139,7 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
         transport = StreamTransport(threads, rank, streams)
         worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU, precision=precision)
         parameters = list(worker.parameters.values())
-        optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=True) if parameters else None
+        optimizer = build_optimizer("AdamW", worker.parameters, 1e-3, {"foreach": True})
         average, backup = Ema(worker.parameters, dict.fromkeys(worker.parameters, 0.9)), Backup(parameters, optimizer)
         own = rows_of(worker, inputs) if worker.encoded is not None else {}
         pending, recordings = None, []

@@ -29,7 +29,7 @@ _FUSED_BY_DEFAULT = ("Adam", "AdamW")
 _FAILURES = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 """The errors with which constructors refuse arguments or parameters."""
 
-EXAMPLE_NUMBERS = 2**14
+_EXAMPLE = 2**14
 """Most numbers of a parameter that is tried in place of a larger one; more than the 4,096 below which 8-bit optimizers
 keep wider numbers."""
 
@@ -120,6 +120,23 @@ class RankOptimizer:
         """Forget the states of all parameters."""
         for part in self._parts:
             part.optimizer.state.clear()
+
+    def group_values(self) -> list[dict[str, Any]]:
+        """What steps change in each group; the values themselves."""
+        return [
+            {key: group[key] for key in keys_in_groups(type(one), group)}
+            for one in self.parts
+            for group in one.param_groups
+        ]
+
+    def set_group_values(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Replace what steps change in each group."""
+        for group, own, one in zip(
+            self.param_groups, values, (one for one in self.parts for _ in one.param_groups), strict=True
+        ):
+            for key in set(keys_in_groups(type(one), group)) - own.keys():
+                del group[key]
+            group.update(own)
 
     def example(self, parameter: nn.Parameter) -> "Example":
         """What the class keeps of a smaller parameter of the same group, kind and device after some steps."""
@@ -511,7 +528,7 @@ def _example(part: _Part, group: str, like: nn.Parameter) -> Example:
 def _small(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape itself, or one with as many dimensions whose parameter is small to try."""
     sides = list(shape)
-    while sides and torch.Size(sides).numel() > EXAMPLE_NUMBERS:
+    while sides and torch.Size(sides).numel() > _EXAMPLE:
         largest = max(range(len(sides)), key=sides.__getitem__)
         sides[largest] = -(-sides[largest] // 2)
     return tuple(sides)

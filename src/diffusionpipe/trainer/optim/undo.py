@@ -28,6 +28,8 @@ class Backup:
         self._copies: dict[tuple[int, str], Tensor] = {}
         self._values: dict[tuple[int, str], object] = {}
         """The entries of the optimizer's state that are not tensors."""
+        self._groups: list[dict[str, object]] = []
+        """What steps change in each of the optimizer's groups."""
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -43,6 +45,8 @@ class Backup:
             for name, value in state.items()
             if not isinstance(value, Tensor)
         }
+        if self._optimizer is not None:
+            self._groups = [copy.deepcopy(values) for values in self._optimizer.group_values()]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -61,6 +65,8 @@ class Backup:
         present = self._present()
         if present:
             torch._foreach_copy_(list(present.values()), [self._copies[key] for key in present])
+        if self._optimizer is not None:
+            self._optimizer.set_group_values(copy.deepcopy(self._groups))
 
     def _states(self) -> list[dict[str, object]]:
         """The optimizer's state of each parameter; an empty one is not put into the optimizer."""

@@ -1,0 +1,247 @@
+"""The bytes that an optimizer keeps of parameters of given shapes, found by steps on the CPU.
+
+Each distinct shape is tried alone. A large one would take too long: the rule of its states is read off two smaller
+parameters of the same form and must hold for both. A state of the form (320, 1280, 3, 3) is tried as (72, 88, 3, 3) and
+as (104, 120, 3, 3); its sides are then
+
+    exp_avg   (72, 88, 3, 3), (104, 120, 3, 3)     its own sides            (320, 1280, 3, 3)
+    absmax1   (223,), (439,)                       all numbers / 256        (14400,)
+    GG[0]     (72, 72), (104, 104)                 the first side twice     (320, 320)
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from time import monotonic
+
+import torch
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.optim.classes import quiet, stand_in_of
+from diffusionpipe.trainer.optim.entries import entries_of
+from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.units import Bytes, Seconds
+
+Shape = tuple[int, ...]
+
+LIMIT: Seconds = 10.0
+"""Most time that the trials of one question take together."""
+_ALONE = 2**22
+"""Most numbers of a parameter that is tried itself; with what usual classes keep it takes far less than 1 GiB."""
+_SMALL = 2**10
+"""Most numbers of a parameter that every class may be tried with."""
+_LONGEST = 2**13
+"""The longest side over which states may be matrices: classes leave out longer ones, at lengths of their own."""
+_MUCH: Bytes = 2**26
+_TIMES = 32
+"""States of this many times their parameter, which are also as large as `_MUCH`, are a mistake of the recipe."""
+_SIDES = ((8, 12, 20, 28, 36), (11, 17, 25, 31, 41)), ((72, 88, 112, 136, 152), (104, 120, 144, 168, 184))
+"""Sides in place of longer ones, the shortest first: for a look, and for the rule. Vectors have more than 4,096 numbers
+for the rule, because 8-bit classes keep other states of shorter ones."""
+_VECTORS = (4160, 5184)
+_SHORT = 32
+"""Sides of at most this length, as kernels have them, stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The tensor states of some parameters."""
+
+    by_shape: Mapping[Shape, Bytes]
+    shared: Bytes
+    """Bytes that all parameters of a rank share, such as the code tables of 8-bit classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor among the states of a parameter."""
+
+    shape: Shape
+    item: Bytes
+    """Bytes of a number."""
+    storage: Bytes
+    """Bytes of its memory; 0 where another tensor before it lies there too."""
+
+
+def kept_bytes(
+    name: str, arguments: Mapping[str, object], shapes: Sequence[Shape], dtype: torch.dtype = torch.float32
+) -> Kept:
+    """The bytes of tensors that the class keeps of each of these shapes after three steps.
+
+    Raises:
+        RecipeError: it cannot step by gradients alone on a CPU, it keeps objects, its states follow no rule, or they
+            are many times as large as a parameter.
+    """
+    try:
+        key = json.dumps(arguments, sort_keys=True)
+    except TypeError as error:
+        raise RecipeError(f"optimizer {name}: its arguments are no plain values: {error}") from error
+    started, found = monotonic(), {}
+    for shape in sorted(set(shapes), key=lambda shape: (prod(shape), shape)):
+        found[shape] = _bytes_of(name, key, shape, dtype, is_late=monotonic() - started > LIMIT / 2)
+        if monotonic() - started > LIMIT and len(found) < len(set(shapes)):
+            raise RecipeError(
+                f"optimizer {name}: the trial steps that count its states take more than {LIMIT:.0f} s on this CPU; "
+                "choose one that is cheaper"
+            )
+    shared = _shared(name, key, dtype) if any(prod(shape) > _SMALL for shape in found) else {}
+    return Kept(found, sum(shared.values()))
+
+
+def _bytes_of(name: str, key: str, shape: Shape, dtype: torch.dtype, *, is_late: bool) -> Bytes:
+    shared = _shared(name, key, dtype) if prod(shape) > _SMALL else {}
+    if prod(shape) <= _SMALL:
+        return _sum(_tried(name, key, shape, dtype), shared)
+    looked = _by_rule(name, key, shape, dtype, 0)
+    if looked is not None and looked > max(_MUCH, _TIMES * prod(shape) * dtype.itemsize):
+        raise RecipeError(
+            f"optimizer {name} would keep {looked:,} bytes for one parameter of shape {shape}, which has "
+            f"{prod(shape) * dtype.itemsize:,}; choose another one, or train adapters"
+        )
+    has_squares = _has_squares(name, key, shape, dtype)
+    if has_squares and max(shape) > _LONGEST:
+        raise RecipeError(
+            f"optimizer {name} keeps matrices over the sides of a parameter; one of {max(shape):,} is too long to be "
+            "tried; choose another optimizer, or train adapters"
+        )
+    if prod(shape) <= 2**14 or (prod(shape) <= _ALONE and looked is not None and not has_squares and not is_late):
+        return _sum(_tried(name, key, shape, dtype), shared)
+    ruled = _by_rule(name, key, shape, dtype, 1)
+    if ruled is None:
+        raise RecipeError(
+            f"optimizer {name}: the states of a parameter of shape {shape} follow no rule that smaller ones show, so "
+            "its memory cannot be counted; choose another one"
+        )
+    return ruled
+
+
+def _sum(tensors: Mapping[str, _Tensor], shared: Mapping[str, Bytes]) -> Bytes:
+    return sum(one.storage for key, one in tensors.items() if key not in shared)
+
+
+def _has_squares(name: str, key: str, shape: Shape, dtype: torch.dtype) -> bool:
+    """Whether some states are matrices over a side, whose steps take its third power of time."""
+    first, _ = _smaller(shape, 0)
+    tensors = _tried(name, key, first, dtype).values()
+    return any(len(one.shape) == 2 and one.shape[0] == one.shape[1] > 2 and one.shape != first for one in tensors)
+
+
+def _by_rule(name: str, key: str, shape: Shape, dtype: torch.dtype, size: int) -> Bytes | None:
+    """The bytes by the rule of two smaller parameters; None where they show none."""
+    small = _smaller(shape, size)
+    first, second = (_tried(name, key, one, dtype) for one in small)
+    if first.keys() != second.keys():
+        return None
+    shared = _shared(name, key, dtype)
+    total = 0
+    for entry, tensor in first.items():
+        other = second[entry]
+        if entry in shared or not tensor.storage:
+            continue
+        if len(tensor.shape) != len(other.shape) or tensor.item != other.item:
+            return None
+        count = 1
+        for side, beside in zip(tensor.shape, other.shape, strict=True):
+            ways = set(_ways(side, small[0])) & set(_ways(beside, small[1]))
+            lengths = {_length(way, shape) for way in ways}
+            if len(lengths) != 1:
+                return None
+            count *= lengths.pop()
+        total += count * tensor.item
+    return total
+
+
+def _ways(side: int, shape: Shape) -> Iterator[tuple[str, int]]:
+    """All that a state's side may be of a parameter of this shape."""
+    numbers = prod(shape)
+    own = [("side", index) for index, one in enumerate(shape) if one == side]
+    yield from own
+    yield from (("rest", index) for index, one in enumerate(shape) if numbers == side * one and len(shape) > 1)
+    if numbers == side:
+        yield "all", 0
+    blocks = [("blocks", 2**power) for power in range(4, 13) if -(-numbers // 2**power) == side]
+    if not own:
+        yield from blocks
+    if side <= _SHORT:
+        yield "constant", side
+
+
+def _length(way: tuple[str, int], shape: Shape) -> int:
+    match way:
+        case "side", index:
+            return shape[index]
+        case "rest", index:
+            return prod(shape) // shape[index]
+        case "all", _:
+            return prod(shape)
+        case "blocks", size:
+            return -(-prod(shape) // size)
+        case _, constant:
+            return constant
+
+
+def _smaller(shape: Shape, size: int) -> tuple[Shape, Shape]:
+    """Two smaller parameters of the same form: equal sides stay equal, and longer ones longer."""
+    if len(shape) == 1 and size:
+        return (_VECTORS[0],), (_VECTORS[1],)
+    long = sorted({side for side in shape if side > _SHORT})
+    found = []
+    for sides in _SIDES[size]:
+        lengths = {side: sides[min(index, len(sides) - 1)] for index, side in enumerate(long)}
+        found.append(tuple(lengths.get(side, side) for side in shape))
+    return found[0], found[1]
+
+
+@cache
+def _tried(name: str, arguments: str, shape: Shape, dtype: torch.dtype) -> dict[str, _Tensor]:
+    """The tensors of a parameter of this shape after three steps."""
+    return _states(name, arguments, [shape], dtype)[0]
+
+
+@cache
+def _shared(name: str, arguments: str, dtype: torch.dtype) -> dict[str, Bytes]:
+    """The states that two parameters have in the same memory, and their bytes."""
+    one, other = _states(name, arguments, [(128, 64), (128, 64)], dtype)
+    return {key: tensor.storage for key, tensor in one.items() if tensor.storage and not other[key].storage}
+
+
+def _states(name: str, arguments: str, shapes: Sequence[Shape], dtype: torch.dtype) -> list[dict[str, _Tensor]]:
+    usable = {key: value for key, value in json.loads(arguments).items() if key != "capturable"}
+    with quiet(), torch.random.fork_rng(devices=[]):
+        like = torch.zeros((), dtype=dtype)
+        parameters = {str(index): stand_in_of(like, shape) for index, shape in enumerate(shapes)}
+        optimizer = build_optimizer(name, parameters, 1e-3, usable)
+        assert optimizer is not None, "it has a parameter"
+        try:
+            for _ in range(3):
+                for part in optimizer.parts:  # whose warnings belong to the run
+                    part.step()
+        except RecipeError:
+            raise
+        except Exception as error:  # libraries raise what they like
+            raise RecipeError(
+                f"optimizer {name} cannot step by gradients alone on a CPU, where its states are counted: {error}"
+            ) from error
+        return list(_tensors_of(name, [optimizer.state_of(one) for one in parameters.values()]))
+
+
+def _tensors_of(name: str, states: Sequence[Mapping[str, object]]) -> Iterator[dict[str, _Tensor]]:
+    """The tensors of each state; memory counts where it is seen first."""
+    seen: set[int] = set()
+    for state in states:
+        found = {}
+        try:
+            entries = entries_of(state)
+        except RecipeError as error:
+            raise RecipeError(f"optimizer {name}: {error}") from error
+        for key, tensor in entries.items():
+            if ":" in key:
+                continue  # numbers of Python
+            place = tensor.untyped_storage()
+            found[key] = _Tensor(
+                tuple(tensor.shape), tensor.element_size(), 0 if place.data_ptr() in seen else place.nbytes()
+            )
+            seen.add(place.data_ptr())
+        yield found
