@@ -123,20 +123,19 @@ class RankOptimizer:
 
     def group_values(self) -> list[dict[str, Any]]:
         """What steps change in each group; the values themselves."""
-        return [
-            {key: group[key] for key in keys_in_groups(type(one), group)}
-            for one in self.parts
-            for group in one.param_groups
-        ]
+        return [{key: group[key] for key in keys} for group, keys in self._changing]
 
     def set_group_values(self, values: Sequence[Mapping[str, Any]]) -> None:
         """Replace what steps change in each group."""
-        for group, own, one in zip(
-            self.param_groups, values, (one for one in self.parts for _ in one.param_groups), strict=True
-        ):
-            for key in set(keys_in_groups(type(one), group)) - own.keys():
+        for (group, keys), own in zip(self._changing, values, strict=True):
+            for key in set(keys) - own.keys():
                 del group[key]
             group.update(own)
+
+    @property
+    def _changing(self) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+        """Each group, and its keys that steps change."""
+        return [(group, keys_in_groups(type(one), group)) for one in self.parts for group in one.param_groups]
 
     def example(self, parameter: nn.Parameter) -> "Example":
         """What the class keeps of a smaller parameter of the same group, kind and device after some steps."""
@@ -351,9 +350,8 @@ def group_tensors(optimizer: RankOptimizer | None) -> dict[str, Tensor]:
         return {}
     return {
         f"{group['group']}.{key}": value
-        for part in optimizer.parts
-        for group in part.param_groups
-        for key, value in _group_entries(type(part), group).items()
+        for group, values in zip(optimizer.param_groups, optimizer.group_values(), strict=True)
+        for key, value in entries_of(values).items()
     }
 
 
@@ -493,10 +491,6 @@ def _other_state(optimizer: RankOptimizer, count: str, problems: Sequence[str]) 
     )
 
 
-def _group_entries(of: OptimizerClass, group: Mapping[str, object]) -> dict[str, Tensor]:
-    return entries_of({key: group[key] for key in keys_in_groups(of, group)})
-
-
 def _runs_fused(of: OptimizerClass, parameters: list[nn.Parameter]) -> bool:
     """Whether the fused kernel takes these parameters, found by stepping small tensors of their types and devices."""
     stand_ins = [
@@ -522,7 +516,8 @@ def _example(part: _Part, group: str, like: nn.Parameter) -> Example:
     for _ in range(3):
         example.step()
         found.append({key: value.clone() for key, value in entries_of(example.state.get(stand_in, {})).items()})
-    return Example(found[0], found[-1], _group_entries(type(example), example.param_groups[0]))
+    own = example.param_groups[0]
+    return Example(found[0], found[-1], entries_of({key: own[key] for key in keys_in_groups(type(example), own)}))
 
 
 def _small(shape: Sequence[int]) -> tuple[int, ...]:
