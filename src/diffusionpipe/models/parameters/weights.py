@@ -15,6 +15,7 @@ from diffusionpipe.models.graphs.graph import LayerGraph, attribute, own_paramet
 from diffusionpipe.models.parameters.lora import is_adapter, is_magnitude, is_second_matrix, stored_name
 from diffusionpipe.models.parameters.narrow_weights import is_narrow
 from diffusionpipe.models.parameters.stored import StoredWeights, Tensors, opened
+from diffusionpipe.models.parameters.stored_linear import StoredLinear, scales_of, stored_layers, wide_weights
 
 _RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 _MOVED = (
@@ -28,7 +29,13 @@ _MOVED = (
 """(old, new) beginnings of names in language models that see pictures, and in language models stored with their head.
 """
 _NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
-_READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+_READ_BY_AUTOCAST = (
+    nn.Linear.forward,
+    nn.Conv1d.forward,
+    nn.Conv2d.forward,
+    nn.Conv3d.forward,
+    StoredLinear.forward,
+)
 _LISTED = 3
 """Tensors that an error lists of each kind."""
 
@@ -55,8 +62,9 @@ def materialize(
     here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero,
     and DoRA starts from the norms of the weights.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
-    component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that. With
-    `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
+    component without parameters keep theirs. Codes and scales of stored layers keep theirs; each weight is encoded as
+    soon as it is read, so no more than one is there as it was read. With `frozen_dtype` what `frozen_factors` names
+    takes that. With `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
     `started`: values of adapters by canonical name, each the first part of a value of a higher rank.
     Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
     `on_value` is called with the canonical name of every tensor that is in its place.
@@ -77,12 +85,15 @@ def materialize(
             values[name] = needed | _initialised(name, component, needed, seed, problems)
         else:
             added = {key: tensor for key, tensor in needed.items() if is_adapter(key)}
-            base = {key: tensor for key, tensor in needed.items() if key not in added}
+            narrow = stored_layers(component)
+            empty_base = {key: tensor for key, tensor in needed.items() if tensor.is_meta and key not in added}
+            filled = {key: tensor for key, tensor in needed.items() if not tensor.is_meta and key not in added}
+            base = filled | wide_weights(empty_base, narrow)
             misfits, stored = _Misfits(), dict[str, Tensor]()
             for file, key, place in _matched(name, component, base, source, graph.widened, misfits):
-                stored[place] = _read(file, key, base[place])
+                stored |= _encoded(place, _read(file, key, base[place]), narrow)
             problems += misfits.sentences(source)
-            values[name] = base | stored
+            values[name] = filled | empty_base | stored
             values[name] |= added | _initialised(name, component, added, seed, problems)
         if not problems:
             fresh = {key: value for key, value in values[name].items() if is_adapter(key) and needed[key].is_meta}
@@ -93,9 +104,10 @@ def materialize(
         values[name] |= empty
     if problems:
         raise ModelError("\n".join(problems))
-    narrow = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
+    factors = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
     for name, tensors in values.items():
-        dtypes = {key: narrow.get(f"{name}.{key}", dtype) for key in tensors}
+        dtypes = {key: factors.get(f"{name}.{key}", dtype) for key in tensors}
+        dtypes |= dict.fromkeys(scales_of(graph.components[name]), torch.float32)
         if keeps_narrow:
             own = dict(graph.components[name].named_parameters())
             dtypes |= {key: tensor.dtype for key, tensor in tensors.items() if key in own and is_narrow(tensor)}
@@ -116,7 +128,7 @@ def frozen_factors(graph: LayerGraph) -> frozenset[str]:
         for path, module in root.named_modules()
         if type(module).forward in _READ_BY_AUTOCAST
         for name, parameter in module.named_parameters(recurse=False)
-        if not parameter.requires_grad
+        if not parameter.requires_grad and parameter.is_floating_point() and name != "scales"
     )
 
 
@@ -187,6 +199,11 @@ def _initialised(
 
 def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> dict[str, Tensor]:
     """The values of a module's own parameters after `reset_parameters` on the CPU; the module stays as it was."""
+    if isinstance(module, StoredLinear):
+        layer = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
+        drawn = _reset(layer, {name: name for name, _ in layer.named_parameters()}, canonical, seed)
+        drawn |= module.encoded(drawn["weight"])
+        return {path: drawn[name] for path, name in own.items()}
     before = dict(module._parameters)
     digest = hashlib.blake2b(f"{seed} {canonical}".encode(), digest_size=8).digest()
     try:
@@ -253,7 +270,7 @@ def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) ->
     """
     component, misfits = graph.components[component_name], _Misfits()
     # Also what no layer uses, such as the decoder of a VAE, which is needed later.
-    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    own = _own_tensors(component)
     # A tensor that its class ties to another one is stored once, e.g. the embedding of a T5.
     tied = set(getattr(component, "_tied_weights_keys", None) or ())
     base = {key: tensor for key, tensor in own.items() if not is_adapter(key) and key not in tied}
@@ -284,7 +301,7 @@ def tensors_of(
 
     Raises ModelError for a file that cannot be read.
     """
-    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    own = _own_tensors(component)
     wanted = {name: own[name].detach().to("meta") for name in names if name in own}
     found = _matched(component_name, component, wanted, source, (), _Misfits())
     return {name: tensors.get(key) for tensors, key, name in found}
@@ -371,6 +388,19 @@ def _matched(
     misfits.missing += [f"{component_name}.{name}" for name in left]
 
 
+def _own_tensors(component: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a component by name, as its files hold them."""
+    return wide_weights(dict(component.named_parameters()), stored_layers(component)) | dict(component.named_buffers())
+
+
+def _encoded(name: str, value: Tensor, stored: Mapping[str, StoredLinear]) -> dict[str, Tensor]:
+    """The values by the component's names that a tensor of its files gives; `stored`: its stored layers, by name."""
+    path, _, last = name.rpartition(".")
+    if last != "weight" or path not in stored:
+        return {name: value}
+    return {f"{path}.{part}": tensor for part, tensor in stored[path].encoded(value).items()}
+
+
 def _half(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of weights with half the inputs."""
     return shape[:1] + tuple(inputs // 2 for inputs in shape[1:2]) + shape[2:]
@@ -392,7 +422,7 @@ def _read(tensors: Tensors, key: str, expected: Tensor) -> Tensor:
 def _state_names(component: nn.Module) -> dict[str, str]:
     """Names in the component's state; a tied parameter's other names lead to its canonical one."""
     canonical: dict[int, str] = {}
-    state = component.state_dict(keep_vars=True)
+    state = wide_weights(component.state_dict(keep_vars=True), stored_layers(component))
     return {stored_name(name): canonical.setdefault(id(tensor), name) for name, tensor in state.items()}
 
 

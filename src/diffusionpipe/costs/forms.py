@@ -1,0 +1,50 @@
+"""The forms in which a frozen matrix may be stored in one byte or four bits a number, and their bytes.
+
+    float8   e4m3 numbers, one scale for each 128 inputs of a row        1 + 4 / 128 bytes a number
+    int8     integers of -127 to 127, scales as above                     1 + 4 / 128
+    nf4      two numbers in a byte, one scale for each 64 numbers,        1 / 2 + 1 / 64 + 4 / (64 * 256)
+             which is one byte itself; one scale of scales for 256
+
+`models/parameters/forms.py` encodes and widens.
+"""
+
+from enum import StrEnum
+from math import prod
+
+from diffusionpipe.units import Bytes
+
+INPUTS_OF_A_SCALE = 128
+"""Inputs of a row that have one scale, in float8 and int8."""
+BLOCK, GROUP = 64, 256
+"""nf4: numbers of a block, which have one scale; blocks of a group, which have one scale of scales."""
+
+
+class Form(StrEnum):
+    """The form of a stored matrix."""
+
+    FLOAT8 = "float8"
+    INT8 = "int8"
+    NF4 = "nf4"
+
+
+def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of codes (uint8) and scales (float32) of a matrix.
+
+    >>> shapes(Form.INT8, 256, 512), shapes(Form.NF4, 256, 512)
+    (((256, 512), (256, 4)), ((67584,), (8,)))
+    """
+    if form is Form.NF4:
+        numbers = rows * columns
+        blocks = -(-numbers // BLOCK)
+        return (-(-numbers // 2) + blocks,), (-(-blocks // GROUP),)
+    return (rows, columns), (rows, -(-columns // INPUTS_OF_A_SCALE))
+
+
+def stored_bytes(form: Form, rows: int, columns: int) -> Bytes:
+    """Bytes of the codes and scales of a matrix.
+
+    >>> stored_bytes(Form.INT8, 256, 512) / (256 * 512), stored_bytes(Form.NF4, 4096, 4096) / 4096**2
+    (1.03125, 0.515869140625)
+    """
+    codes, scales = shapes(form, rows, columns)
+    return prod(codes) + 4 * prod(scales)

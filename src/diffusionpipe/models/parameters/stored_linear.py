@@ -1,0 +1,155 @@
+"""Linear layers whose frozen weight is stored in one byte or four bits a number, and widened where it is used.
+
+    F   y = x wide(codes, scales)^T + bias      the wide weight is gone when the product has run
+    I   dx = dy wide(codes, scales)             widened again: only codes and scales are kept, which are there anyway
+    W   none: a stored weight is frozen
+
+Codes and scales are plain parameters, so shards, host memory, profiles and plans treat them as any other parameter,
+with their own bytes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from diffusionpipe.costs.forms import Form, shapes
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.parameters.forms import encode, wide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFacts:
+    """The facts about a stored weight that models of libraries ask for; no tensor can be computed with it."""
+
+    dtype: torch.dtype
+    """The dtype of the layer's other weights."""
+    device: torch.device
+    shape: torch.Size
+
+
+class StoredLinear(nn.Linear):
+    """A linear layer with `codes` and `scales` in place of its weight."""
+
+    def __init__(self, form: Form, like: nn.Linear) -> None:
+        """A layer of the shape of `like`, with its bias; codes and scales are empty, on the device of its weight."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.form = like.in_features, like.out_features, form
+        device, (codes, scales) = like.weight.device, shapes(form, like.out_features, like.in_features)
+        self._dtype = like.weight.dtype
+        self.codes = nn.Parameter(torch.empty(codes, dtype=torch.uint8, device=device), requires_grad=False)
+        self.scales = nn.Parameter(torch.empty(scales, dtype=torch.float32, device=device), requires_grad=False)
+        self.register_parameter("bias", like.bias)
+
+    @property
+    def weight(self) -> WeightFacts:  # type: ignore[override]  # nn.Linear declares a tensor, which is not stored
+        """The facts about the weight that libraries ask for."""
+        shape = torch.Size((self.out_features, self.in_features))
+        return WeightFacts(dtype=self._dtype, device=self.codes.device, shape=shape)
+
+    def encoded(self, weight: Tensor) -> dict[str, Tensor]:
+        """The values of `codes` and `scales` that store a weight."""
+        codes, scales = encode(self.form, weight.detach())
+        return {"codes": codes, "scales": scales}
+
+    def wide(self, dtype: torch.dtype) -> Tensor:
+        """The weight as it is computed with, of the shape (outputs, inputs)."""
+        return wide(self.form, self.codes, self.scales, (self.out_features, self.in_features), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product with the wide weight, in autocast's dtype or in that of `x`."""
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(kind))
+        y: Tensor = _Product.apply(x, self)
+        return y
+
+    def extra_repr(self) -> str:
+        """The layer's sizes and form, for those who print a model."""
+        has_bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}, form={self.form}"
+
+
+class _Product(Function):
+    """x w^T of a stored w. Between forward and backward nothing is kept but what is stored anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: StoredLinear) -> Tensor:
+        ctx.layer, ctx.dtype = layer, x.dtype
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        return nn.functional.linear(x, layer.wide(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0] @ ctx.layer.wide(ctx.dtype), None
+
+
+def store(graph: LayerGraph, form_of: Callable[[str], Form | None]) -> None:
+    """Puts stored layers in the place of the frozen linear layers of a graph, by component.
+
+    Weights that are there are encoded; others get their values later. `form_of` gives the form of a component's layers,
+    None for as they are. Adapters are added before. A layer stays as it is if it is trained, if its forward is not
+    torch's own, or if its weight is read by anything but its forward.
+    """
+    for name, component in graph.components.items():
+        form = form_of(name)
+        if form is not None:
+            for parent, key, layer in list(_storable(graph, name, component)):
+                setattr(parent, key, _stored(form, layer))
+
+
+def _stored(form: Form, layer: nn.Linear) -> StoredLinear:
+    found = StoredLinear(form, layer)
+    if not layer.weight.is_meta:
+        for name, value in found.encoded(layer.weight).items():
+            setattr(found, name, nn.Parameter(value, requires_grad=False))
+    return found
+
+
+def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """(module, name in it, linear layer) of all frozen linear layers of a component that only their forward reads."""
+    read = {part for layer in graph.layers if layer.component == name for part in layer.modules}
+    owners: dict[int, int] = {}
+    for _, parameter in component.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for path, parent in component.named_modules():
+        if isinstance(parent, nn.MultiheadAttention):  # it reads the weights of its part itself
+            continue
+        for key, layer in parent.named_children():
+            own = f"{path}.{key}" if path else key
+            if (
+                isinstance(layer, nn.Linear)
+                and type(layer).forward is nn.Linear.forward
+                and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+                and owners[id(layer.weight)] == 1
+                and f"{own}.weight" not in read
+            ):
+                yield parent, key, layer
+
+
+def stored_layers(component: nn.Module) -> dict[str, StoredLinear]:
+    """The stored layers of a component, by name."""
+    return {name: module for name, module in component.named_modules() if isinstance(module, StoredLinear)}
+
+
+def scales_of(component: nn.Module) -> tuple[str, ...]:
+    """The names of the scales of a component's stored layers, which stay float32 in any arithmetic."""
+    return tuple(f"{name}.scales" for name in stored_layers(component))
+
+
+def wide_weights(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredLinear]) -> dict[str, Tensor]:
+    """Tensors by name, where stored layers have a weight without values in place of codes and scales.
+
+    So a component's files name them.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        path, _, last = name.rpartition(".")
+        if path not in stored or last == "bias":
+            found[name] = tensor
+        elif last == "codes":
+            found[f"{path}.weight"] = torch.empty(stored[path].weight.shape, device="meta")
+    return found
