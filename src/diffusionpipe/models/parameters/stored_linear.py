@@ -40,9 +40,10 @@ class StoredLinear(nn.Linear):
         self.in_features, self.out_features, self.form = like.in_features, like.out_features, form
         device, (codes, scales) = like.weight.device, shapes(form, like.out_features, like.in_features)
         self._dtype = like.weight.dtype
-        self.codes = nn.Parameter(torch.empty(codes, dtype=torch.uint8, device=device), requires_grad=False)
-        self.scales = nn.Parameter(torch.empty(scales, dtype=torch.float32, device=device), requires_grad=False)
+        # Codes come last: libraries take the dtype of a module's first parameter for that of what it computes.
         self.register_parameter("bias", like.bias)
+        self.scales = nn.Parameter(torch.empty(scales, dtype=torch.float32, device=device), requires_grad=False)
+        self.codes = nn.Parameter(torch.empty(codes, dtype=torch.uint8, device=device), requires_grad=False)
 
     @property
     def weight(self) -> WeightFacts:  # type: ignore[override]  # nn.Linear declares a tensor, which is not stored
