@@ -37,8 +37,8 @@ class InWords:
         return f"plan --use {text}, or pipeline.use=[{text}] in a recipe"
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """The keys of a recipe; the option where there is none."""
-        return ", ".join(key or " ".join(option) for option, key in zip(options, keys, strict=True))
+        """The keys of a recipe, and in place of a cluster's option the machine."""
+        return ", ".join(key or f"a machine such as {value}" for (_, value), key in zip(options, keys, strict=True))
 
     def memory(self, num_bytes: Bytes) -> str:
         """The option of `plan` and the key of a recipe that limit the memory."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
-from diffusionpipe.costs.cluster import Cluster
+from diffusionpipe.costs.cluster import Cluster, with_memory
 from diffusionpipe.planner.advice import RANK, Nearest, nearest_layout, recomputed, with_adapters
 from diffusionpipe.planner.batches import with_batch
 from diffusionpipe.planner.fewer import least_of
@@ -59,7 +59,7 @@ def ways_out(
                 return [way]
     found = [
         _first(setting, cheap, _batches(setting) if batch else ()),
-        _first(setting, cheap, [_cards(cluster) for cluster in larger]),
+        _first(setting, cheap, [_cards(cluster, setting) for cluster in larger]),
         _first(setting, cheap, [_adapters()]),
     ]
     ways = [way for way in found if way is not None]
@@ -169,7 +169,8 @@ def _batches(setting: Setting) -> Iterator[Change]:
         )
 
 
-def _cards(cluster: Cluster) -> Change:
+def _cards(cluster: Cluster, setting: Setting) -> Change:
+    cluster = with_memory(cluster, max(device.memory for device in setting.cluster.devices))
     return Change(
         words=f"{cluster.num_ranks} such devices ({cluster.name})",
         option=("--cluster", cluster.name),

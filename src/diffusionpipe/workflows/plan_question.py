@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.workflows.stated_model import profile_of
+from diffusionpipe.workflows.telling import SILENCE
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
@@ -182,7 +183,7 @@ def question_of_model(
     )
 
 
-def answered(asked: PlanQuestion, asking: Asking, tell: Telling) -> tuple[list[Tried], Choice]:
+def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tuple[list[Tried], Choice]:
     """The plans for the batches that are asked about, and the one at the knee.
 
     Raises:
@@ -226,7 +227,7 @@ def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
     if asked.may_recompute:
         setting = recomputed(setting) or setting
     larger = with_more_cards(setting.cluster) if not asked.used else ()
-    for way in ways_out(setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked.model, tell)):
+    for way in ways_out(setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked, tell)):
         unit, size = unit_of(way.nearest.use.total)
         words = ", ".join(change.words for change in way.changes)
         yield f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}:"
@@ -234,23 +235,41 @@ def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
         yield f"  {asking.changed(options, [change.key for change in way.changes])}"
 
 
-def _smaller(model: StatedModel | None, tell: Telling) -> list[Change]:
-    """Smaller pictures of a stated model; each is profiled only when it is asked about."""
+def _smaller(asked: PlanQuestion, tell: Telling) -> list[Change]:
+    """Smaller pictures of a stated model or a recipe; each is profiled only when it is asked about."""
     from diffusionpipe.planner.combined import Change
-    from diffusionpipe.workflows.stated_model import smaller_sides
+    from diffusionpipe.workflows.stated_model import parts_of_side, smaller_sides
 
-    def with_side(setting: Setting, side: int) -> Setting:
-        assert model is not None, "else there are no sides"
-        return replace(setting, profile=profile_of(replace(model, resolution=side), setting.cluster, tell=tell))
+    model, recipe, sides = asked.model, asked.recipe, list[int]()
+    if model is not None:
+        sides = smaller_sides(model)
+    elif recipe is not None and recipe.data.height is None and recipe.data.frames is None:
+        sides = parts_of_side(recipe.data.resolution)
+
+    def with_side(setting: Setting, side: int) -> Setting | None:
+        from diffusionpipe.errors import ModelError
+        from diffusionpipe.trainer.recipe import with_values
+        from diffusionpipe.workflows.recipe_profile import make_profile_of
+
+        try:
+            if model is not None:
+                profile = profile_of(replace(model, resolution=side), setting.cluster, tell=tell)
+            else:
+                assert recipe is not None, "else there are no sides"
+                smaller = with_values(recipe, {"data.resolution": side})
+                profile = make_profile_of(smaller, setting.cluster, uses_cache=True, tell=tell)
+        except ModelError:  # it takes no pictures of this side
+            return None
+        return replace(setting, profile=profile)
 
     return [
         Change(
             words=f"pictures of {side} pixels",
             option=("--resolution", str(side)),
-            key="",
+            key=f"data.resolution={side}",
             apply=partial(with_side, side=side),
         )
-        for side in (smaller_sides(model) if model is not None else ())
+        for side in sides
     ]
 
 

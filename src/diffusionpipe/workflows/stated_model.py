@@ -266,13 +266,16 @@ def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
 
 
 def smaller_sides(stated: StatedModel) -> list[int]:
-    """A half and a quarter of the side of a model's pictures, of those that are no smaller than `LEAST_SIDE`.
+    """The sides to propose in place of that of a model's pictures.
 
     [] for clips, and for a model whose side only its folder says.
     """
     side = stated.resolution or _published_resolution(stated.name)
-    if side is None or stated.clip is not None:
-        return []
+    return [] if side is None or stated.clip is not None else parts_of_side(side)
+
+
+def parts_of_side(side: int) -> list[int]:
+    """A half and a quarter of a side, of those that are no smaller than `LEAST_SIDE`."""
     return [part for part in (side // 2, side // 4) if part >= LEAST_SIDE]
 
 

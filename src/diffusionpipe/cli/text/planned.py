@@ -102,13 +102,21 @@ def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
 def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     """The fastest plan, with the reason in the log."""
     from diffusionpipe.planner.asking import InWords
-    from diffusionpipe.planner.choice import choose, with_alternatives
+    from diffusionpipe.planner.choice import with_alternatives
     from diffusionpipe.trainer.model.workload import samples_drawn_together
+    from diffusionpipe.workflows.plan_question import PlanQuestion, answered
     from diffusionpipe.workflows.recipe_setting import may_recompute, restriction_of, setting_of
 
     asking, fill = InWords(tuple(sorted(recipe.pipeline.use))), recipe.pipeline.fill
-    setting = setting_of(recipe, profile, cluster)
-    choice = choose(setting, fill=fill, asking=asking, may_recompute=may_recompute(recipe))
+    asked = PlanQuestion(
+        setting=setting_of(recipe, profile, cluster),
+        fill=fill,
+        recipe=recipe,
+        batches=(recipe.training.batch,),
+        may_recompute=may_recompute(recipe),
+        used=asking.used,
+    )
+    _, choice = answered(asked, asking)
     proposal = choice.proposal
     times = proposal.iteration + proposal.update, proposal.iteration, proposal.update  # without data workers
     line = 'plan="%s" simulated_step_s=%.4f simulated_iteration_s=%.4f simulated_update_s=%.4f'
