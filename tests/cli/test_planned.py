@@ -30,7 +30,9 @@ def test_training_and_plan_name_the_same_ways_out_by_keys_and_by_commands(mebiby
     with pytest.raises(ConfigError) as trained:
         searched_plan(recipe, profile, small)
     command = PlanCommand(("plan", "recipe.toml"), (), has_recipe=True)
-    question = PlanQuestion(setting=setting_of(recipe, profile, small), batches=(64,), recipe=recipe)
+    question = PlanQuestion(
+        setting=setting_of(recipe, profile, small), batches=(64,), recipe=recipe, may_recompute=True
+    )
     with pytest.raises(ConfigError) as planned:
         answered(question, command)
     named, commands = ways_in(trained), ways_in(planned)
