@@ -83,6 +83,7 @@ SETTINGS = {
     **{
         f"flow, {sampling}": {"prediction": Prediction.FLOW_MATCHING, "time_sampling": sampling}
         for sampling in TimeSampling
+        if sampling is not TimeSampling.SPEED
     },
     **{
         f"flow, {weighting}": {"prediction": Prediction.FLOW_MATCHING, "weighting": weighting}
@@ -90,6 +91,7 @@ SETTINGS = {
     },
     "v, debiased": {"prediction": Prediction.V_PREDICTION, "weighting": Weighting.DEBIASED},
     "epsilon": {"prediction": Prediction.EPSILON, "min_snr_gamma": 5.0},
+    "v, speed": {"prediction": Prediction.V_PREDICTION, "time_sampling": TimeSampling.SPEED},
     "v": {"prediction": Prediction.V_PREDICTION, "min_snr_gamma": 5.0},
 }
 

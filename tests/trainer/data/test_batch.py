@@ -107,6 +107,16 @@ def test_offset_noise_is_keyed_by_the_position_and_changes_no_other_input(datase
     assert torch.equal(row["noise"][0], offset["noise"][1])
 
 
+def test_neighbours_share_the_number_of_their_times_wherever_they_are_made(dataset):
+    rows = Rows(samples=(0,) * 6, positions=tuple(range(6)), step=2)
+    times = make_batch(source(dataset, time_pairs=True), rows)["time"]
+    drawn = uniform(seed=3, purpose="time", step=2, positions=(0, 2, 4))
+    assert torch.equal(times[::2], drawn / 2)
+    assert torch.equal(times[1::2], drawn / 2 + 0.5)
+    alone = make_batch(source(dataset, time_pairs=True), Rows(samples=(0,), positions=(3,), step=2))["time"]
+    assert torch.equal(alone, times[3:4])
+
+
 def test_given_times_replace_the_drawn_ones(dataset):
     rows = Rows(samples=(0, 1), positions=(0, 1), step=0, times=(0.25, 0.5))
     assert make_batch(source(dataset), rows)["time"].tolist() == [0.25, 0.5]

@@ -75,6 +75,15 @@ def test_the_word_none_switches_off_what_is_on():
         ({"objective": {"kind": "epsilon", "shift": 3.0}}, "no effect for epsilon"),
         ({"objective": {"kind": "v_prediction", "time_sampling": "logit_normal"}}, "needs flow_matching"),
         ({"objective": {"kind": "epsilon", "time_sampling": "beta"}}, "time_sampling: beta needs flow_matching"),
+        (
+            {"objective": {"kind": "flow_matching", "time_sampling": "speed"}},
+            "time_sampling: speed needs epsilon or v_prediction, not flow_matching",
+        ),
+        (
+            {"objective": {"time_sampling": "speed", "snr_gamma": 5.0}},
+            "snr_gamma: time_sampling = speed and snr_gamma both weigh the times; remove one of them",
+        ),
+        ({"objective": {"speed_pairs": True}}, 'no effect for uniform times; set time_sampling = "speed" or remove it'),
         ({"objective": {"logit_mean": 0.5}}, 'logit_mean: it has no effect for uniform times; set time_sampling = "lo'),
         ({"objective": {"time_sampling": "mode", "beta_beta": 3.0}}, "beta_beta: it has no effect for mode times"),
         ({"objective": {"time_sampling": "mode", "mode_scale": 1.8}}, "1.8 is not a number from -1 to 1.752"),

@@ -24,6 +24,7 @@ from diffusionpipe.models.objectives.objective_settings import (
     TimeSampling,
     Weighting,
 )
+from diffusionpipe.models.objectives.speed import speed_times
 from diffusionpipe.models.objectives.time_sampling import flow_times
 
 __all__ = [
@@ -61,6 +62,12 @@ class Objective(nn.Module):
         # Never cast, unlike the buffers of models: bfloat16 alphas would be other noise levels.
         self.register_buffer("alphas_cumprod", alphas_cumprod(scheduler), persistent=False)
         self.num_timesteps = len(self.alphas_cumprod)
+        # Rounded, because 0.29 * 100 is a little less than 29.
+        low, high = (round(bound * self.num_timesteps, 6) for bound in settings.time_range)
+        self.steps = math.floor(low), math.ceil(high)
+        """The time steps of `time_range`: the first, and the one after the last."""
+        is_speed = settings.time_sampling is TimeSampling.SPEED
+        self.speed = speed_times(self.alphas_cumprod, *self.steps) if is_speed else None
         is_blind = settings.prediction is Prediction.EPSILON and not self.alphas_cumprod.min() > 0
         if settings.self_conditioning and is_blind:
             raise ModelError(
@@ -110,13 +117,14 @@ class Objective(nn.Module):
 
     def _timesteps(self, time: Tensor) -> Tensor:
         """Uniform numbers in [0, 1) as whole timesteps; step k of n stands for the times from k / n to (k + 1) / n."""
+        if self.speed is not None:
+            return self.speed.timesteps(time, in_pairs=self.settings.speed_pairs)
         low, high = self.settings.time_range
         if (low, high) != (0, 1):
             time = low + (high - low) * time.double()
-        # Rounded, because 0.29 * 100 is a little less than 29.
-        first, end = (round(bound * self.num_timesteps, 6) for bound in (low, high))
+        first, end = self.steps
         # A float32 number just below 1 times 1000 rounds to 1000.
-        return (time * self.num_timesteps).long().clamp(math.floor(first), math.ceil(end) - 1)
+        return (time * self.num_timesteps).long().clamp(first, end - 1)
 
     def _flow_weight(self, t: Tensor) -> Tensor:
         """Weight of the loss of samples at these shifted times, (B,); see `Weighting`."""

@@ -21,7 +21,7 @@ class Prediction(StrEnum):
 
 
 class TimeSampling(StrEnum):
-    """How a uniform number becomes the time of a flow."""
+    """How a uniform number becomes the time of a flow or, for `SPEED`, a step of a discrete schedule."""
 
     UNIFORM = "uniform"
     LOGIT_NORMAL = "logit_normal"
@@ -30,6 +30,8 @@ class TimeSampling(StrEnum):
     """A density with its mode in the middle, or its lowest place (Esser et al., 2024, section 3.1)."""
     BETA = "beta"
     """Times are drawn from a beta distribution."""
+    SPEED = "speed"
+    """Fewer draws of steps that are nearly noise; see `models.objectives.speed`."""
 
 
 class Weighting(StrEnum):
@@ -66,12 +68,14 @@ DEFAULTS: Mapping[str, object] = {
     "mode_scale": 1.29,
     "beta_alpha": 2.0,
     "beta_beta": 2.0,
+    "speed_pairs": False,
     "time_range": (0.0, 1.0),
     "weighting": Weighting.NONE,
     "loss": LossKind.L2,
     "huber_delta": 0.1,
 }
 """The values of settings where nothing is said. A setting that has its default is never refused."""
+TWO_WEIGHTS_OF_TIMES = "time_sampling = speed and {key} both weigh the times; remove one of them"
 _OF_FLOWS = (Weighting.SIGMA_SQRT, Weighting.COSMAP)
 _OF_SAMPLING = {
     "logit_mean": TimeSampling.LOGIT_NORMAL,
@@ -79,6 +83,7 @@ _OF_SAMPLING = {
     "mode_scale": TimeSampling.MODE,
     "beta_alpha": TimeSampling.BETA,
     "beta_beta": TimeSampling.BETA,
+    "speed_pairs": TimeSampling.SPEED,
 }
 
 
@@ -99,6 +104,8 @@ class ObjectiveSettings:
     """Alpha of `beta`: the density near 0 (data) is like t^(alpha - 1)."""
     beta_beta: float = 2.0
     """Beta of `beta`: the density near 1 (noise) is like (1 - t)^(beta - 1)."""
+    speed_pairs: bool = False
+    """Whether samples of `speed` are drawn in pairs, the partner at the mirrored step."""
     time_range: tuple[float, float] = (0.0, 1.0)
     """The times that are drawn, after `shift`, from the smallest to the largest: 0 is data, 1 noise. They are
     distributed as without it, as if every time outside had been drawn again."""
@@ -133,6 +140,10 @@ class ObjectiveSettings:
                 self.weighting is Weighting.DEBIASED and self.min_snr_gamma is not None,
                 "weighting = debiased and min_snr_gamma are two weights of one sample; remove one of them",
             ),
+            (
+                self.time_sampling is TimeSampling.SPEED and self.min_snr_gamma is not None,
+                TWO_WEIGHTS_OF_TIMES.format(key="min_snr_gamma"),
+            ),
             (not 0 <= self.self_conditioning <= 1, "self_conditioning is a share; use a number from 0 to 1"),
         ]
         found = [text for is_found, text in problems if is_found]
@@ -149,7 +160,16 @@ def problems_of(values: Mapping[str, object], prediction: Prediction | None) -> 
     """
     given = {key for key, default in DEFAULTS.items() if values[key] != default}
     sampling = TimeSampling(str(values["time_sampling"]))
-    if "time_sampling" in given and prediction not in (None, Prediction.FLOW_MATCHING):
+    if sampling is TimeSampling.SPEED and prediction is Prediction.FLOW_MATCHING:
+        yield (
+            "time_sampling",
+            "speed needs epsilon or v_prediction, not flow_matching, which has no time steps; remove it",
+        )
+    if (
+        "time_sampling" in given
+        and sampling is not TimeSampling.SPEED
+        and prediction not in (None, Prediction.FLOW_MATCHING)
+    ):
         yield "time_sampling", f"{sampling} needs flow_matching, not {prediction}; remove it"
     weighting = Weighting(str(values["weighting"]))
     if weighting in _OF_FLOWS and prediction not in (None, Prediction.FLOW_MATCHING):
@@ -161,6 +181,8 @@ def problems_of(values: Mapping[str, object], prediction: Prediction | None) -> 
     for key in (key for key in _OF_SAMPLING if key in given):
         if sampling is not _OF_SAMPLING[key]:
             yield key, f'it has no effect for {sampling} times; set time_sampling = "{_OF_SAMPLING[key]}" or remove it'
+    if values["speed_pairs"] and "time_range" in given:
+        yield "speed_pairs", "partners would lie outside time_range; remove one of them"
     yield from _problems_of_numbers(values)
 
 

@@ -33,6 +33,8 @@ def sampled(settings: ObjectiveSettings, uniform: Tensor) -> Tensor:
             return uniform + settings.mode_scale * (uniform - torch.sin(math.pi / 2 * uniform) ** 2)
         case TimeSampling.BETA:
             return beta_quantile(uniform, settings.beta_alpha, settings.beta_beta)
+        case TimeSampling.SPEED:
+            raise AssertionError("settings refuse it for flows")
 
 
 def share_below(settings: ObjectiveSettings, time: float) -> float:
@@ -49,6 +51,8 @@ def share_below(settings: ObjectiveSettings, time: float) -> float:
             return _inverse_of_mode(settings.mode_scale, time)
         case TimeSampling.BETA:
             return float(betainc(settings.beta_alpha, settings.beta_beta, time))
+        case TimeSampling.SPEED:
+            raise AssertionError("settings refuse it for flows")
 
 
 def flow_times(settings: ObjectiveSettings, shift: FlowShift, uniform: Tensor, num_tokens: int | None) -> Tensor:

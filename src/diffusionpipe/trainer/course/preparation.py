@@ -290,6 +290,7 @@ def _augmentation(recipe: Recipe) -> Augmentation:
         random_start=recipe.data.frames is not None,
         condition_dropout=recipe.data.caption_dropout,
         self_conditioning=as_fraction(recipe.objective.self_conditioning),
+        time_pairs=recipe.objective.speed_pairs,
         offset_noise=recipe.objective.offset_noise,
     )
 

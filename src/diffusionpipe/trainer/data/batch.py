@@ -16,6 +16,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.models.base.family import Absent
 from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
+from diffusionpipe.models.objectives.speed import pair_members
 from diffusionpipe.trainer.data.clip_times import timeline_of
 from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
@@ -53,6 +54,8 @@ class Augmentation:
     """Share of samples with an empty caption or the null label."""
     self_conditioning: Fraction = Fraction(1)
     """Share of samples for which a denoiser reads its own estimate, if it reads any."""
+    time_pairs: bool = False
+    """Whether two neighbours of the batch share one number for their times, as `speed.pair_members` says."""
     offset_noise: float = 0.0
     """Deviation of what is added to the noise of each channel of a sample."""
 
@@ -231,12 +234,21 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return _labels(source, rows)
         case "time" if rows.times is not None:
             return torch.tensor(rows.times, dtype=torch.float32)
+        case "time" if source.augmentation.time_pairs:
+            return _paired_times(source, rows, spec.name)
         case "time" | "augmentation_level":
             return _uniform(source, rows, spec.name)
         case "noise" if source.augmentation.offset_noise > 0:
             return _normal(source, rows, spec.name, spec.shape) + _offset(source, rows, spec)
         case _:
             return _normal(source, rows, spec.name, spec.shape)
+
+
+def _paired_times(source: BatchSource, rows: Rows, purpose: str) -> Tensor:
+    """The numbers of members of pairs: positions 2 k and 2 k + 1 of the global batch share the number of 2 k."""
+    firsts = replace(rows, positions=tuple(position - position % 2 for position in rows.positions))
+    is_partner = torch.tensor([position % 2 == 1 for position in rows.positions], dtype=torch.bool)
+    return pair_members(_uniform(source, firsts, purpose), is_partner)
 
 
 def _offset(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:

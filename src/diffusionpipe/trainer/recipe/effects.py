@@ -53,7 +53,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "objective": {
         Effect.JUDGED: "kind",
-        Effect.FIXED: "snr_gamma time_sampling logit_mean logit_std mode_scale beta_alpha beta_beta "
+        Effect.FIXED: "snr_gamma time_sampling logit_mean logit_std mode_scale beta_alpha beta_beta speed_pairs "
         " time_range shift weighting loss huber_delta offset_noise self_conditioning variance guidance",
     },
     "data": {

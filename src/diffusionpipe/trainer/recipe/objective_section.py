@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from diffusionpipe.models.objectives.objective_settings import (
     DEFAULTS,
+    TWO_WEIGHTS_OF_TIMES,
     LossKind,
     Prediction,
     TimeSampling,
@@ -51,7 +52,8 @@ class ObjectiveSection(Section):
     snr_gamma: Maybe[Positive] = None
     """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
     time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
-    """The distribution of the training times before `shift`."""
+    """The distribution of the training times before `shift`; "speed" is for epsilon and v_prediction, the others for
+    flow matching."""
     logit_mean: float = 0.0
     """Mean of the normal number of "logit_normal" times."""
     logit_std: Positive = 1.0
@@ -62,6 +64,8 @@ class ObjectiveSection(Section):
     """First parameter of "beta" times; smaller means more times near the data."""
     beta_beta: Positive = 2.0
     """Second parameter of "beta" times; smaller means more times near the noise."""
+    speed_pairs: bool = False
+    """Whether "speed" draws times in pairs, the partner at the mirrored step."""
     time_range: Range = (0.0, 1.0)
     """Smallest and largest training time after `shift`: 0 is data, 1 noise."""
     shift: Auto[Positive] = None
@@ -93,6 +97,8 @@ class ObjectiveSection(Section):
             problems.append("snr_gamma: it has no effect for flow_matching; remove it")
         if self.weighting is Weighting.DEBIASED and self.snr_gamma is not None:
             problems.append("weighting: debiased and snr_gamma are two weights of one sample; remove one of them")
+        if self.time_sampling is TimeSampling.SPEED and self.snr_gamma is not None:
+            problems.append(f"snr_gamma: {TWO_WEIGHTS_OF_TIMES.format(key='snr_gamma')}")
         if self.kind in (ObjectiveKind.EPSILON, ObjectiveKind.V_PREDICTION) and self.shift not in (None, 1):
             problems.append(f"shift: it has no effect for {self.kind}; remove it")
         prediction = None if self.kind is ObjectiveKind.AUTO else Prediction(self.kind.value)

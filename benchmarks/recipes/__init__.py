@@ -1,0 +1,1 @@
+"""What recipes of training do for the digits of examples/digits."""
