@@ -79,8 +79,11 @@ def trained_of(graph, layers):
     return {name: p for name, p in layer_parameters(graph, layers).items() if p.requires_grad}
 
 
-def recurrence(graph, plan, batches, names, flushes, autocast=None):
-    """The sequential recurrence, written out: every version of every stage is kept."""
+def recurrence(graph, plan, batches, names, flushes, autocast=None, table=None):
+    """The sequential recurrence, written out: every version of every stage is kept.
+
+    `table`: the ages that forwards and backwards read, as `staleness_of` gives them; None: the plan's own.
+    """
     graph = copy.deepcopy(graph)
     placement = plan.train.placement
     stages = [
@@ -91,7 +94,7 @@ def recurrence(graph, plan, batches, names, flushes, autocast=None):
     optimizers = [Optimizers(list(own.values()), names) for own in stages]
     versions = [[{name: p.detach().clone() for name, p in own.items()}] for own in stages]
     directions = [[{name: direction(own, p) for name, p in stages[s].items()}] for s, own in enumerate(optimizers)]
-    table, (pipeline, *_) = staleness_of(plan.train), placement.pipelines
+    table, (pipeline, *_) = table or staleness_of(plan.train), placement.pipelines
     is_predicted = any(action.reading.predicted for _, action in plan.train.actions())
     first = 0
 

@@ -19,8 +19,8 @@ from diffusionpipe.passes import (
     with_versions,
     without_flush,
 )
-from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead, overlap
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.planner.assembly.windows import communicate_window, overlap, turns_of
+from diffusionpipe.schedules import REGISTRY, generator_of
 from diffusionpipe.timing import Streams
 from diffusionpipe.timing.legal import check
 
@@ -64,6 +64,44 @@ def test_staleness_and_versions_are_those_of_the_table(versions, p):
         assert is_uniform(table) == (versions in (Versions.DELAYED, Versions.VERTICAL))
 
 
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("versions", ROWS)
+def test_groups_of_k_are_as_old_as_the_next_steps_that_they_precede(versions, k):
+    """Group g of stage s runs before the backwards of group g - (p - 1 - s), counted over all batches."""
+    for p in range(2, 7):
+        for groups in range(1, 5):
+            window = window_of(versions, p, k * groups, f"kfkb-{k}")
+            table, held = staleness_of(window), versions_held(window)
+            delay = max(1, ceil((p - 1) / groups))
+            for stage in range(p):
+                ages = [0] * groups
+                for g in range(8 * groups, 9 * groups):  # its batch less the batch in whose window it runs
+                    ages[g % groups] = g // groups - (g - (p - 1 - stage)) // groups
+                first = [g // groups - (g - (p - 1)) // groups for g in range(8 * groups, 9 * groups)]
+                own, all_first = (tuple(age for age in row for _ in range(k)) for row in (ages, first))
+                forward, backward = {
+                    Versions.STASHED: (own, own),
+                    Versions.PREDICTED: (own, own),
+                    Versions.VERTICAL: (all_first, all_first),
+                    Versions.DELAYED: ((delay,) * k * groups,) * 2,
+                    Versions.NEWEST: (own, (0,) * k * groups),
+                }[versions]
+                assert (table[stage, Op.F], table[stage, Op.B]) == (forward, backward)
+                if versions is not Versions.PREDICTED:  # the oldest version that a backward of a later window reads
+                    least = {Versions.NEWEST: 0, Versions.DELAYED: delay}.get(versions, max(backward))
+                    assert held[stage] == 1 + least
+
+
+def test_a_group_length_of_one_is_1f1b_and_one_that_cuts_a_batch_is_refused():
+    assert overlap(4, 4, "kfkb-1").orders == overlap(4, 4).orders
+    for family, m, better in (("kfkb", 5, 6), ("kfkb-3", 4, 6), ("kfkb-3", 2, 3)):
+        with pytest.raises(ConfigError, match=f"{m} micro-batches are not a multiple of [23]; use {better}"):
+            overlap(3, m, family)
+    with pytest.raises(ConfigError, match="a delay of 1 needs at least 6 micro-batches for 4 stages; use more"):
+        with_versions(overlap(4, 4, "kfkb"), Versions.DELAYED, delay=1)
+    with_versions(overlap(4, 6, "kfkb"), Versions.DELAYED, delay=1)
+
+
 def test_pipedream_with_four_stages_and_accumulation():
     window = window_of(Versions.STASHED, 4, 4)
     assert [sum(staleness_of(window)[stage, Op.F]) / 4 for stage in range(4)] == [0.75, 0.5, 0.25, 0]
@@ -76,9 +114,10 @@ def test_three_windows_of_every_row_pass_the_strictest_machine(p):
     edges = [Edge(producer=i, consumer=i + 1, tensors=("x",), gradients=("x",)) for i in range(p - 1)]
     if p > 2:
         edges.append(Edge(producer=0, consumer=p - 1, tensors=("skip",), gradients=("skip",)))
-    for family in ("1f1b", "dapple-b"):
-        flushed = connect_blocks(REGISTRY[family](p, 4), edges)
-        window = without_flush(flushed, forwards_ahead(family, p))
+    for family, m in (("1f1b", 4), ("dapple-b", 4), ("kfkb", 4), ("kfkb-3", 6)):
+        flushed = connect_blocks(generator_of(family)(p, m), edges)
+        turns = turns_of(family, p, m)
+        window = without_flush(flushed, turns.ahead, turns.length)
         explicit = communicate_window(window)
         check(unroll(explicit, 3), streams=Streams.HOST)
         for versions in ROWS:
@@ -130,7 +169,7 @@ def test_the_checker_names_what_a_window_breaks(old, new, problem):
 def replicated(p: int, m: int, replicas: tuple[int, ...]) -> Schedule:
     """The window of a chain whose stages are replicated, with the sums of their gradients."""
     copies = reduce_gradients(replicate(REGISTRY["1f1b"](p, m, 4), replicas), is_data_parallel=False)
-    ahead = [lead for lead, count in zip(forwards_ahead("1f1b", p), replicas, strict=True) for _ in range(count)]
+    ahead = [lead for lead, count in zip(turns_of("1f1b", p, m).ahead, replicas, strict=True) for _ in range(count)]
     return without_flush(copies, ahead)
 
 
@@ -158,7 +197,7 @@ def test_the_checker_names_a_replica_that_steps_without_the_sum():
 
 def encoding(p: int, m: int) -> Schedule:
     """A window whose workers each encode two samples of a batch behind their first backward, without messages."""
-    window = without_flush(REGISTRY["1f1b"](p, m, 2 * p), forwards_ahead("1f1b", p))
+    window = without_flush(REGISTRY["1f1b"](p, m, 2 * p), turns_of("1f1b", p, m).ahead)
     fills = {
         w: [
             PlacedFill(position=2, component="v", layers=Range(0, 1), samples=Range(first, first + 2 * m))

@@ -291,6 +291,7 @@ def early_problem(recipe, place, num_ranks, *keys):
         (2, ["schedule=zb-h1", "fill=true"], "pipeline.versions: the schedule 'zb-h1' does not alternate"),
         (3, ["versions=delayed", "microbatches=1"], "a delay of 1 needs at least 2 micro-batches for 3 stages"),
         (4, ["versions=delayed", "microbatches=1", "replicas=[2,1,1]"], "2 micro-batches for 3 stages"),
+        (2, ["schedule=kfkb-3", "fill=true"], "2 micro-batches are not a multiple of 3; use 3"),
     ],
 )
 def test_sizes_without_a_window_are_refused_before_any_rank_starts(recipe, place, ranks, keys, message):
@@ -298,6 +299,16 @@ def test_sizes_without_a_window_are_refused_before_any_rank_starts(recipe, place
     alone = ["pipeline.versions=delayed", "pipeline.delay=2", "pipeline.microbatches=1"]
     assert not early_problem(recipe, place, 3, *alone)
     assert message in early_problem(recipe, place, ranks, *(f"pipeline.{key}" for key in keys))
+
+
+@pytest.mark.slow
+def test_a_run_with_groups_of_two_resumes_bit_for_bit(crew, recipe, place):
+    """TiMePReSt's nF1B, by a recipe: checkpoint, resumed run, and the run that was not interrupted."""
+    groups = {"schedule": "kfkb-2", "versions": "newest", "microbatches": 4}
+    assert crew.run(train, recipe("groups", pipeline=groups)) == [8, 8]
+    assert crew.run(train, recipe("first-half", pipeline=groups, training={"steps": 4})) == [4, 4]
+    assert crew.run(train, recipe("first-half", pipeline=groups), "latest") == [8, 8]
+    assert_same_bits(place / "first-half", place / "groups")
 
 
 def test_rates_by_staleness_without_effect_are_refused_before_any_rank_starts(recipe, place):

@@ -18,7 +18,7 @@ from diffusionpipe.passes.communication import communicate
 from diffusionpipe.passes.connect import connect, connect_blocks
 from diffusionpipe.passes.encoding import insert_encoding
 from diffusionpipe.passes.filling import PlacedFill, encoding_of, insert_fills, prologue
-from diffusionpipe.passes.overlap import without_flush
+from diffusionpipe.passes.overlap import turn_of, without_flush
 from diffusionpipe.passes.reduction import reduce_gradients
 from diffusionpipe.passes.replicate import replicate
 from diffusionpipe.passes.sharding import gathers_first, shard_parameters
@@ -37,6 +37,7 @@ __all__ = [
     "reduce_gradients",
     "replicate",
     "shard_parameters",
+    "turn_of",
     "with_versions",
     "without_flush",
 ]

@@ -1,4 +1,4 @@
-"""A window of an order that warms up with forwards and then alternates: 1F1B without its flush.
+"""A window of an order that warms up with forwards and then alternates: 1F1B or kFkB without its flush.
 
 A worker that runs w forwards ahead does, for ever, the forward of micro-batch k + w and the backward of micro-batch k,
 counted over all batches. So in the window of a batch of m micro-batches, the forward next to backward k is the
@@ -12,8 +12,18 @@ gradient [2]. 1F1B with 3 workers runs 2, 1 and 0 forwards ahead:
 1F1 1B0 1F0+1 1B1 1STEP
 2F0 2B0 2F1 2B1 2STEP
 
+Where k forwards and k backwards take turns (kFkB), the same holds for groups of k micro-batches, and k divides m:
+
+>>> from diffusionpipe.schedules.families.kfkb import kfkb
+>>> for order in without_flush(kfkb(2, 4), (2, 0), 2).orders:
+...     print(*order)
+0F2 0F3 0B0 0B1 0F0+1 0F1+1 0B2 0B3 0STEP
+1F0 1F1 1B0 1B1 1F2 1F3 1B2 1B3 1STEP
+
 After Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2
-(https://doi.org/10.1145/3341301.3359646); with more forwards ahead after Fan et al., "DAPPLE", PPoPP 2021, section 4.
+(https://doi.org/10.1145/3341301.3359646); with more forwards ahead after Fan et al., "DAPPLE", PPoPP 2021, section 4;
+with groups after Dutta et al., "TiMePReSt", 2024, https://arxiv.org/abs/2410.14312, whose nF1B runs several forwards of
+a batch before its backwards.
 """
 
 from collections.abc import Sequence
@@ -23,17 +33,30 @@ from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.ir.action import Reading
 
 
-def without_flush(flushed: Schedule, ahead: Sequence[int]) -> Schedule:
-    """The window of a compute-only schedule with one stage for each worker; `ahead` says by how much each one leads."""
+def without_flush(flushed: Schedule, ahead: Sequence[int], turn: int = 1) -> Schedule:
+    """The window of a compute-only schedule with one stage for each worker.
+
+    Args:
+        flushed: the schedule with a flush.
+        ahead: the micro-batches by which each worker's forwards lead, a multiple of `turn`.
+        turn: forwards that run one after the other before as many backwards; divides the micro-batches.
+    """
     orders = []
     for order, lead in zip(flushed.orders, ahead, strict=True):
         stage = order[0].stage
         count = len(flushed.placement.pipeline_of(stage).microbatches)
         window: list[Action] = []
-        for microbatch in range(count):
-            batch, other = divmod(microbatch + lead, count)  # [1]
-            window.append(replace(compute_action(stage, Op.F, other), reading=Reading(lead=batch)))
-            window.append(compute_action(stage, Op.B, microbatch))
+        for first in range(0, count, turn):
+            for microbatch in range(first, first + turn):
+                batch, other = divmod(microbatch + lead, count)  # [1]
+                window.append(replace(compute_action(stage, Op.F, other), reading=Reading(lead=batch)))
+            window += (compute_action(stage, Op.B, microbatch) for microbatch in range(first, first + turn))
         window += (action for action in order if action.op is Op.REDUCE_GRAD)
         orders.append((*window, Action(stage=stage, op=Op.STEP)))  # [2]
     return replace(flushed, orders=tuple(orders))
+
+
+def turn_of(window: Schedule) -> int:
+    """The forwards of a window that run one after the other before as many backwards."""
+    ops = [action.op for action in window.orders[0] if action.op in (Op.F, Op.B)]
+    return ops.index(Op.B)

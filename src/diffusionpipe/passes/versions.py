@@ -15,6 +15,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.action import Reading
 from diffusionpipe.ir.versions import Versions
+from diffusionpipe.passes.overlap import turn_of
 from diffusionpipe.timing.held import forwards_held
 
 
@@ -74,7 +75,8 @@ def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Sched
     row, lead = ROWS[versions], max(leads.values())
     if versions is Versions.DELAYED and delay < lead:
         stages = len({window.placement.stages[stage].weights for stage, _ in leads})
-        needed = -(-(max(forwards_held(window)) - 1) // delay)
+        turn = turn_of(window)
+        needed = turn * -(-(max(forwards_held(window)) // turn - 1) // delay)
         raise ConfigError(
             f"a delay of {delay} needs at least {needed} micro-batches for {stages} stages; use more, or delay = {lead}"
         )

@@ -7,8 +7,10 @@ tests then applies to it by itself.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from types import MappingProxyType
 from typing import Protocol
 
@@ -83,12 +85,35 @@ REGISTRY: Mapping[str, Generator] = MappingProxyType(
 """The papers' names of the families that train."""
 
 
+def is_published(name: str) -> bool:
+    """Whether it is the name of a published family, or such a name with the length of a group: "kfkb-3"."""
+    return name in REGISTRY or _in_groups(name) is not None
+
+
+@cache
+def _in_groups(name: str) -> Generator | None:
+    """KFkB with groups of k micro-batches, by its name "kfkb-K"."""
+    family, _, size = name.rpartition("-")
+    found = REGISTRY.get(family)
+    if found is None or not size.isdecimal() or "group_size" not in signature(found).parameters:
+        return None
+
+    sized = partial(found, group_size=int(size))  # type: ignore[call-arg]
+
+    def in_groups(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
+        return replace(sized(num_workers, num_microbatches, microbatch_size), name=name)
+
+    return in_groups
+
+
 def generator_of(name: str) -> Generator:
     """The family of that name, ours or one that a package offers.
 
     Raises:
         ConfigError: there is none; names the closest one. Or it cannot be imported.
     """
+    if in_groups := _in_groups(name):
+        return in_groups
     if name not in REGISTRY:
         found = load(Kind.SCHEDULE, name)
         if callable(found):
@@ -101,4 +126,13 @@ def generator_of(name: str) -> Generator:
     return REGISTRY[name]
 
 
-__all__ = ["REGISTRY", "Generator", "forward_only", "forward_over", "generator_of", "gpipe", "one_f_one_b"]
+__all__ = [
+    "REGISTRY",
+    "Generator",
+    "forward_only",
+    "forward_over",
+    "generator_of",
+    "gpipe",
+    "is_published",
+    "one_f_one_b",
+]

@@ -10,7 +10,7 @@ from diffusionpipe.ir import Op
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import insert_fills, reduce_gradients, with_versions, without_flush
-from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
+from diffusionpipe.planner.assembly.windows import communicate_window, turns_of
 from diffusionpipe.planner.filling.fills import FillOptions, FrozenLayers
 from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.schedules import one_f_one_b
@@ -28,7 +28,7 @@ def frozen_of(fixed=0.0):
 
 def window_of(p, m, samples=1, is_data_parallel=False):
     flushed = reduce_gradients(one_f_one_b(p, m, samples), is_data_parallel)
-    return without_flush(flushed, forwards_ahead("1f1b", p))
+    return without_flush(flushed, turns_of("1f1b", p, m).ahead)
 
 
 def costs_of(times):

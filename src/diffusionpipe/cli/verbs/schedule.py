@@ -203,12 +203,12 @@ def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
     from difflib import get_close_matches
 
     from diffusionpipe.plugins import Kind, offered
-    from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules import REGISTRY, is_published
     from diffusionpipe.schedules.files.order_file import is_order_file
 
     if is_order_file(name):
         return []
-    if name in REGISTRY or name in offered(Kind.SCHEDULE):
+    if is_published(name) or name in offered(Kind.SCHEDULE):
         missing = [option for option in ("ranks", "microbatches") if option not in sizes]
         return [f"--{option} is missing; {name} suits any number, so give one" for option in missing]
     close = get_close_matches(name.lower(), REGISTRY, n=1)

@@ -69,7 +69,7 @@ def asked(
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.versions import Versions
-    from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules import is_published
 
     known = [row for row in Versions if row is not Versions.FLUSHED]
     if versions is None or (delay is not None and versions != Versions.DELAYED):
@@ -78,7 +78,7 @@ def asked(
         raise ConfigError(f"--versions is {versions}; use {', '.join(known[:-1])} or {known[-1]}")
     if is_csv:
         raise ConfigError("--csv: torch's format has no versions of weights; use --out for a schedule file")
-    if family not in REGISTRY:
+    if not is_published(family):
         raise ConfigError("--versions needs the name of a family such as 1f1b; a file of orders has a flush")
     ranks, microbatches = sizes
     assert ranks is not None
@@ -99,7 +99,7 @@ def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
     from diffusionpipe.ir.versions import staleness_of, versions_held
     from diffusionpipe.passes import with_versions
     from diffusionpipe.planner.assembly.windows import overlap
-    from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules import generator_of
     from diffusionpipe.simulator.comparison import equal_costs
     from diffusionpipe.simulator.simulate import simulate
     from diffusionpipe.simulator.steady import first_batches, steady
@@ -113,7 +113,7 @@ def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
             f"{simulated:,} simulated forwards, more than {MAX_SIMULATED:,}; use fewer"
         )
     window = with_versions(bare, asking.versions, asking.delay)
-    unrolled, flushed = unroll(window, window.lead + SHOWN), REGISTRY[asking.family](*sizes)
+    unrolled, flushed = unroll(window, window.lead + SHOWN), generator_of(asking.family)(*sizes)
     return Overlapped(
         window=window,
         versions=asking.versions,

@@ -27,7 +27,7 @@ from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricin
 from diffusionpipe.planner.assembly.layout_check import check_layout, check_tied
 from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_buckets
 from diffusionpipe.planner.assembly.structure import Division, connected, encoded, reduced
-from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
+from diffusionpipe.planner.assembly.windows import communicate_window, turns_of
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.schedules.building.shapes import Pipe
 from diffusionpipe.schedules.several.backbones import of_backbone, one_by_one
@@ -245,10 +245,10 @@ def _window(build: _Build, filler: Filler | None) -> Schedule:
     """The layout's window. Without a filler it reads no frozen outputs: each batch is encoded before it begins."""
     layout = build.layout
     flushed = reduced(_connected(build, layout.generated(), build.blocks[:-1], layout.division), layout.division)
-    ahead = forwards_ahead(layout.schedule, layout.stages)
+    turns = turns_of(layout.schedule, layout.stages, layout.microbatches)
     replicas = layout.division.replicas
-    of_worker = [lead for lead, count in zip(ahead, replicas, strict=True) for _ in range(count)]
-    window = without_flush(flushed, of_worker)
+    of_worker = [lead for lead, count in zip(turns.ahead, replicas, strict=True) for _ in range(count)]
+    window = without_flush(flushed, of_worker, turns.length)
     if filler:
         window = _filled(build, window, flushed, filler)
     return _checked(with_versions(communicate_window(window), layout.versions, layout.delay))

@@ -1,57 +1,88 @@
 """Windows of the families that warm up with forwards and then alternate; all others are refused."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Schedule, Span, Timeline, compute_action
 from diffusionpipe.ir.unroll import fold, occurrences, unroll
-from diffusionpipe.passes import communicate, without_flush
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.passes import communicate, turn_of, without_flush
+from diffusionpipe.schedules import generator_of
 from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """How a family alternates where there is no end: `length` forwards, then as many backwards."""
+
+    length: int
+    ahead: tuple[int, ...]
+    """The micro-batches that each worker's forwards run ahead of its backwards, by worker."""
 
 
 def overlap(num_workers: int, num_microbatches: int, family: str = "1f1b") -> Schedule:
     """The compute-only window of a family of schedules, with a chain of stages.
 
     Raises:
-        ConfigError: there is no such family, or its orders do not alternate.
+        ConfigError: there is no such family, its orders do not alternate, or its turns do not divide the micro-batches.
     """
-    flushed = REGISTRY[family](num_workers, num_microbatches)
-    return without_flush(flushed, forwards_ahead(family, num_workers))
+    turns = turns_of(family, num_workers, num_microbatches)
+    return without_flush(generator_of(family)(num_workers, num_microbatches), turns.ahead, turns.length)
 
 
-def forwards_ahead(family: str, num_workers: int) -> tuple[int, ...]:
-    """The number of forwards that each worker runs ahead of its backwards where there is no end, by worker.
+def turns_of(family: str, num_workers: int, num_microbatches: int) -> Turns:
+    """The turns of a family of schedules, read from its orders.
 
     Raises:
-        ConfigError: the family's orders are not warm-up, alternation and drain on one stage for each worker.
+        ConfigError: the family's orders are not warm-up, alternation and drain on one stage for each worker, or its
+            turns do not divide the micro-batches.
     """
+    turns = _turns(family, num_workers, 4 * num_workers + 2 * num_microbatches)
+    if num_microbatches % turns.length:
+        raise ConfigError(
+            f"the schedule {family!r} runs {turns.length} forwards and {turns.length} backwards in turn, and without a "
+            f"flush no turn may hold two batches: {num_microbatches} micro-batches are not a multiple of "
+            f"{turns.length}; use {-(-num_microbatches // turns.length) * turns.length}"
+        )
+    return turns
+
+
+@lru_cache(maxsize=64)
+def _turns(family: str, num_workers: int, count: int) -> Turns:
+    """The turns, if they are shorter than `count` micro-batches."""
     if num_workers < 2:
         raise ConfigError('versions need at least 2 stages: with one nothing is in flight; set versions = "flushed"')
-    count = 4 * num_workers  # more than any family runs ahead
+    # The last worker leads by nothing, so its first forwards are one turn.
+    length = _leading_forwards(generator_of(family)(num_workers, count).orders[-1])
     found = []
-    for order in REGISTRY[family](num_workers, count).orders:
-        ops = [action.op for action in order]
-        ahead = ops.index(Op.B) - 1 if Op.B in ops else 0
-        usual = [Op.F] * ahead + [Op.F, Op.B] * (count - ahead) + [Op.B] * ahead
-        if 2 * ahead >= count or ops != usual or len({action.stage for action in order}) > 1:
+    for order in generator_of(family)(num_workers, 4 * num_workers * length).orders if 0 < length < count else ((),):
+        ops, num_turns = [action.op for action in order], 4 * num_workers
+        lead = max(0, _leading_forwards(order) // (length or 1) - 1)
+        forwards, backwards = [Op.F] * length, [Op.B] * length
+        usual = forwards * lead + (forwards + backwards) * (num_turns - lead) + backwards * lead
+        if not ops or 2 * lead >= num_turns or ops != usual or len({action.stage for action in order}) > 1:
             raise ConfigError(
                 f"the schedule {family!r} does not alternate forwards and backwards of one stage for each rank, so it "
                 'has no window without a flush; use schedule = "1f1b", or versions = "flushed"'
             )
-        found.append(ahead)
-    return tuple(found)
+        found.append(lead * length)
+    return Turns(length=length, ahead=tuple(found))
+
+
+def _leading_forwards(order: Sequence[Action]) -> int:
+    """The forwards before the first other action."""
+    return next((place for place, action in enumerate(order) if action.op is not Op.F), 0)
 
 
 def communicate_window(window: Schedule) -> Schedule:
     """The compute-only window, of which no versions are known yet, with explicit messages as `communicate` places them.
 
-    It follows a timetable in which no worker ever waits, with a forward of 1 and a backward of 2: the backward of
-    micro-batch k of stage s of p, counted over all batches, begins at 3 k + 2 (p - 1 - s), and the forward next to it
-    ends then. So every window has the same times, but for its start. Fills come after the computes before them. A
-    message leaves as soon as it is there: one that waited for room in a far reader would leave after its batch. But
-    messages of encoders wait until the store that it goes to is free (`_rooms`).
+    It follows a timetable in which no worker ever waits, with a forward of 1 and a backward of 2: the backwards of turn
+    t of k micro-batches of stage s of p, counted over all batches, begin at 3 k t + 2 k (p - 1 - s), and the forwards
+    next to them end then. So every window has the same times, but for its start. Fills come after the computes before
+    them. A message leaves as soon as it is there: one that waited for room in a far reader would leave after its batch.
+    But messages of encoders wait until the store that it goes to is free (`_rooms`).
     """
     batches = 2 * (window.lead + 2) + 2
     unrolled = unroll(window, batches)
@@ -139,15 +170,17 @@ def _ends(window: Schedule, order: Sequence[Action]) -> dict[int, Seconds]:
     stages = placement.pipeline_of(computes[0].stage).stages
     number, blocks = stages.index(computes[0].stage), [*dict.fromkeys(placement.stages[s].weights for s in stages)]
     behind = len(blocks) - 1 - blocks.index(placement.stages[computes[0].stage].weights)
-    ahead = _ahead(window, computes)
-    ends, now = {}, 2 * behind - 1
+    ahead, turn = _ahead(window, computes), turn_of(window)
+    ends, now = {}, 2 * turn * behind - 1
     for place, action in enumerate(order):
         if action.op is Op.ENCODE and action.slot is not None:
             ends[place] = now + (1 + action.slot / (1 << num_fills.bit_length())) / 2
         elif action.op in (Op.F, Op.B) and action.microbatch is not None:
             is_forward = action.op is Op.F
             counted = action.microbatch + action.reading.lead * window.num_microbatches()
-            now = 3 * (counted - ahead * is_forward) + 2 * behind + 2 * (not is_forward)
+            number_of_turn, place_in_turn = divmod(counted - ahead * is_forward, turn)
+            between = turn * (3 * number_of_turn + 2 * behind)  # the turn's last forward ends and its backwards begin
+            now = between - (turn - 1 - place_in_turn) if is_forward else between + 2 * (place_in_turn + 1)
             ends[place] = now + (2 * (number if is_forward else len(stages) - 1 - number) + (not is_forward)) / unit
     return ends
 

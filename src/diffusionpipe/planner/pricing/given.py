@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules import REGISTRY, generator_of
+from diffusionpipe.schedules import REGISTRY, generator_of, is_published
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import can_shard, is_chain
 
@@ -81,8 +81,9 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
         yield str(error)
         return
     if given.schedule not in REGISTRY:
+        origin = "has groups of its own" if is_published(given.schedule) else "comes from a package"
         yield (
-            f"the schedule {given.schedule!r} comes from a package, and the search compares the published ones: give "
+            f"the schedule {given.schedule!r} {origin}, and the search compares the published ones: give "
             "stages and micro-batches too, without a search, or leave out schedule"
         )
         return

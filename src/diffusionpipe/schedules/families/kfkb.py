@@ -9,8 +9,9 @@ def kfkb(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, g
     """1F1B over groups of k micro-batches, 2 by default: k forwards and k backwards in turn.
 
     Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempted Network by Adaptive Group-Scheduling for
-    Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k is `group_size`: 1 is 1F1B, m GPipe. While a transfer is
-    under way, the worker computes the other micro-batches of the group. This needs k times the activations.
+    Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k is `group_size`: 1 is 1F1B, m GPipe; recipes and
+    commands name it with the schedule, "kfkb-3". While a transfer is under way, the worker computes the other
+    micro-batches of the group. This needs k times the activations.
 
     With p stages of equal times F and B and m micro-batches, and free communication:
 
