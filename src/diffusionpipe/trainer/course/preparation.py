@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 
 from diffusionpipe.costs.graph import as_fraction
@@ -32,7 +32,7 @@ from diffusionpipe.trainer.inference.conditions import null_label, open_tokenize
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
 from diffusionpipe.trainer.model.members import Model
-from diffusionpipe.trainer.model.parameter_groups import parameter_groups
+from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import OnError, Recipe, with_values
 from diffusionpipe.trainer.reporting.screen import Work
@@ -272,8 +272,12 @@ def check_optimizer(opened: Model) -> None:
     """
     groups = parameter_groups(opened.recipe, opened.model)
     for group, recipe in groups.recipes.items():
-        settings = recipe.optimizer
-        shapes = {p.name: p.shape for p in opened.model.parameters if groups.group_of.get(p.name) == group}
+        settings, is_flat = recipe.optimizer, recipe.optimizer.rest is not None and not is_of_rest(group)
+        shapes = {
+            p.name: (p.shape[0], prod(p.shape[1:])) if is_flat else p.shape
+            for p in opened.model.parameters
+            if groups.group_of.get(p.name) == group
+        }
         problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
         if problem is not None:
             raise ConfigError(f"optimizer.name: {problem}")

@@ -4,18 +4,24 @@ unet.conv_in.weight                 group ""                       [model], [opt
 text_encoder.final_norm.weight      group "text_encoder"           [model.components.text_encoder] over these
 base/unet.conv_in.weight            group "base"                   [models.base] over these
 base/text_encoder.final_norm.bias   group "base/text_encoder"      [models.base.components.text_encoder] over both
+
+A part of a group whose optimizer differs is a group of its own: "|rest" of [optimizer.rest], "text_encoder|*.bias" of a
+pattern in [optimizer.groups].
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from torch import nn
 
-from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs import Backbone, ModelGraph
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.learning_rate import Decay, LearningRateSchedule
+from diffusionpipe.trainer.optim.optimizer import Group
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,15 @@ class ParameterGroups:
         return {
             name: learning_rates(recipe)
             for name, recipe in self.recipes.items()
-            if name == backbone or not backbone or name.startswith(f"{backbone}/")
+            if name == backbone or not backbone or name.startswith((f"{backbone}/", f"{backbone}|"))
         }
 
-    def arguments(self, group: str) -> dict[str, object]:
-        """The arguments of the group's optimizer."""
-        return dict(self.recipes[group].optimizer.arguments)
+    def group(self, parameter: str) -> Group:
+        """The optimizer's group of a trained parameter."""
+        name = self.group_of[parameter]
+        settings = self.recipes[name].optimizer
+        is_flat = settings.rest is not None and not is_of_rest(name)
+        return Group(name, dict(settings.arguments), optimizer=settings.name, is_flat=is_flat)
 
     def average(self, parameters: Mapping[str, nn.Parameter]) -> Ema | None:
         """The moving average of a rank's parameters; None on all ranks where the recipe wants none."""
@@ -53,23 +62,65 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
     Raises:
         RecipeError: a component with values of its own is not trained.
     """
-    recipes, group_of = recipe.groups(), {}
+    general, group_of = recipe.groups(), {}
+    shapes = {parameter.name: parameter.shape for parameter in model.parameters}
+    recipes: dict[str, Recipe] = {}
     for backbone in model.backbones:
+        outer = _outer_layers(model, backbone)
         for name in model.parameters_of(model.layers_of(backbone)):
             component = name.partition(".")[0]
-            group_of[name] = component if component in recipes else backbone.name
+            group = component if component in general else backbone.name
+            parts = general[group].subgroups()
+            part = _part_of(name, general[group].optimizer, len(shapes[name]), is_outer=name in outer)
+            group_of[name] = f"{group}|{part}" if part else group
+            recipes[group_of[name]] = parts[part]
     components = {name.partition(".")[0] for name in group_of}
     problems = []
-    for name in set(recipes) - set(recipe.backbones) - components:
+    for name in set(general) - set(recipe.backbones) - components:
         member, _, own = name.rpartition("/")
         where, trained = (f"models.{member}" if member else "model"), ", ".join(sorted(components))
         problems.append(
             f"{where}.components.{own}: {own} is not trained (trained: {trained}); add it to {where}.train, or remove "
             "this section"
         )
+    used = {part for group in recipes for part in group.split("|")[1:]}
+    problems += [
+        f'optimizer.groups."{pattern}": no trained parameter has such a name, as {next(iter(group_of), "none")} has; '
+        "change the pattern, or remove it"
+        for pattern in recipe.optimizer.groups
+        if pattern not in used
+    ]
+    if recipe.optimizer.rest is not None and group_of.keys() == {
+        name for name in group_of if is_of_rest(group_of[name])
+    }:
+        problems.append(
+            f"optimizer.rest: all trained parameters belong to it, and none to {recipe.optimizer.name}; remove it"
+        )
     if problems:
         raise RecipeError("\n".join(sorted(problems)))
-    return ParameterGroups(recipes, group_of)
+    return ParameterGroups({**general, **recipes}, group_of)
+
+
+def is_of_rest(group: str) -> bool:
+    """Whether a group of this name is stepped by [optimizer.rest]."""
+    return "rest" in group.split("|")[1:2]
+
+
+def _part_of(parameter: str, optimizer: OptimizerSection, dimensions: int, *, is_outer: bool) -> str:
+    """The part of a group, as `Recipe.subgroups` calls it, that a parameter belongs to."""
+    own = parameter.rpartition("/")[2]
+    parts = []
+    if optimizer.rest is not None:
+        is_named = any(fnmatchcase(own, pattern) for pattern in optimizer.rest.parameters)
+        parts += ["rest"] if dimensions < 2 or is_outer or is_named else []
+    parts += [pattern for pattern in optimizer.groups if fnmatchcase(own, pattern)][:1]
+    return "|".join(parts)
+
+
+def _outer_layers(model: ModelGraph, backbone: Backbone) -> frozenset[str]:
+    """The parameters of the first and of the last layer of a backbone that have any."""
+    layers = [layer for layer in model.layers if layer.name in set(model.layers_of(backbone)) and layer.parameters]
+    return frozenset(name for layer in (layers[0], layers[-1]) for name in layer.parameters) if layers else frozenset()
 
 
 def has_average(recipes: Mapping[str, Recipe]) -> bool:

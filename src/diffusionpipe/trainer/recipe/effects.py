@@ -67,7 +67,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay",
         Effect.SILENT: "deterministic post_validation activation_checkpointing",
     },
-    "optimizer": {Effect.FIXED: "name", Effect.SAID: "learning_rate arguments"},
+    "optimizer": {Effect.FIXED: "name rest groups", Effect.SAID: "learning_rate arguments"},
     "learning_rate": {Effect.SAID: "schedule warmup_steps final by_staleness"},
     "pipeline": {
         Effect.SAID: "versions delay flush_every flushed_from",

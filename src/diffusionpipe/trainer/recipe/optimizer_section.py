@@ -1,30 +1,112 @@
-"""[optimizer]: the class that changes the parameters, and its arguments."""
+"""[optimizer]: the class that changes the parameters, and its arguments; other classes and values for some of them.
 
-from typing import Self
+[optimizer]                                 [optimizer.groups]
+name = "Muon"                               "*.bias" = { weight_decay = 0.0 }
+learning_rate = 1e-3                        "*norm*" = { weight_decay = 0.0, learning_rate = 1e-4 }
+
+[optimizer.rest]
+name = "AdamW"
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.recipe.section import Arguments, Positive, Section
+from diffusionpipe.trainer.recipe.section import Arguments, Auto, Maybe, Positive, Section, Several, raise_problems
+
+EMBEDDINGS = ("*embed*",)
+"""Patterns of the parameters that look values up, by how diffusers and transformers name them."""
+
+
+class RestSection(Section):
+    """[optimizer.rest]: the class for parameters that are no matrices, and for the first and the last layer."""
+
+    name: str = "AdamW"
+    """Name or path of the class."""
+    learning_rate: Auto[Positive] = None
+    """Its highest learning rate; "auto": optimizer.learning_rate."""
+    arguments: Arguments = Field(default_factory=dict)
+    """Its keyword arguments."""
+    parameters: Several[str] = EMBEDDINGS
+    """Patterns of further parameters, by name."""
 
 
 class OptimizerSection(Section):
-    """[optimizer]: any class of torch.optim."""
+    """[optimizer]: any class of torch.optim by its name, any other by its path."""
 
     name: str = "AdamW"
-    """Name of the class."""
+    """Name of a class of torch.optim, or the path of any other, e.g. "bitsandbytes.optim.AdamW8bit"."""
     learning_rate: Positive = 1e-4
     """The highest learning rate, after the warm-up."""
     arguments: Arguments = Field(default_factory=dict)
     """Further keyword arguments, e.g. weight_decay = 0.01, betas = [0.9, 0.99]."""
+    rest: Maybe[RestSection] = None
+    """The class for vectors, embeddings, the first and the last layer, where `name` is for matrices; "none": the same.
+    """
+    groups: dict[str, Arguments] = Field(default_factory=dict)
+    """Patterns of parameters with arguments or a learning rate of their own; the first that fits holds."""
 
     @model_validator(mode="after")
-    def _is_known_to_torch(self) -> Self:
-        # Imported only here: torch takes seconds, and a recipe's schema must not need it.
-        from diffusionpipe.trainer.optim.optimizer import build_optimizer
-
-        try:
-            build_optimizer(self.name, {}, self.learning_rate, self.arguments)
-        except RecipeError as error:
-            raise ValueError(f": {error}") from error
+    def _can_be_built(self) -> Self:
+        if self.rest is None:
+            problem = _problem_of(self.name, self.learning_rate, self.arguments)
+        else:
+            rest = self.rest
+            problem = _problem_of(self.name, self.learning_rate, self.arguments)
+            problem = problem or _problem_of(rest.name, rest.learning_rate or self.learning_rate, rest.arguments)
+        if problem is not None:
+            raise ValueError(f": {problem}")
+        raise_problems(self._problems_of_groups())
         return self
+
+    def _problems_of_groups(self) -> Iterator[str]:
+        for pattern, values in self.groups.items():
+            key, own = f'groups."{pattern}"', dict(values)
+            rate = own.pop("learning_rate", self.learning_rate)
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or rate <= 0:
+                yield f"{key}.learning_rate: expected a number above 0; change it"
+            if "|" in pattern or pattern in ("", "rest"):
+                yield f'{key}: it is no pattern of names such as "*.bias"; change it'
+            if not values:
+                yield f"{key}: it says nothing; give it e.g. weight_decay = 0.0, or remove it"
+            general = [argument for argument in _OF_ALL if argument in own]
+            for argument in general:
+                yield f"{key}.{argument}: it holds for all parameters; set it in [optimizer.arguments]"
+            if not general and (problem := _problem_of(self.name, self.learning_rate, {**self.arguments, **own})):
+                yield f"{key}: {problem}"
+
+    @property
+    def of_rest(self) -> "OptimizerSection":
+        """The section as it holds for the parameters of `rest`."""
+        assert self.rest is not None
+        update: dict[str, Any] = {
+            "name": self.rest.name,
+            "arguments": self.rest.arguments,
+            "learning_rate": self.rest.learning_rate or self.learning_rate,
+        }
+        return self.model_copy(update=update)
+
+    def of_group(self, pattern: str) -> "OptimizerSection":
+        """The section as it holds for the parameters of a pattern."""
+        own = dict(self.groups[pattern])
+        rate = own.pop("learning_rate", self.learning_rate)
+        return self.model_copy(update={"learning_rate": rate, "arguments": {**self.arguments, **own}})
+
+
+_OF_ALL = ("fused", "foreach", "capturable", "differentiable")
+"""Arguments that say how an update is computed, which torch does for all parameters alike."""
+
+
+def _problem_of(name: str, learning_rate: float, arguments: Mapping[str, object]) -> str | None:
+    # Imported only here: torch takes seconds, and a recipe's schema must not need it.
+    from diffusionpipe.trainer.optim.classes import quiet
+    from diffusionpipe.trainer.optim.optimizer import build_optimizer
+
+    try:
+        with quiet():
+            build_optimizer(name, {}, learning_rate, arguments)
+    except RecipeError as error:
+        return str(error)
+    return None

@@ -155,6 +155,18 @@ class Recipe(Section):
                 found[full] = alone.model_copy(update=own_values(own, alone._sections))
         return found
 
+    def subgroups(self) -> dict[str, "Recipe"]:
+        """The parts of this group whose optimizer differs, and the recipe as it holds for each, by the part's name.
+
+        They are called "" (no other fits), "rest", and by the patterns of `optimizer.groups`: "*.bias", "rest|*.bias".
+        """
+        own = {"": self.optimizer, **({"rest": self.optimizer.of_rest} if self.optimizer.rest is not None else {})}
+        found = dict(own)
+        for name, section in own.items():
+            for pattern in section.groups:
+                found[f"{name}|{pattern}" if name else pattern] = section.of_group(pattern)
+        return {name: self.model_copy(update={"optimizer": section}) for name, section in found.items()}
+
     @property
     def _sections(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self).model_fields}

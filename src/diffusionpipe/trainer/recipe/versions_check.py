@@ -35,7 +35,9 @@ def versions_suit_the_training(
         return
     if pipeline.versions is Versions.PREDICTED:
         groups = [optimizer.arguments | own.optimizer_arguments for own in model.components.values()]
-        if not all(_has_direction(optimizer.name, arguments) for arguments in (optimizer.arguments, *groups)):
+        classes = [(optimizer.name, arguments) for arguments in (optimizer.arguments, *groups)]
+        classes += [(optimizer.rest.name, optimizer.rest.arguments)] if optimizer.rest is not None else []
+        if not all(_has_direction(name, arguments) for name, arguments in classes):
             why = refusal(Feature.PREDICTION, Feature.OTHER_OPTIMIZER, name=optimizer.name)
             yield f"pipeline.versions: {why}"
     if models:

@@ -23,7 +23,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.parameter_groups import has_average
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
-from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.start import places
@@ -142,6 +142,7 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
     most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
     update = {
         **recipe.optimizer.model_dump(mode="json", include={"name", "arguments"}),
+        **recipe.optimizer.model_dump(mode="json", include={"rest"}, exclude_none=True),
         "clips": recipe.training.clip_norm is not None,
         "averages": has_average(recipe.groups()),
     }
@@ -194,7 +195,14 @@ def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callabl
     """A function to time: the work of a step on these parameters after their gradients are there."""
     names = dict(parameters)
     settings = recipe.optimizer
-    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)
+    rest = settings.rest
+
+    def group_of(name: str) -> Group:
+        if rest is not None and names[name].ndim < 2:  # nearly all that belong to it
+            return Group("rest", rest.arguments, optimizer=rest.name)
+        return Group("", settings.arguments, is_flat=rest is not None)
+
+    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments, group_of)
     ema = Ema(names, dict.fromkeys(names, 0.9)) if has_average(recipe.groups()) else None  # all decays take as long
     clip_norm, listed = recipe.training.clip_norm, list(names.values())
 

@@ -38,7 +38,7 @@ from diffusionpipe.trainer.model.members import (
 from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.model.scheduler import shift_contradiction
 from diffusionpipe.trainer.optim.ema import Ema
-from diffusionpipe.trainer.optim.optimizer import Group, RankOptimizer, build_optimizer
+from diffusionpipe.trainer.optim.optimizer import RankOptimizer, build_optimizer
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
@@ -165,7 +165,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         worker.parameters,
         recipe.optimizer.learning_rate,
         recipe.optimizer.arguments,
-        lambda name: Group(groups.group_of[name], groups.arguments(groups.group_of[name])),
+        groups.group,
     )
     return Session(
         recipe=recipe,

@@ -55,12 +55,14 @@ class TrainedBackbone:
     def result(self, step: int, sums: Tensor, batch: int) -> BackboneResult:
         """The result of the sums over all ranks."""
         rates = self.rates_at(step)
+        own = {name for name in rates if self.rates[name] != self.rates.get(name.partition("|")[0])}
+        components = {name for name in rates if "|" not in name and name != self.backbone.name}
         return BackboneResult(
             name=self.backbone.name,
             loss=float(sums[1]) / batch,
             norm=float(sums[0].sqrt()),
-            learning_rate=rates.pop(self.backbone.name),
-            of_components=rates,
+            learning_rate=rates[self.backbone.name],
+            of_components={name.strip("|"): rate for name, rate in rates.items() if name in components | own},
         )
 
     def rates_at(self, step: int) -> dict[str, float]:
