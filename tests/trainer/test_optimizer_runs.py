@@ -5,10 +5,12 @@ import shutil
 import pytest
 import torch
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
+from torch import nn
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import FOLDER
+from diffusionpipe.trainer.step.loop import Stepper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,8 +27,7 @@ CLASSES = {
     "Adafactor": {"name": "Adafactor"},
     "Muon": {"name": "Muon", "rest": {"name": "AdamW", "learning_rate": 1e-3}},
 }
-QUICK = ("Muon",)
-ALL = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in CLASSES]
+ALL = [pytest.param(kind, marks=pytest.mark.slow) for kind in CLASSES]
 PLAIN = {"clip_norm": "none", "ema_decay": "none"}
 
 
@@ -91,3 +92,72 @@ def test_a_run_over_two_stages_goes_on_in_one_process_and_back(crew, recipe, alo
     shutil.rmtree(one / FOLDER / "step-00000006")
     assert train_here(recipe(one.name, CLASSES[kind]), "3") == 6
     assert_same_bits(one, alone(kind))
+
+
+@pytest.fixture(scope="module")
+def noted(recipe, place):
+    """Weights before the first step, gradients of each, and the last checkpoint, of Muon with rest and groups."""
+    before, gradients, update = {}, [], Stepper._update
+
+    def note(self, step):
+        named = self._session.worker.parameters
+        before.update({name: p.detach().clone() for name, p in named.items()} if step == 0 else {})
+        gradients.append({name: p.grad.clone() for name, p in named.items()})
+        update(self, step)
+
+    groups = {"*.bias": {"weight_decay": 0.0, "learning_rate": 0.002}, "*ff*": {"weight_decay": 0.3}}
+    optimizer = {"name": "Muon", "rest": {"name": "AdamW", "learning_rate": 0.001}, "groups": groups}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "_update", note)
+        assert train_here(recipe("noted", optimizer, training={"steps": 3}, checkpoint={"every": 3})) == 3
+    return before, gradients, tensors_of(latest(place / "noted"))
+
+
+def test_muon_steps_matrices_and_rest_all_others_as_torchs_own_optimizers_do(noted):
+    before, gradients, found = noted
+    held = {name: nn.Parameter(value.clone()) for name, value in before.items()}
+    outer = ("transformer.pos_embed.", "transformer.proj_out_", "transformer.norm_out")
+    rest = {name for name, p in held.items() if p.ndim < 2 or "embed" in name or name.startswith(outer)}
+    matrices = {name: nn.Parameter(p.detach().flatten(1)) for name, p in held.items() if name not in rest}
+    assert matrices
+    assert {name for name in held if f"optimizer.{name}.momentum_buffer" in found} == set(matrices)
+    fed = [p for name, p in matrices.items() if "ff" in name]
+    others = [p for name, p in matrices.items() if "ff" not in name]
+    biases = [held[name] for name in rest if name.endswith(".bias")]
+    weights = [held[name] for name in rest if not name.endswith(".bias")]
+    muon = torch.optim.Muon([{"params": fed, "weight_decay": 0.3}, {"params": others}], lr=0.01)
+    adamw = torch.optim.AdamW(
+        [{"params": biases, "weight_decay": 0.0, "lr": 0.002}, {"params": weights}], lr=0.001, fused=True
+    )
+    for own in gradients:
+        for name, p in held.items():
+            p.grad = own[name]
+        for name, p in matrices.items():
+            p.grad = own[name].flatten(1)
+        muon.step()
+        adamw.step()
+    for name, p in (held | matrices).items():
+        assert torch.equal(found[f"model.{name}"].view_as(p), p), name
+
+
+def test_metrics_have_the_rates_of_groups_that_differ(noted, place):
+    row = losses_of(place / "noted", "learning_rate/rest|*.bias")
+    assert set(row.values()) == {0.002}
+    assert set(losses_of(place / "noted", "learning_rate/rest").values()) == {0.001}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            {"groups": {"*.nrom*": {"weight_decay": 0.0}}},
+            r'groups."\*.nrom\*": no trained parameter has such a name, as tr',
+        ),
+        ({"name": "Muon"}, "optimizer.name: Muon cannot train .* of the .* trained parameters"),
+        ({"name": "pytorch_optimizer.ScalableShampoo"}, "keeps an object of the class .*; choose one that keeps plain"),
+        ({"name": "AdamW", "rest": {"parameters": ["*"]}}, "optimizer.rest: all trained parameters belong to it"),
+    ],
+)
+def test_a_wrong_optimizer_is_refused_before_anything_is_measured(recipe, tmp_path, optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        train_here(recipe(tmp_path, optimizer))

@@ -148,7 +148,7 @@ def stand_in_of(parameter: torch.Tensor, shape: tuple[int, ...]) -> nn.Parameter
 
 
 def keys_in_groups(of: OptimizerClass, group: Mapping[str, object]) -> tuple[str, ...]:
-    """The keys of a parameter group that steps may change: those that are no arguments; torch's own change none."""
+    """The keys of a parameter group that steps may change: all but its arguments; torch's own change none."""
     if of.__module__.startswith("torch.optim"):
         return ()
     known = {*inspect.signature(of).parameters, "params", "lr", "initial_lr", "group", "train_mode"}

@@ -1,4 +1,4 @@
-"""What an optimizer keeps, as named tensors: numbers and lists have names of their own.
+"""The values that an optimizer keeps, as named tensors: numbers and lists have names of their own.
 
 step = 3                      step:int           0-dimensional, int64
 d = 1e-6                      d:float            0-dimensional, float64
@@ -33,7 +33,7 @@ def entries_of(state: Mapping[str, object]) -> dict[str, Tensor]:
 
 
 def state_of(entries: Mapping[str, Tensor]) -> dict[str, object]:
-    """The state that has these entries; the tensors are those of the entries.
+    """The state that has these entries; its tensors are the same objects.
 
     Raises:
         KeyError: an entry of a list is missing.

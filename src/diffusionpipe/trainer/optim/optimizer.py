@@ -122,11 +122,11 @@ class RankOptimizer:
             part.optimizer.state.clear()
 
     def group_values(self) -> list[dict[str, Any]]:
-        """What steps change in each group; the values themselves."""
+        """The values that steps change in each group; the objects themselves."""
         return [{key: group[key] for key in keys} for group, keys in self._changing]
 
     def set_group_values(self, values: Sequence[Mapping[str, Any]]) -> None:
-        """Replace what steps change in each group."""
+        """Replace the values that steps change in each group."""
         for (group, keys), own in zip(self._changing, values, strict=True):
             for key in set(keys) - own.keys():
                 del group[key]
@@ -138,7 +138,7 @@ class RankOptimizer:
         return [(group, keys_in_groups(type(one), group)) for one in self.parts for group in one.param_groups]
 
     def example(self, parameter: nn.Parameter) -> "Example":
-        """What the class keeps of a smaller parameter of the same group, kind and device after some steps."""
+        """The entries that the class keeps of a smaller parameter of the same group and device after steps."""
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)
         return _example(part, str(group["group"]), stepped)

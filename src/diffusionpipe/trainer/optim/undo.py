@@ -29,7 +29,7 @@ class Backup:
         self._values: dict[tuple[int, str], object] = {}
         """The entries of the optimizer's state that are not tensors."""
         self._groups: list[dict[str, object]] = []
-        """What steps change in each of the optimizer's groups."""
+        """The values that steps change in each of the optimizer's groups."""
 
     @torch.no_grad()
     def keep(self) -> None:

@@ -21,7 +21,7 @@ EMBEDDINGS = ("*embed*",)
 
 
 class RestSection(Section):
-    """[optimizer.rest]: the class for parameters that are no matrices, and for the first and the last layer."""
+    """[optimizer.rest]: the class for vectors and embeddings, and for the first and the last layer."""
 
     name: str = "AdamW"
     """Name or path of the class."""
