@@ -82,8 +82,7 @@ def test_where_nothing_fits_each_way_out_is_a_command_that_works(files, capsys):
     message = capsys.readouterr().err
     commands = [line.strip() for line in message.splitlines() if line.startswith("  diffusionpipe plan")]
     assert commands
-    profiled = [command for command in commands if "--frozen-dtype" not in command]  # which a profile has fixed
-    for command in profiled:
+    for command in commands:
         assert run(*shlex.split(command)[1:]) == 0
         capsys.readouterr()
 
@@ -108,3 +107,30 @@ def test_a_change_is_an_option_or_a_key_of_the_recipe():
     of_recipe = PlanCommand(("plan", "r.toml", "--cluster", "t4x1"), (), has_recipe=True)
     words = "diffusionpipe plan r.toml training.activation_checkpointing=true --cluster t4x8"
     assert of_recipe.changed(options, keys) == words
+
+
+def test_a_way_out_of_a_profile_or_a_stated_batch_is_one_that_the_command_takes():
+    storage = [("--frozen-dtype", "bfloat16")], ["model.frozen_dtype=bfloat16"]
+    assert PlanCommand(("plan", "--profile", "p.json", "--cluster", "t4x1"), ()).changed(*storage) == ""
+    of_recipe = PlanCommand(("plan", "r.toml", "--profile=p.json", "--batch", "8"), (), has_recipe=True)
+    assert of_recipe.changed(*storage) == "diffusionpipe plan r.toml --batch 8 model.frozen_dtype=bfloat16"
+    fewer = of_recipe.changed([("--batch", "4")], ["training.batch=4"])
+    assert fewer == "diffusionpipe plan r.toml --profile=p.json --batch 4"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["rtx3060x1", "rtx3090x4", "t4x8"])
+def test_flux_on_small_cards_has_a_plan_or_ways_out_that_work_as_printed(
+    cluster, capsys, tmp_path_factory, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "flux"))  # counted once for all of them
+    status = run("plan", "--model", "flux.1-dev-lora", "--cluster", cluster)
+    shown = capsys.readouterr()
+    if not status:
+        assert "band: " in shown.out
+        return
+    commands = [line.strip() for line in shown.err.splitlines() if line.startswith("  diffusionpipe plan")]
+    assert commands
+    for command in commands:
+        assert run(*shlex.split(command)[1:]) == 0
+        assert "band: " in capsys.readouterr().out

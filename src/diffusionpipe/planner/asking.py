@@ -16,7 +16,10 @@ class Asking(Protocol):
         ...
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """For a plan with these options and values, or for a recipe with these keys ("" where the option holds)."""
+        """For a plan with these options and values, or for a recipe with these keys ("" where the option holds).
+
+        "" where there is no such way.
+        """
         ...
 
     def memory(self, num_bytes: Bytes) -> str:

@@ -41,7 +41,12 @@ class Way:
 
 
 def ways_out(
-    setting: Setting, *, larger: Iterable[Cluster] = (), batch: bool = True, smaller: Sequence[Change] = ()
+    setting: Setting,
+    *,
+    larger: Iterable[Cluster] = (),
+    batch: bool = True,
+    layers: bool = True,
+    smaller: Sequence[Change] = (),
 ) -> list[Way]:
     """The ways out of a setting for which nothing fits, at most four.
 
@@ -49,10 +54,11 @@ def ways_out(
         setting: the training as it was asked for.
         larger: machines with more cards of the same kind, smallest first.
         batch: whether a smaller batch is an answer: not where the question leaves it open.
+        layers: whether other storage and adapters are answers: not where a profile's file says which layers there are.
         smaller: smaller pictures, largest first. Their profiles may be counted for them, so they are asked last, and
             only where all that does not grow with the pictures fits.
     """
-    cheap = [change for change in (_storage(setting), _recomputation(setting)) if change is not None]
+    cheap = [change for change in (_storage(setting) if layers else None, _recomputation(setting)) if change]
     for count in range(1, len(cheap) + 1):
         for chosen in combinations(cheap, count):
             if way := _way(setting, chosen):
@@ -60,7 +66,7 @@ def ways_out(
     found = [
         _first(setting, cheap, _batches(setting) if batch else ()),
         _first(setting, cheap, [_cards(cluster, setting) for cluster in larger]),
-        _first(setting, cheap, [_adapters()]),
+        _first(setting, cheap, [_adapters()] if layers else ()),
     ]
     ways = [way for way in found if way is not None]
     if (not ways or (len(ways) == 1 and ways[0].changes[-1].option[0] == "--cluster")) and _may_shrink(setting, cheap):

@@ -227,12 +227,17 @@ def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
     if asked.may_recompute:
         setting = recomputed(setting) or setting
     larger = with_more_cards(setting.cluster) if not asked.used else ()
-    for way in ways_out(setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked, tell)):
+    find = partial(ways_out, setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked, tell))
+    is_open = asked.model is not None or asked.recipe is not None
+    for way in find(layers=is_open) or find():
         unit, size = unit_of(way.nearest.use.total)
         words = ", ".join(change.words for change in way.changes)
-        yield f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}:"
+        text = f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}"
         options = [change.option for change in way.changes]
-        yield f"  {asking.changed(options, [change.key for change in way.changes])}"
+        command = asking.changed(options, [change.key for change in way.changes])
+        yield from (
+            (f"{text}:", f"  {command}") if command else (f"{text}; profile the model so, or name it by --model.",)
+        )
 
 
 def _smaller(asked: PlanQuestion, tell: Telling) -> list[Change]:

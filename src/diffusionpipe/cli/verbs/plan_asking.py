@@ -64,6 +64,8 @@ def check_memory(memory: float | None) -> None:
 
 AUTO = "auto"
 MOST_SAMPLES = 1_000_000
+_OF_LAYERS = ("--frozen-dtype", "--lora-rank", "--resolution")
+"""Options that change the layers, so that a profile in a file is none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,14 @@ class PlanCommand:
         return self._with("--memory", gib_of(num_bytes))
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """For a plan with these options, or for the recipe with these keys."""
+        """For a plan with these options, or for the recipe with these keys; "" where the profile's file forbids it."""
         command = self
+        if self._gives("--profile") and any(option in _OF_LAYERS for option, _ in options):
+            if not self.has_recipe:
+                return ""
+            command = replace(self, arguments=self._without("--profile"))  # it is of other layers
         for (option, value), key in zip(options, keys, strict=True):
-            if self.has_recipe and key:
+            if self.has_recipe and key and not self._gives(option):
                 command = replace(command, arguments=(*command.arguments, key))
             else:
                 command = replace(command, arguments=command._replaced(option, value))
@@ -105,10 +111,17 @@ class PlanCommand:
     def _replaced(self, option: str, value: str) -> tuple[str, ...]:
         """The arguments with another value of an option."""
         others = ("--devices", "--link") if option == "--cluster" else ()
+        return (*self._without(option, *others), option, value)
+
+    def _gives(self, option: str) -> bool:
+        return any(word == option or word.startswith(f"{option}=") for word in self.arguments)
+
+    def _without(self, *options: str) -> tuple[str, ...]:
+        """The arguments without these options and their values."""
         kept, words = [], iter(self.arguments)
         for word in words:
-            if word == option or word in others:
+            if word in options:
                 next(words, None)
-            elif not word.startswith((f"{option}=", *(f"{other}=" for other in others))):
+            elif not word.startswith(tuple(f"{option}=" for option in options)):
                 kept.append(word)
-        return (*kept, option, value)
+        return tuple(kept)
