@@ -1,6 +1,7 @@
 """Names of adapters in other programs' files, against tables from the rules of these programs."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -384,3 +385,52 @@ def test_diffusers_gives_each_layer_its_product_where_ranks_and_scales_differ():
             assert torch.allclose(product, adapter.scale * adapter.up @ adapter.down, rtol=1e-5, atol=1e-5), name
             found += 1
     assert found == sum(map(len, adapters.values()))
+
+
+@pytest.mark.parametrize(
+    ("make", "pipeline"),
+    [
+        (tiny_unet, "StableDiffusionPipeline"),
+        (tiny_flux_transformer, "FluxPipeline"),
+        (tiny_sd3_transformer, "StableDiffusion3Pipeline"),
+        (lambda: wan().transformer, "WanPipeline"),
+        (lambda: z_image().transformer, "ZImagePipeline"),
+    ],
+)
+def test_whole_differences_of_dora_are_what_peft_adds_row_by_row(make, pipeline):
+    """peft itself merges the adapters; convolutions, joined rows and names included."""
+    peft = pytest.importorskip("peft")
+    module, component = make(), _component(pipeline)
+    names = _targets(module)
+    torch.manual_seed(0)
+    adapters = {
+        name: replace(one, magnitude=torch.rand(one.up.shape[0]) + 0.5)
+        for name, one in _adapters(module, names, scale=1.0).items()
+    }
+    old = {name: module.get_submodule(name).weight.detach().clone() for name in names}
+    written = to_foreign(
+        {component: adapters},
+        {component: module},
+        pipeline=pipeline,
+        weights=lambda asked, layers: {name: old[name] for name in layers if asked == component},
+    )
+    whole = peft.inject_adapter_in_model(
+        peft.LoraConfig(r=2, lora_alpha=2, target_modules=names, use_dora=True), module
+    )
+    table = _table(pipeline, module, names)
+    end = ".diff"
+    assert set(written) == {stem + end for stem, _ in table.values()}
+    for name, (stem, first) in table.items():
+        layer, adapter = whole.get_submodule(name), adapters[name]
+        layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = adapter.down, adapter.up
+        norms = layer.lora_magnitude_vector["default"].weight
+        norms.data = adapter.magnitude.reshape(norms.shape)
+        layer.merge()
+        added = layer.get_base_layer().weight.detach() - old[name]
+        found = written[stem + end][first : first + len(added)]
+        assert found.dtype is torch.float32
+        assert (found - added).abs().max() <= 1e-5 * added.abs().max(), name
+    with pytest.raises(ModelError, match=r"it holds whole differences of weights .*diffusers' format beside it"):
+        from_foreign(written, {component: module}, pipeline=pipeline)
+    with pytest.raises(ModelError, match=r"lora\.dora_as_difference"):
+        to_foreign({component: adapters}, {component: module}, pipeline=pipeline)

@@ -203,3 +203,38 @@ def test_files_that_cannot_be_written_end_the_run_with_the_checkpoint_in_its_pla
     first, last = str(error.value).splitlines()
     assert f"the adapters {made.run.folder / CHECKPOINT_ADAPTERS / 'step-00000001'} could not be written: " in first
     assert last == f"the last good checkpoint is {made.run.folder / 'checkpoints' / 'step-00000001'}"
+
+
+@pytest.mark.slow
+def test_the_whole_differences_of_dora_are_those_that_diffusers_draws_with(place, tmp_path):
+    lora = {"dora": True, "dora_as_difference": True, "target_modules": "all", "rank": 1, "alpha": 2.0}
+    made = _recipe(place, "dora", folder=tmp_path, **lora)
+    assert train_here(made) == 4
+    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(place / "sd")
+    parts = {"lora_unet_": pipeline.unet, "lora_te_text_model_": pipeline.text_encoder}
+    own = [
+        {name.removeprefix("text_model."): p.detach().clone() for name, p in module.named_parameters()}
+        for module in parts.values()
+    ]
+    pipeline.load_lora_weights(str(tmp_path / "dora" / "export" / ADAPTERS))
+    pipeline.fuse_lora(components=["unet", "text_encoder"])
+    pipeline.unload_lora_weights()
+    changed = {}
+    for (prefix, module), before in zip(parts.items(), own, strict=True):
+        for name, parameter in module.named_parameters():
+            plain = name.removeprefix("text_model.")
+            if not torch.equal(parameter, before[plain]):
+                key = prefix + plain.removesuffix(".weight").replace(".", "_") + ".diff"
+                changed[key] = parameter.detach() - before[plain]
+    written = load_file(tmp_path / "dora" / "export" / "dora.safetensors")
+    assert changed.keys() <= written.keys()
+    assert {key.partition("_")[2].partition("_")[0] for key in changed} == {"unet", "te"}
+    for key, tensor in written.items():
+        there = changed.get(key, torch.zeros(()))
+        assert (tensor - there).abs().max() <= 2e-6, key
+    late = tmp_path / "dora" / CHECKPOINT_ADAPTERS / "step-00000004" / "dora-step-00000004.safetensors"
+    assert all(torch.equal(tensor, written[key]) for key, tensor in load_file(late).items())
+    with pytest.raises(ModelError, match=r"lora\.start: .* it holds whole differences of weights"):
+        train_here(
+            _recipe(place, "again", folder=tmp_path, start=str(tmp_path / "dora" / "export" / "dora.safetensors"))
+        )

@@ -38,6 +38,9 @@ def has_ended(recipe: Recipe, checkpoint: Path) -> bool:
     return noted == _content(recipe, checkpoint) and all(path.is_file() for path in _exports(recipe))
 
 
+_FILES = ("formats", "dora_as_difference", "save_dtype", "trigger")
+
+
 def _content(recipe: Recipe, checkpoint: Path) -> dict[str, object]:
     return {"checkpoint": checkpoint.name, "merged": recipe.lora.merge, **_of_files(recipe.lora)}
 
@@ -46,7 +49,7 @@ def _of_files(lora: LoraSection) -> dict[str, object]:
     """Settings for the files of adapters; the defaults are left out, as in notes of earlier versions."""
     defaults = LoraSection(rank=None).model_dump(mode="json")
     own = lora.model_dump(mode="json")
-    return {key: own[key] for key in ("formats", "save_dtype", "trigger") if own[key] != defaults[key]}
+    return {key: own[key] for key in _FILES if own[key] != defaults[key]}
 
 
 def _exports(recipe: Recipe) -> Iterable[Path]:

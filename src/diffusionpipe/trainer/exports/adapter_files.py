@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.output_file import write_durably
-from diffusionpipe.models.parameters.adapter_names import FORMS, to_foreign
+from diffusionpipe.models.parameters.adapter_names import FORMS, Weights, to_foreign
 from diffusionpipe.models.parameters.lora_file import adapter_tensors, layer_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.trainer.exports.adapter_header import AdapterFacts, header
@@ -19,12 +19,16 @@ _ALPHA = ".alpha"
 
 
 def write_adapter_files(
-    adapters: Mapping[str, Mapping[str, Tensor]], folder: Path, modules: Mapping[str, nn.Module], facts: AdapterFacts
+    adapters: Mapping[str, Mapping[str, Tensor]],
+    folder: Path,
+    modules: Mapping[str, nn.Module],
+    facts: AdapterFacts,
+    weights: Weights,
 ) -> None:
     """Writes the adapters of components, by their names in these, in each format of the recipe.
 
     diffusers' format is the file that `load_lora_weights(folder)` finds: scales are multiplied in, alpha is the rank.
-    ComfyUI's is NAME.safetensors, by which its lists show it.
+    ComfyUI's is NAME.safetensors, by which its lists show it. `weights` reads the base model's, for differences.
 
     Raises:
         ModelError: a layer has no name in a format, or a number is too large for the wanted dtype.
@@ -37,7 +41,7 @@ def write_adapter_files(
     write_durably(folder / ADAPTERS, save(tensors, header(facts, tensors, has_alpha=False, is_original=False)))
     if AdapterFormat.COMFY in section.formats:
         layers = {component: layer_adapters(own, facts.settings) for component, own in adapters.items()}
-        tensors = stored_as(dtype, to_foreign(layers, modules, pipeline=facts.pipeline))
+        tensors = stored_as(dtype, to_foreign(layers, modules, pipeline=facts.pipeline, weights=weights))
         has_alpha, is_original = any(name.endswith(_ALPHA) for name in tensors), FORMS[facts.pipeline].is_original
         written = header(facts, tensors, has_alpha=has_alpha, is_original=is_original)
         write_durably(folder / comfy_file(facts.name), save(tensors, written))

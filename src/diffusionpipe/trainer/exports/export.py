@@ -26,6 +26,7 @@ from diffusionpipe.models.opening.folder import (
     scheduler_config,
 )
 from diffusionpipe.models.opening.pipeline_defaults import default_guidance
+from diffusionpipe.models.parameters.adapter_names import Weights
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.parameters.lora_file import load_adapters, merge_adapters, save_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
@@ -127,7 +128,7 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
         if settings.lora is not None and not settings.is_merged:
             trained = _with_adapters(modules, settings)
             adapters, has_ema = _adapters_in(checkpoint, trained, settings)
-            write_adapter_files(adapters, temporary, trained, _facts(settings, checkpoint))
+            write_adapter_files(adapters, temporary, trained, _facts(settings, checkpoint), _weights_of(settings))
         else:
             has_ema = _write_model(checkpoint, temporary, modules, settings, index)
         card = _card(settings, original, index, step=read_manifest(checkpoint).step, is_average=has_ema)
@@ -158,7 +159,8 @@ def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, n
         temporary.mkdir(parents=True)
         adapters, _ = _adapters_in(checkpoint, trained, settings)
         facts = _facts(settings, checkpoint)
-        write_adapter_files(adapters, temporary, trained, replace(facts, name=f"{facts.name}-{checkpoint.name}"))
+        facts = replace(facts, name=f"{facts.name}-{checkpoint.name}")
+        write_adapter_files(adapters, temporary, trained, facts, _weights_of(settings))
         _replace(temporary, destination)
     except OSError as error:
         raise CheckpointError(f"the adapters {destination} could not be written: {error}") from error
@@ -271,6 +273,20 @@ def _adapters_in(
         )
         has_average |= is_average
     return adapters, has_average
+
+
+def _weights_of(settings: Export) -> Weights:
+    """Reads weights of the source model, by the names of their layers."""
+
+    def read_weights(component: str, layers: Collection[str]) -> dict[str, Tensor]:
+        source = stored_weights(settings.source_model / component, settings.variant)
+        if source is None:
+            raise ModelError(f"{settings.source_model / component} has no weights; restore them")
+        plain = open_components(settings.source_model)[component]  # a session's may be sharded
+        found = tensors_of(component, plain, source, [f"{layer}.weight" for layer in layers])
+        return {layer: found[f"{layer}.weight"] for layer in layers}
+
+    return read_weights
 
 
 def _facts(settings: Export, checkpoint: Path) -> AdapterFacts:

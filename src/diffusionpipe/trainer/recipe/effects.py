@@ -49,7 +49,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "lora": {
         Effect.FIXED: "rank start resize",
         Effect.JUDGED: "alpha target_modules exclude rank_pattern dora rank_stabilized",
-        Effect.SILENT: "merge formats save_dtype trigger",
+        Effect.SILENT: "merge formats dora_as_difference save_dtype trigger",
     },
     "objective": {
         Effect.JUDGED: "kind",

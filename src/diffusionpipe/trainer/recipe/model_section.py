@@ -114,6 +114,8 @@ class LoraSection(Section):
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
     formats: Annotated[Several[Choice[AdapterFormat]], BeforeValidator(texts_for_text)] = (AdapterFormat.DIFFUSERS,)
     """Formats of the exported adapters: ["diffusers"], or ["diffusers", "comfy"], whose second file ComfyUI reads."""
+    dora_as_difference: bool = False
+    """Whether "comfy" has the whole difference of each weight, which is all that ComfyUI can read of DoRA."""
     save_dtype: Maybe[Choice[SaveDtype]] = None
     """Dtype of the numbers in these files, e.g. "bfloat16"; "none": as they were trained."""
     trigger: Maybe[str] = None
@@ -124,11 +126,14 @@ class LoraSection(Section):
     def _formats_hold_what_is_drawn_from(self) -> Self:
         if AdapterFormat.DIFFUSERS not in self.formats:
             raise ValueError('formats: the run and `sample` draw from "diffusers"; use ["diffusers", "comfy"]')
-        if self.dora and AdapterFormat.COMFY in self.formats:
+        has_both = self.dora and AdapterFormat.COMFY in self.formats
+        if has_both and not self.dora_as_difference:
             raise ValueError(
                 "formats: ComfyUI divides by the norm of other weights than DoRA, and diffusers drops the norms of "
-                'such a file; remove "comfy", or remove dora'
+                'such a file; set dora_as_difference = true, remove "comfy", or remove dora'
             )
+        if self.dora_as_difference and not has_both and self.rank is not None:
+            raise ValueError('dora_as_difference: it has no effect without dora and "comfy" in formats; remove it')
         return self
 
     @model_validator(mode="after")

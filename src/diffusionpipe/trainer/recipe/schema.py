@@ -281,7 +281,7 @@ def _adapters_are_exported(*, checkpoint: CheckpointSection, lora: LoraSection) 
         yield "checkpoint.adapters: it has no effect without adapters; set lora.rank, e.g. 16, or remove it"
     if lora.merge and not checkpoint.adapters:
         defaults = LoraSection(rank=None)
-        for key in ("formats", "save_dtype", "trigger"):
+        for key in ("formats", "dora_as_difference", "save_dtype", "trigger"):
             if getattr(lora, key) != getattr(defaults, key):
                 yield f"lora.{key}: it has no effect on a whole model; remove it, or remove lora.merge"
 

@@ -7,6 +7,7 @@ names. `check_readable` says before training which layers have no name there.
 from diffusionpipe.models.parameters.adapter_names.families import FORMS, Form, text_layer
 from diffusionpipe.models.parameters.adapter_names.foreign import (
     Adapters,
+    Weights,
     check_readable,
     from_foreign,
     to_foreign,
@@ -21,6 +22,7 @@ __all__ = [
     "Form",
     "Layer",
     "Part",
+    "Weights",
     "check_readable",
     "from_foreign",
     "joined",

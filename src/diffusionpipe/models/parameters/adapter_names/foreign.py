@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names.families import FORMS, KOHYA, Form, text_layer, with_text_model
-from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated, with_one_alpha
+from diffusionpipe.models.parameters.adapter_names.matrices import (
+    Adapter,
+    difference,
+    joined,
+    joined_differences,
+    scaled,
+    separated,
+    with_one_alpha,
+)
 from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
 
 Adapters = Mapping[str, Mapping[str, Adapter]]
@@ -29,6 +37,7 @@ _PAIRS = (
     (".lora_linear_layer.up.weight", ".lora_linear_layer.down.weight"),  # its text encoders
 )
 _ALPHA = ".alpha"
+_DIFFERENCE = ".diff"
 _MAGNITUDES = (".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
 _OTHER_KINDS = {
     ".hada_w1_a": "adapters of LoHa",
@@ -37,7 +46,7 @@ _OTHER_KINDS = {
     ".lora_mid.weight": "adapters with a core matrix (Tucker)",
     ".oft_blocks": "adapters of OFT",
     ".oft_diag": "adapters of OFT",
-    ".diff": "whole differences of weights",
+    _DIFFERENCE: "whole differences of weights",
     ".diff_b": "differences of biases",
 }
 """Kinds of adapters in files of other programs beside pairs of matrices, by the end of a tensor's name."""
@@ -65,11 +74,18 @@ def check_readable(pipeline: str, modules: Mapping[str, nn.Module], targets: Map
         )
 
 
-def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline: str) -> dict[str, Tensor]:
+Weights = Callable[[str, Collection[str]], Mapping[str, Tensor]]
+"""(component, names of layers) -> their weights, as the model has them without adapters."""
+
+
+def to_foreign(
+    adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline: str, weights: Weights | None = None
+) -> dict[str, Tensor]:
     """The tensors of the file that ComfyUI reads, and diffusers where it can; see `families` for the names.
 
     q, k and v that are one layer there are joined block by block: three times the rank and the alpha. CLIP gets an
-    adapter of zeros on out_proj where q, k or v have one, because diffusers finds the kind of a file by it.
+    adapter of zeros on out_proj where q, k or v have one, because diffusers finds the kind of a file by it. Adapters of
+    DoRA are written as whole differences of `weights`, which ComfyUI adds; diffusers does not read them.
 
     Raises:
         ModelError: ComfyUI has no name for a layer, or takes adapters of this kind otherwise.
@@ -77,10 +93,13 @@ def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline
     check_readable(pipeline, modules, adapters)
     form = FORMS[pipeline]
     if any(adapter.magnitude is not None for own in adapters.values() for adapter in own.values()):
-        raise ModelError(
-            'DoRA cannot be written in the format "comfy": ComfyUI divides by the norm of other weights, and diffusers '
-            'drops the magnitudes; write "diffusers" alone'
-        )
+        if weights is None:
+            raise ModelError(
+                'DoRA cannot be written in the format "comfy": ComfyUI divides by the norm of other weights, and '
+                'diffusers drops the magnitudes; write whole differences (lora.dora_as_difference), or "diffusers" '
+                "alone"
+            )
+        return _differences(adapters, modules, form, weights)
     written: dict[str, Tensor] = {}
     for component, own in adapters.items():
         complete = _with_out_proj(own, modules[component])
@@ -92,6 +111,25 @@ def to_foreign(adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline
             present = [(form.partial, layer) for _, layer in present]
         for prefix, layer in present:
             written |= _tensors(prefix, layer.name, joined(layer.parts, complete))
+    return written
+
+
+def _differences(
+    adapters: Adapters, modules: Mapping[str, nn.Module], form: Form, weights: Weights
+) -> dict[str, Tensor]:
+    """One tensor for each foreign layer: the difference of its weight, in float32."""
+    written: dict[str, Tensor] = {}
+    for component, own in adapters.items():
+        old = weights(component, own)
+        for prefix, layer in _layers(component, modules[component], form):
+            found = {
+                part.module: difference(own[part.module], old[part.module])
+                for part in layer.parts
+                if part.module in own
+            }
+            if found:
+                name = layer.name if prefix.endswith(".") else layer.name.replace(".", "_")
+                written[f"{prefix}{name}{_DIFFERENCE}"] = joined_differences(layer.parts, found).float()
     return written
 
 
@@ -119,7 +157,8 @@ def from_foreign(
     unknown = [name for name in [*found, *alphas, *magnitudes] if _plain(name) not in known]
     for end, kind in _OTHER_KINDS.items():
         if of_kind := [name for name in others if name.endswith(end)]:
-            raise ModelError(f"it holds {kind} ({of_kind[0]}); only adapters of two matrices (LoRA) are read")
+            remedy = "; the file of diffusers' format beside it has the adapters" if end == _DIFFERENCE else ""
+            raise ModelError(f"it holds {kind} ({of_kind[0]}); only adapters of two matrices (LoRA) are read{remedy}")
     if strange := [*others, *dict.fromkeys(unknown)]:
         names = "1 name is" if len(strange) == 1 else f"{len(strange)} names are"
         raise ModelError(

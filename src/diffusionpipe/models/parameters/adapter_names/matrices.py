@@ -38,6 +38,29 @@ def scaled(adapter: Adapter) -> Adapter:
     return Adapter(down=adapter.down, up=adapter.up * adapter.scale, magnitude=adapter.magnitude)
 
 
+def difference(adapter: Adapter, weight: Tensor) -> Tensor:
+    """All that an adapter adds to a weight; with a magnitude the rows of weight and adapter have these norms.
+
+    In float64, by peft's rule, which takes the norms of the sum, not of the old weight alone.
+    """
+    old, up, down = weight.double(), adapter.up.double().flatten(1), adapter.down.double().flatten(1)
+    new = old + (adapter.scale * (up @ down)).reshape(old.shape)  # (outputs, inputs) or (outputs, inputs, h, w)
+    if adapter.magnitude is not None:
+        norms = new.flatten(1).norm(dim=1)
+        new = new * (adapter.magnitude.double().flatten() / norms).reshape(-1, *[1] * (new.dim() - 1))
+    return new - old
+
+
+def joined_differences(parts: Sequence[Part], found: Mapping[str, Tensor]) -> Tensor:
+    """The differences of the layers that one layer joins, as that layer's; a part without one has zero rows."""
+    sample = next(iter(found.values()))
+    rows = [
+        _ordered(part, found[part.module]) if part.module in found else sample.new_zeros(part.rows, *sample.shape[1:])
+        for part in parts
+    ]
+    return torch.cat(rows)
+
+
 def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
     """The same products, all with the alpha (scale * rank) that most of them have."""
     alphas = Counter(adapter.scale * adapter.rank for adapter in adapters.values())
