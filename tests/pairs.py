@@ -105,6 +105,24 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         )
     ],
     "tests/trainer/test_lora_runs.py::test_two_stages_learn_what_one_process_learns": [(Feature.LORA, Feature.EMA)],
+    "tests/runtime/test_stored.py::test_gradients_of_adapters_on_stored_weights_are_those_of_one_process": [
+        (Feature.QUANTISED, other)
+        for other in (
+            Feature.LORA,
+            Feature.SPLIT,
+            Feature.RECOMPUTE,
+            Feature.SEVERAL_STAGES,
+            Feature.DATA_PARALLEL,
+            Feature.SHARDED,
+            Feature.OFFLOAD,
+        )
+    ],
+    "tests/runtime/test_stored.py::test_filled_with_stored_encoders_they_are_too": [(Feature.QUANTISED, Feature.FILL)],
+    "tests/trainer/test_stored_runs.py::test_two_stages_learn_and_draw_what_one_process_does_and_hold_adapters_alone": [
+        (Feature.QUANTISED, Feature.PICTURES),
+        (Feature.QUANTISED, Feature.EMA),
+        (Feature.QUANTISED, Feature.BFLOAT16),
+    ],
     "tests/trainer/test_lora_runs.py::test_base_weights_kept_in_bfloat16_give_the_same_run_bit_for_bit": [
         (Feature.LORA, Feature.NARROW_STORE),
         (Feature.BFLOAT16, Feature.NARROW_STORE),

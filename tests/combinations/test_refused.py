@@ -23,7 +23,7 @@ from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.offload import check_offload
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.schedules import one_f_one_b
-from diffusionpipe.trainer.recipe import Recipe, recipe_from_table
+from diffusionpipe.trainer.recipe import Recipe, decided, recipe_from_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,6 +161,16 @@ CASES = {
     (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_offload(without_encoders())],
     (F.FILL, F.NO_ENCODERS): [
         lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)
+    ],
+    (F.DORA, F.QUANTISED): [
+        recipe_with(lora={"rank": 8, "dora": True}, model={"frozen_dtype": "nf4"}, training={"precision": "bfloat16"})
+    ],
+    (F.QUANTISED, F.FROM_SCRATCH): [
+        recipe_with(model={"frozen_dtype": "int8", "from_scratch": True}, training={"precision": "bfloat16"})
+    ],
+    (F.QUANTISED, F.WIDE): [
+        recipe_with(model={"frozen_dtype": "nf4"}, training={"precision": "float32"}),
+        lambda: decided(recipe_with(model={"frozen_dtype": {"unet": "int8"}})(), has_bfloat16=False),
     ],
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"}, training={"precision": "float32"})],
     (F.VERSIONS, F.SHARDED): [

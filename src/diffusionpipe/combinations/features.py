@@ -35,6 +35,7 @@ class Feature(StrEnum):
     GIVEN_PIPELINES = "given pipelines"
     NO_ENCODERS = "no encoders"
     NARROW_STORE = "bfloat16 store"
+    QUANTISED = "stored weights"
     WIDE = "wide arithmetic"
     SELF_CONDITIONING = "self-conditioning"
     VERSIONS = "weight versions"
@@ -77,6 +78,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.GIVEN_PIPELINES: '`pipeline.plan = "auto"` with `stages`, or fewer copies than ranks',
     Feature.NO_ENCODERS: "the model has no frozen part",
     Feature.NARROW_STORE: '`model.frozen_dtype = "bfloat16"`',
+    Feature.QUANTISED: '`model.frozen_dtype` is "float8", "int8" or "nf4"',
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
     Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
     Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",

@@ -52,6 +52,18 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         "DoRA reads the norms of frozen weights outside autocast, so weights stored in bfloat16 would change its "
         "results; remove frozen_dtype, or remove lora.dora"
     ),
+    (Feature.DORA, Feature.QUANTISED): (
+        "DoRA reads the norms of frozen weights, which are not there as numbers when they are stored in one byte or "
+        "four bits; remove frozen_dtype, or remove lora.dora"
+    ),
+    (Feature.QUANTISED, Feature.FROM_SCRATCH): (
+        "random weights are trained, and a stored weight never changes; name the frozen components alone, e.g. "
+        'frozen_dtype.text_encoder = "{form}"'
+    ),
+    (Feature.QUANTISED, Feature.WIDE): (
+        "weights stored in one byte or four bits do not deserve arithmetic in {precision}; set training.precision = "
+        '"bfloat16", or remove frozen_dtype'
+    ),
     (Feature.NARROW_STORE, Feature.WIDE): (
         'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
         "remove frozen_dtype"

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from diffusionpipe.costs.cluster import Cluster
-from diffusionpipe.costs.graph import BYTES_OF_DTYPE, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.graph import BYTES_OF_DTYPE, BYTES_OF_STORED, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import Profile
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.files import MAX_PROBLEMS, Format, from_text, read_file, to_text, write_file
@@ -183,7 +183,8 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
         yield from (f"{kind} {name} occurs {count} times" for name, count in counts.items() if count > 1)
     specs: tuple[TensorSpec | ParameterSpec, ...] = (*graph.tensors, *graph.parameters)
     for spec in specs:
-        if spec.dtype not in BYTES_OF_DTYPE:
+        is_stored = isinstance(spec, ParameterSpec) and spec.dtype in BYTES_OF_STORED
+        if spec.dtype not in BYTES_OF_DTYPE and not is_stored:
             yield f"{spec.name}: dtype is {spec.dtype!r}; known are {', '.join(BYTES_OF_DTYPE)}"
         if any(side < 0 for side in spec.shape):
             yield f"{spec.name}: the shape {spec.shape} has a negative side"

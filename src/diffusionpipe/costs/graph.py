@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from math import prod
 
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.units import Bytes
 
 BYTES_OF_DTYPE = {
@@ -22,6 +23,8 @@ BYTES_OF_DTYPE = {
     "uint8": 1,
     "bool": 1,
 }
+BYTES_OF_STORED = {form.value: 1 for form in Form}
+"""Bytes of a number of a stored matrix's codes, whose dtype is the name of their form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,13 @@ class ParameterSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    """A dtype of torch, or the form of a stored matrix's codes."""
     is_trainable: bool = True
 
     @property
     def num_bytes(self) -> Bytes:
         """Bytes of the parameter itself."""
-        return prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
+        return prod(self.shape) * (BYTES_OF_DTYPE.get(self.dtype) or BYTES_OF_STORED[self.dtype])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +233,24 @@ class ModelGraph:
     def frozen_outputs(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Tensors that these backbone layers read from the frozen part or from the raw inputs, in order."""
         return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)
+
+
+def frozen_store(graph: ModelGraph) -> str:
+    """The form of the most bytes among frozen matrices, else bfloat16 where they are so; "" where all are wide."""
+    sizes: dict[str, int] = {}
+    for parameter in graph.parameters:
+        if not parameter.is_trainable and (parameter.dtype in BYTES_OF_STORED or parameter.dtype == "bfloat16"):
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.num_bytes
+    forms = {name: size for name, size in sizes.items() if name in BYTES_OF_STORED} or sizes
+    return max(forms, key=lambda name: forms[name]) if forms else ""
+
+
+def wider_bytes(graph: ModelGraph) -> tuple[Bytes, Bytes]:
+    """(bytes of the frozen parameters that have no form of one byte or four bits a number, bytes of all)."""
+    frozen = [parameter for parameter in graph.parameters if not parameter.is_trainable]
+    layers = {p.name.removesuffix("codes") for p in frozen if p.dtype in BYTES_OF_STORED}
+    wider = [p for p in frozen if p.dtype not in BYTES_OF_STORED and p.name.removesuffix("scales") not in layers]
+    return sum(p.num_bytes for p in wider), sum(p.num_bytes for p in frozen)
 
 
 def as_fraction(share: float) -> Fraction:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from diffusionpipe.costs.graph import frozen_store
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,7 +39,7 @@ def options_made_with(
             "model-class" if model.is_class else "model": model.name,
             "resolution": clip if model.resolution is None else model.resolution,
             "lora-rank": model.lora_rank,
-            "frozen-dtype": None if model.has_narrow_store else "none",
+            "frozen-dtype": model.form or (None if model.has_narrow_store else "none"),
         }
     found["use"] = ",".join(map(str, used)) or None
     stated = [f"--{name}={value}" for name, value in found.items() if value is not None]
@@ -53,9 +55,9 @@ def _keys(setting: Setting, optimizer: str) -> Iterator[tuple[str, object]]:
     graph = setting.graph
     yield "training.batch", setting.workload.batch
     yield "training.precision", setting.profile.precision
-    frozen = {parameter.dtype for parameter in graph.parameters if not parameter.is_trainable}
+    frozen = any(not parameter.is_trainable for parameter in graph.parameters)
     if len(graph.backbones) == 1 and frozen:
-        yield "model.frozen_dtype", "bfloat16" if "bfloat16" in frozen else "none"
+        yield "model.frozen_dtype", frozen_store(graph) or "none"
     yield "optimizer.name", optimizer
     adapters = [one for one in graph.parameters if one.is_trainable and _DOWN in one.name]
     if adapters:

@@ -18,6 +18,7 @@ from diffusionpipe.costs.files import (
     kept_warning,
     read_profile,
 )
+from diffusionpipe.costs.graph import frozen_store
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.decoding import decoding_of_graph
@@ -69,8 +70,8 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
 def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
     """The recipe with arithmetic and storage as the profile has them, where it leaves them to the machine."""
     if recipe.model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:
-        is_narrow = any(p.dtype == "bfloat16" for p in profile.graph.parameters if not p.is_trainable)
-        model = recipe.model.model_copy(update={"frozen_dtype": FrozenDtype.BFLOAT16 if is_narrow else None})
+        stored = frozen_store(profile.graph)
+        model = recipe.model.model_copy(update={"frozen_dtype": FrozenDtype(stored) if stored else None})
         recipe = recipe.model_copy(update={"model": model})
     if recipe.training.precision is Precision.AUTO:
         return decided(recipe, has_bfloat16=profile.precision == "bfloat16")

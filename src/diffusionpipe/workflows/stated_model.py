@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.costs.clusters import device_without_bfloat16
 from diffusionpipe.costs.devices import DEVICES, Basis, device_rates
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
@@ -61,6 +62,8 @@ class StatedModel:
     """Rank of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
     has_narrow_store: bool = False
     """Whether frozen matrices are stored in bfloat16."""
+    form: Form | None = None
+    """The form in which frozen linear layers, but for the VAE's, are stored instead."""
     precision: str = PRECISION
     """Arithmetic of the layers."""
 
@@ -113,8 +116,10 @@ def named_model(
     if profile is not None:
         option = "--model" if kind is None else "--model-class"
         raise ConfigError(f"--profile and {option} are both given; a profile already says which model it is of")
-    if frozen_dtype not in {None, "bfloat16", "none"}:
-        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16 or none, or leave it out")
+    forms = {form.value: form for form in Form}
+    if frozen_dtype not in {None, "bfloat16", "none", *forms}:
+        known = ", ".join(("bfloat16", *forms))
+        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use {known} or none, or leave it out")
     side, clip = (None, None) if resolution is None else _size(resolution)
     return StatedModel(
         name=name or str(kind),
@@ -123,6 +128,7 @@ def named_model(
         clip=clip,
         lora_rank=lora_rank,
         has_narrow_store=frozen_dtype != "none",
+        form=forms.get(frozen_dtype or ""),
     )
 
 
@@ -212,6 +218,11 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
         )
     without = device_without_bfloat16(cluster) if rates.device_type == "cuda" else None
     if without is not None:
+        if stated.form is not None:
+            raise ConfigError(
+                f"--frozen-dtype {stated.form}: layers read stored weights in bfloat16, which {without} does not have; "
+                "leave it out"
+            )
         stated = replace(stated, precision="float32", has_narrow_store=False)
     profile, path = computed_profile(stated, rates.name, folder, tell)
     tell.say(f"profile: analytic, {said_of(rates)}, {profile.mode}{f', kept as {path}' if path else ''}")
@@ -349,10 +360,19 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
     """
     import torch
 
+    from diffusionpipe.errors import ModelError
     from diffusionpipe.models.graphs.graph import canonical_names
+    from diffusionpipe.models.parameters.stored_linear import store, stored_layers
     from diffusionpipe.models.parameters.weights import frozen_factors
 
     graph = _opened(stated)
+    if stated.form is not None:
+        store(graph, lambda component: None if component.startswith("vae") else stated.form)
+        if not any(stored_layers(component) for component in graph.components.values()):
+            raise ModelError(
+                f"--frozen-dtype {stated.form}: {stated.name} is trained as a whole, and nothing of it is frozen; give "
+                "--lora-rank, or leave it out"
+            )
     if stated.has_narrow_store:
         narrow = frozen_factors(graph)
         for parameter, name in canonical_names(graph.components).items():

@@ -212,9 +212,12 @@ def _answer(
 
 def _title(asked: PlanQuestion, setting: Setting) -> str:
     """The first line of the screen."""
+    from diffusionpipe.costs.graph import frozen_store, wider_bytes
+
     name = asked.model.name if asked.model else asked.recipe.run.folder.name if asked.recipe else "profile"
-    frozen = {one.dtype for one in setting.graph.parameters if not one.is_trainable}
-    stored = "bfloat16" if "bfloat16" in frozen else ""
+    stored, (wider, whole) = frozen_store(setting.graph), wider_bytes(setting.graph)
+    if wider < whole:
+        stored += f" ({wider / 2**30:.1f} of {whole / 2**30:.1f} GiB stay wider)"
     return title_of(name, setting, stored=stored)
 
 

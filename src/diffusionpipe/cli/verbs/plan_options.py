@@ -122,8 +122,9 @@ LoraRank = Annotated[
 FrozenDtypeName = Annotated[
     str | None,
     typer.Option(
-        help="With --model or --model-class: bfloat16 stores frozen matrices so, none as wide as the trained ones; "
-        "default: bfloat16 where the arithmetic is bfloat16."
+        help="With --model or --model-class: bfloat16 stores frozen matrices so, float8, int8 and nf4 those of linear "
+        "layers in one byte or four bits a number, none as wide as the trained ones; default: bfloat16 where the "
+        "arithmetic is bfloat16."
     ),
 ]
 Draw = Annotated[

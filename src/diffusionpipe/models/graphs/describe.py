@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.graphs.conduct import Conduct, mixes_samples
@@ -281,8 +282,15 @@ def _problems_of_backbones(model: ModelGraph) -> list[str]:
     ]
 
 
+def _forms(graph: LayerGraph) -> dict[nn.Parameter, str]:
+    """The form of the codes of every stored matrix."""
+    modules = [module for component in graph.components.values() for module in component.modules()]
+    stored = [(getattr(module, "codes", None), getattr(module, "form", None)) for module in modules]
+    return {codes: str(form) for codes, form in stored if isinstance(codes, nn.Parameter) and isinstance(form, Form)}
+
+
 def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mapping[str, int]) -> ModelGraph:
-    names = canonical_names(graph.components)
+    names, forms = canonical_names(graph.components), _forms(graph)
     layers: list[LayerSpec] = []
     needs_gradient: set[str] = set()
     fed_back = {spec.name for spec in graph.fed_back}
@@ -324,7 +332,7 @@ def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mappin
             ParameterSpec(
                 name=names[parameter],
                 shape=tuple(parameter.shape),
-                dtype=dtype_name(parameter.dtype),
+                dtype=forms.get(parameter) or dtype_name(parameter.dtype),
                 is_trainable=parameter.requires_grad,
             )
             for parameter in used

@@ -101,7 +101,7 @@ def _row_pieces(weight: Tensor) -> Iterator[slice]:
 
 
 def _input_parts(columns: int) -> Iterator[tuple[slice, slice]]:
-    """(inputs, their blocks): all whole blocks together, and what is left, each block as wide as the first."""
+    """(inputs, their blocks): all whole blocks together, then the last one where it is shorter."""
     whole = columns // INPUTS_OF_A_SCALE
     if whole:
         yield slice(0, whole * INPUTS_OF_A_SCALE), slice(0, whole)

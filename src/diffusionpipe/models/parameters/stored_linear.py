@@ -61,7 +61,7 @@ class StoredLinear(nn.Linear):
         return wide(self.form, self.codes, self.scales, (self.out_features, self.in_features), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with the wide weight, in autocast's dtype or in that of `x`."""
+        """The product with the wide weight, in the dtype of autocast or else of `x`."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
             x = x.to(torch.get_autocast_dtype(kind))
@@ -134,6 +134,11 @@ def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tu
 def stored_layers(component: nn.Module) -> dict[str, StoredLinear]:
     """The stored layers of a component, by name."""
     return {name: module for name, module in component.named_modules() if isinstance(module, StoredLinear)}
+
+
+def parts_of(name: str, component: nn.Module) -> tuple[str, ...]:
+    """The canonical names of codes and scales of the stored layers of a component of that name."""
+    return tuple(f"{name}.{path}.{part}" for path in stored_layers(component) for part in ("codes", "scales"))
 
 
 def scales_of(component: nn.Module) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.graph import frozen_store, wider_bytes
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parameters.stored import StoredWeights
@@ -88,6 +89,10 @@ def load_weights(
         else:
             load(layers={*trained_layers(plan, rank), *frozen}, device=device)
     logger.info("loaded weights parameters=%s load_s=%.1f", short_count(count.total), perf_counter() - started)
+    wider, whole = wider_bytes(weights.model)
+    if wider < whole:
+        form = frozen_store(weights.model)
+        logger.info("stored weights form=%s frozen_gib=%.3f wider_gib=%.3f", form, whole / 2**30, wider / 2**30)
     return sharded
 
 

@@ -2,10 +2,11 @@
 
 import torch
 
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.models.parameters.lora import LoraSettings
 from diffusionpipe.models.parameters.lora_targets import ATTENTION, Breadth, Targets
-from diffusionpipe.trainer.recipe import FrozenDtype, Recipe
-from diffusionpipe.trainer.recipe.model_section import AdaptedLayers
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.model_section import AdaptedLayers, is_narrow_store, stored_form
 
 
 def lora_of(recipe: Recipe) -> LoraSettings | None:
@@ -45,5 +46,14 @@ def lora_identity(recipe: Recipe) -> str | None:
 
 
 def frozen_dtype_of(recipe: Recipe) -> torch.dtype | None:
-    """The dtype of frozen linear layers and convolutions; None for the dtype of the trained weights."""
-    return torch.bfloat16 if recipe.model.frozen_dtype is FrozenDtype.BFLOAT16 else None
+    """The dtype of frozen linear layers and convolutions that are not stored in a form of their own.
+
+    None for the dtype of the trained weights.
+    """
+    return torch.bfloat16 if is_narrow_store(recipe.model.frozen_dtype) else None
+
+
+def form_of(recipe: Recipe, component: str) -> Form | None:
+    """The form in which the frozen linear layers of a component are stored; None for a dtype of torch."""
+    form = stored_form(recipe.model.frozen_dtype, component)
+    return None if form is None else Form(form.value)

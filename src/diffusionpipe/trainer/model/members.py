@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,15 +29,16 @@ from diffusionpipe.models.parameters.adapter_names import check_readable
 from diffusionpipe.models.parameters.lora import adapted_layers
 from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_adapters
 from diffusionpipe.models.parameters.stored import StoredWeights
+from diffusionpipe.models.parameters.stored_linear import parts_of, store, stored_layers
 from diffusionpipe.models.parameters.weights import frozen_factors
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.decisions import decided_by_job
 from diffusionpipe.trainer.model.guidance import check_guidance
-from diffusionpipe.trainer.model.lora import frozen_dtype_of, lora_of
+from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
-from diffusionpipe.trainer.recipe.model_section import AdapterFormat
+from diffusionpipe.trainer.recipe.model_section import AdapterFormat, stored_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +239,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
     )
     if AdapterFormat.COMFY in recipe.lora.formats:
         _check_names(graph, folder)
+    _store(graph, recipe)
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)
     return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
@@ -251,12 +254,36 @@ def _check_names(graph: LayerGraph, folder: Path) -> None:
         raise ModelError(f"lora.formats: {error}") from error
 
 
+def _store(graph: LayerGraph, recipe: Recipe) -> None:
+    """Puts stored layers in place of frozen ones, by component. Raises RecipeError where there is nothing to store."""
+    stated = recipe.model.frozen_dtype
+    if stored_form(stated) is None:
+        return
+    for name in stated if isinstance(stated, dict) else ():
+        if name not in graph.components:
+            known = ", ".join(key for key, one in graph.components.items() if any(True for _ in one.parameters()))
+            raise RecipeError(f"model.frozen_dtype: the model has no component {name}; it has {known}")
+    store(graph, partial(form_of, recipe))
+    wanted = [name for name in graph.components if form_of(recipe, name) is not None]
+    if isinstance(stated, dict):
+        empty = [name for name in wanted if not stored_layers(graph.components[name])]
+    else:
+        empty = wanted if not any(stored_layers(graph.components[name]) for name in wanted) else []
+    if empty:
+        raise RecipeError(
+            f"model.frozen_dtype: {' and '.join(empty)} has no frozen linear layer to store; set lora.rank, so that "
+            "its weights stay frozen, or leave it out"
+        )
+
+
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:
     """Parameters on meta in the dtype in which they will be real, so that the description has it."""
     dtype, narrow = parameter_dtype(recipe), frozen_dtype_of(recipe)
     factors = frozen_factors(graph) if narrow is not None else frozenset()
+    as_stored = {name for key, one in graph.components.items() for name in parts_of(key, one)}
     for parameter, name in canonical_names(graph.components).items():
-        parameter.data = parameter.data.to(narrow if name in factors else dtype)
+        if name not in as_stored:
+            parameter.data = parameter.data.to(narrow if name in factors else dtype)
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:

@@ -11,12 +11,10 @@ A recipe in the folder of a run states all values. One that was written before a
 from collections.abc import Mapping
 from pathlib import Path
 
-from diffusionpipe.combinations.features import Feature
-from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.recipe.model_section import FrozenDtype
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype, is_narrow_store
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, table_of_file
-from diffusionpipe.trainer.recipe.schema import Recipe
+from diffusionpipe.trainer.recipe.schema import Recipe, too_wide
 from diffusionpipe.trainer.recipe.training_section import Precision
 
 _BEFORE: Mapping[str, Mapping[str, object]] = {
@@ -51,9 +49,8 @@ def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
         chosen = Precision.BFLOAT16 if has_bfloat16 else Precision.FLOAT32
         training = training.model_copy(update={"precision": chosen})
     is_narrow = training.precision is Precision.BFLOAT16
-    if model.frozen_dtype is FrozenDtype.BFLOAT16 and not is_narrow:
-        why = refusal(Feature.NARROW_STORE, Feature.WIDE, precision=training.precision)
-        raise RecipeError(f"model.frozen_dtype: {why}")
+    if is_narrow_store(model.frozen_dtype) and not is_narrow:
+        raise RecipeError(f"model.frozen_dtype: {too_wide(model, training.precision)}")
     if model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:  # of several models there is no such key
         stored = FrozenDtype.BFLOAT16 if is_narrow and not recipe.lora.dora else None  # DoRA's norms read them exactly
         model = model.model_copy(update={"frozen_dtype": stored})

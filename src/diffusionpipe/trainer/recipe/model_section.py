@@ -26,6 +26,52 @@ class FrozenDtype(StrEnum):
     AUTO = "auto"
     """To be decided by the arithmetic (see `decided`)."""
     BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8"
+    INT8 = "int8"
+    NF4 = "nf4"
+
+
+FrozenStore = FrozenDtype | dict[str, FrozenDtype] | None
+"""One dtype for all components, or one for each that is named; the others are stored in bfloat16."""
+
+
+def stored_form(stated: FrozenStore, component: str = "") -> FrozenDtype | None:
+    """The form in which linear layers of a component are stored; None for one of torch's dtypes.
+
+    Without a component: the form of any. Autoencoders stay as they are unless they are named: they have few linear
+    layers, and every sample passes them.
+
+    >>> stored_form(FrozenDtype.NF4, "transformer"), stored_form({"text_encoder": FrozenDtype.INT8}, "transformer")
+    (<FrozenDtype.NF4: 'nf4'>, None)
+    """
+    if not isinstance(stated, dict):
+        return None if component.startswith("vae") or stated in _OF_TORCH else stated
+    chosen = stated.values() if not component else [stated.get(component)]
+    return next((form for form in chosen if form not in _OF_TORCH), None)
+
+
+_OF_TORCH = (None, FrozenDtype.AUTO, FrozenDtype.BFLOAT16)
+
+
+def is_narrow_store(stated: FrozenStore) -> bool:
+    """Whether frozen matrices are stored in fewer bytes than trained ones; not so where that is still to be decided."""
+    return stated is not None and stated is not FrozenDtype.AUTO
+
+
+def _word_or_components(value: object) -> object:
+    if value is None or value == "none":
+        return None
+    forms = {form.value: form for form in FrozenDtype}
+    if isinstance(value, str) and value in forms:
+        return forms[value]
+    named = {name: form for name, form in forms.items() if form is not FrozenDtype.AUTO}
+    if isinstance(value, dict) and value and all(isinstance(form, str) and form in named for form in value.values()):
+        return {str(component): named[form] for component, form in value.items()}
+    known = ", ".join(f'"{word}"' for word in named)
+    raise ValueError(
+        f': expected {known}, "none" or "auto", or one of the first by component, e.g. '
+        f'{{ transformer = "nf4", text_encoder = "int8" }}; got {value!r}'
+    )
 
 
 class ModelSection(Section):
@@ -49,9 +95,11 @@ class ModelSection(Section):
     """Side of the small pictures that a model of super-resolution reads; "auto": the side of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
     """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
-    frozen_dtype: Maybe[Choice[FrozenDtype]] = FrozenDtype.AUTO
+    frozen_dtype: Annotated[FrozenStore, BeforeValidator(_word_or_components)] = FrozenDtype.AUTO
     """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
-    results. "none": frozen weights have the dtype of the trained weights. "auto": bfloat16 where the arithmetic is."""
+    results. "float8", "int8", "nf4": frozen linear layers take one byte or four bits a number, with small errors; or by
+    component, e.g. { transformer = "nf4", text_encoder = "int8" }. "none": frozen weights have the dtype of the trained
+    weights. "auto": bfloat16 where the arithmetic is."""
 
 
 class AdaptedLayers(StrEnum):

@@ -17,7 +17,13 @@ from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
-from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection
+from diffusionpipe.trainer.recipe.model_section import (
+    FrozenDtype,
+    LoraSection,
+    ModelSection,
+    is_narrow_store,
+    stored_form,
+)
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
@@ -272,7 +278,9 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
         return
     if model.from_scratch:
         yield f"model.from_scratch: {refusal(Feature.LORA, Feature.FROM_SCRATCH)}"
-    if lora.dora and model.frozen_dtype is FrozenDtype.BFLOAT16:
+    if lora.dora and stored_form(model.frozen_dtype) is not None:
+        yield f"model.frozen_dtype: {refusal(Feature.DORA, Feature.QUANTISED)}"
+    elif lora.dora and is_narrow_store(model.frozen_dtype):
         yield f"model.frozen_dtype: {refusal(Feature.DORA, Feature.NARROW_STORE)}"
 
 
@@ -305,11 +313,19 @@ def _self_conditioning_has_what_it_needs(
         yield "pipeline.plan: sizes are searched for models that read no estimates; remove it and give the sizes"
 
 
+def too_wide(model: ModelSection, precision: Precision) -> str:
+    """The reason why frozen weights are not stored so beside this arithmetic, and the remedy."""
+    if stored_form(model.frozen_dtype) is not None:
+        return refusal(Feature.QUANTISED, Feature.WIDE, precision=precision)
+    return refusal(Feature.NARROW_STORE, Feature.WIDE, precision=precision)
+
+
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
-    decided = training.precision in (Precision.FLOAT32, Precision.FLOAT64)
-    if model.frozen_dtype is FrozenDtype.BFLOAT16 and decided:
-        why = refusal(Feature.NARROW_STORE, Feature.WIDE, precision=training.precision)
-        yield f"model.frozen_dtype: {why}"
+    if training.precision in (Precision.FLOAT32, Precision.FLOAT64) and is_narrow_store(model.frozen_dtype):
+        yield f"model.frozen_dtype: {too_wide(model, training.precision)}"
+    form = stored_form(model.frozen_dtype)
+    if model.from_scratch and isinstance(form, FrozenDtype) and not isinstance(model.frozen_dtype, dict):
+        yield f"model.frozen_dtype: {refusal(Feature.QUANTISED, Feature.FROM_SCRATCH, form=form)}"
 
 
 _CHECKS: tuple[Check, ...] = (

@@ -1,0 +1,86 @@
+"""Models that are stated with frozen weights in one byte or four bits a number: their bytes, their times, errors."""
+
+import re
+
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+from diffusionpipe import cli
+from diffusionpipe.costs.forms import Form
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.graphs.describe import describe
+from diffusionpipe.models.graphs.graph import own_parameters
+from diffusionpipe.workflows.stated_model import StatedModel, named_model, stated_graph
+
+
+def _frozen_bytes(name, form, **options):
+    """Bytes of the frozen parameters of each component as the description has them."""
+    stated = StatedModel(name=name, has_narrow_store=True, form=form, **options)
+    model = describe(stated_graph(stated))
+    component = {name: layer.component for layer in model.layers for name in layer.parameters}
+    found = {}
+    for one in model.parameters:
+        if not one.is_trainable:
+            found[component[one.name]] = found.get(component[one.name], 0) + one.num_bytes
+    return found
+
+
+def _by_hand(name, **options):
+    """0.5159 x linear + 2 x convolutions + 4 x (norms and tables), by torch's modules, over the layers that run."""
+    graph = stated_graph(StatedModel(name=name, has_narrow_store=False, **options))
+    used = {p for layer in graph.layers for p in own_parameters(layer, graph.components[layer.component])}
+    found = {}
+    for component, root in graph.components.items():
+        for module in root.modules():
+            is_linear, is_convolution = type(module) is nn.Linear, isinstance(module, nn.Conv2d | nn.Conv3d)
+            for key, parameter in module.named_parameters(recurse=False):
+                if parameter not in used or parameter.requires_grad:
+                    continue
+                factor = 0.5159 if is_linear and key == "weight" and component != "vae" else 2 if is_linear else 4
+                factor = 2 if is_convolution else factor
+                found[component] = found.get(component, 0) + factor * parameter.numel()
+                used.discard(parameter)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flux.2-dev", "flux.1-dev"])
+def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
+    found, expected = _frozen_bytes(name, Form.NF4, lora_rank=16), _by_hand(name, lora_rank=16)
+    assert found.keys() == expected.keys()
+    for component, size in expected.items():
+        assert found[component] == pytest.approx(size, rel=1e-3), component
+
+
+def test_the_option_names_the_forms():
+    stated = named_model("flux.1-dev", None, lora_rank="16", frozen_dtype="nf4")
+    assert (stated.form, stated.has_narrow_store) == (Form.NF4, True)
+    with pytest.raises(ConfigError, match="use bfloat16, float8, int8, nf4 or none"):
+        named_model("flux.1-dev", None, frozen_dtype="int4")
+
+
+@pytest.mark.slow
+def test_the_first_line_of_a_plan_says_what_stays_wider():
+    arguments = ["plan", "--model", "sd-1.5", "--resolution", "256", "--lora-rank", "16", "--cluster", "rtx4090x2"]
+    result = CliRunner().invoke(cli.app, [*arguments, "--batch", "8", "--frozen-dtype", "nf4", "--no-cache"])
+    assert result.exit_code == 0, result.output
+    first = " ".join(result.output.split("batch 8")[0].split())
+    assert re.search(r"frozen weights stored in nf4 \(0\.\d of [12]\.\d GiB stay wider\)", first)
+
+
+def test_a_model_that_is_trained_whole_has_nothing_to_store():
+    result = CliRunner().invoke(
+        cli.app,
+        [
+            "plan",
+            "--model-class",
+            "SD3Transformer2DModel",
+            "--cluster",
+            "rtx4090x2",
+            "--frozen-dtype",
+            "nf4",
+            "--no-cache",
+        ],
+    )
+    assert "nothing of it is frozen; give --lora-rank" in " ".join(str(result.exception).split())
