@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 from torch import nn
 
@@ -27,6 +28,8 @@ CLASSES = {
     "Adafactor": {"name": "Adafactor"},
     "Muon": {"name": "Muon", "rest": {"name": "AdamW", "learning_rate": 1e-3}},
 }
+AVERAGING = {"name": "schedulefree.AdamWScheduleFree", "learning_rate": 0.02, "arguments": {"warmup_steps": 2}}
+DISTANCE = {"name": "prodigyopt.Prodigy", "learning_rate": 1.0, "arguments": {"d0": 1e-3}}
 ALL = [pytest.param(kind, marks=pytest.mark.slow) for kind in CLASSES]
 PLAIN = {"clip_norm": "none", "ema_decay": "none"}
 
@@ -161,3 +164,72 @@ def test_metrics_have_the_rates_of_groups_that_differ(noted, place):
 def test_a_wrong_optimizer_is_refused_before_anything_is_measured(recipe, tmp_path, optimizer, message):
     with pytest.raises(ConfigError, match=message):
         train_here(recipe(tmp_path, optimizer))
+
+
+def weights_of(folder, prefix="model."):
+    return {name: tensor for name, tensor in tensors_of(latest(folder)).items() if name.startswith(prefix)}
+
+
+def distance_between(found, expected):
+    """The norm of the difference, relative to the norm of what is expected."""
+    assert found.keys() == expected.keys()
+    apart = sum((found[name] - tensor).double().square().sum() for name, tensor in expected.items())
+    return float((apart / sum(tensor.double().square().sum() for tensor in expected.values())).sqrt())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["averaging", "distance"])
+def test_sums_over_two_stages_are_those_of_one_process(crew, recipe, place, kind):
+    optimizer = {"averaging": AVERAGING, "distance": DISTANCE}[kind]
+    assert train_here(recipe(f"{kind}-alone", optimizer)) == 6
+    assert crew.run(train, recipe(f"{kind}-two", optimizer)) == [6, 6]
+    assert distance_between(weights_of(place / f"{kind}-two"), weights_of(place / f"{kind}-alone")) < 1e-6
+    shutil.copytree(place / f"{kind}-two", place / f"{kind}-again")
+    assert crew.run(train, recipe(f"{kind}-again", optimizer), "3") == [6, 6]
+    assert_same_bits(place / f"{kind}-again", place / f"{kind}-two")
+    shutil.rmtree(place / f"{kind}-again" / FOLDER / "step-00000006")
+    assert train_here(recipe(f"{kind}-again", optimizer), "3") == 6
+    assert distance_between(weights_of(place / f"{kind}-again"), weights_of(place / f"{kind}-alone")) < 1e-6
+    if kind == "distance":
+        rates = losses_of(place / "distance-two", "learning_rate_times_d")
+        assert rates[1] == 1e-3
+        assert rates[6] > 1.1e-3
+        assert rates == pytest.approx(losses_of(place / "distance-alone", "learning_rate_times_d"), rel=1e-6)
+
+
+def test_validation_and_export_of_a_schedule_free_run_read_its_average(recipe, place, tmp_path):
+    save_pictures(tmp_path / "held-out", count=4, seed=1)
+    own = recipe(
+        tmp_path / "run",
+        AVERAGING,
+        data={"validation": str(tmp_path / "held-out")},
+        validation={"every": 3, "samples": 4, "timesteps": (0.5,)},
+        checkpoint={"every": 6},
+    )
+    assert train_here(own) == 6
+    found = tensors_of(latest(tmp_path / "run"))
+    exported = load_file(tmp_path / "run" / "export" / "transformer" / "diffusion_pytorch_model.safetensors")
+    for name, weight in exported.items():
+        trained, z = (found[f"{kind}.transformer.{name}{end}"] for kind, end in (("model", ""), ("optimizer", ".z")))
+        average = (trained - (1 - 0.9) * z) / 0.9  # y = (1 - beta) z + beta x
+        assert torch.allclose(weight, average, rtol=1e-4, atol=1e-6), name
+    assert any(not torch.equal(weight, found[f"model.transformer.{name}"]) for name, weight in exported.items())
+    without = recipe(tmp_path / "without", AVERAGING, checkpoint={"every": 6})
+    assert train_here(without) == 6  # validation in between changes no bit of the training
+    assert_same_bits(tmp_path / "run", tmp_path / "without")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"learning_rate": {"schedule": "cosine"}}, "learning_rate.schedule: schedulefree.AdamWScheduleFree replaces"),
+        (
+            {"training": {"ema_decay": 0.9}},
+            "training.ema_decay: schedulefree.AdamWScheduleFree has an average",
+        ),
+        ({"pipeline": {"versions": "newest"}}, "pipeline.versions: .* each stage steps by itself"),
+    ],
+)
+def test_settings_that_a_schedule_free_optimizer_replaces_are_refused(recipe, tmp_path, sections, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(tmp_path, AVERAGING, **sections)

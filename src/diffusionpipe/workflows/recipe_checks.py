@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         DataSection,
         LearningRateSection,
         MemberSection,
+        OptimizerSection,
         PipelineSection,
         RunSection,
         TrainingSection,
@@ -215,8 +216,26 @@ def checks_of_run(num_ranks: int, resume: str | None, *, all_train: bool = False
         if problem is not None:
             yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
 
+    def has_an_optimizer_for_the_ranks(*, optimizer: "OptimizerSection", pipeline: "PipelineSection") -> Iterator[str]:
+        from diffusionpipe.errors import RecipeError
+        from diffusionpipe.trainer.optim.prodigy import PATHS
+        from diffusionpipe.trainer.optim.trial import sums_over_all
+
+        is_whole = num_ranks == 1 or (pipeline.stages == 1 and not pipeline.sharded)
+        if is_whole or "." not in optimizer.name or optimizer.name in PATHS:
+            return
+        try:
+            if sums_over_all(optimizer.name, optimizer.arguments):
+                yield (
+                    f"optimizer.name: {optimizer.name} changes a parameter by sums over all others, and each rank has "
+                    "only its own; choose another one (prodigyopt.Prodigy sums over ranks), or set pipeline.stages = 1"
+                )
+        except RecipeError as error:
+            yield f"optimizer.name: {error}"
+
     return (
         has_known_schedule,
+        has_an_optimizer_for_the_ranks,
         has_data,
         has_apart_folders,
         has_trackers,

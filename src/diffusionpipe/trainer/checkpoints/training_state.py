@@ -26,6 +26,7 @@ from diffusionpipe.trainer.optim.optimizer import (
     restore_groups,
     restore_optimizer,
 )
+from diffusionpipe.trainer.optim.read_weights import ReadWeights
 
 MODEL, OPTIMIZER, EMA, GROUP = "model.", "optimizer.", "ema.", "optimizer_group."
 
@@ -40,7 +41,7 @@ class TrainingState:
     """The parameters that the optimizer changes."""
     optimizer: RankOptimizer | None
     """None on a rank without trainable parameters."""
-    ema: Ema | None
+    ema: Ema | ReadWeights | None
     """None if the recipe wants no average."""
 
 

@@ -9,7 +9,7 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Picture, still
 from diffusionpipe.trainer.inference.sample_file import Origin, file_name, write_sample
-from diffusionpipe.trainer.model.parameter_groups import has_average
+from diffusionpipe.trainer.model.parameter_groups import is_averaged
 from diffusionpipe.trainer.reporting.tracker import Shown
 from diffusionpipe.trainer.setup.session import Session
 
@@ -63,7 +63,7 @@ def keep_in_session(
         precision=recipe.training.precision,
         model=recipe.model.path,
         training_step=step,
-        weights="average" if has_average(session.members[-1].recipe.groups()) else "trained",
+        weights="average" if is_averaged(session.members[-1].recipe.groups()) else "trained",
     )
     folder = sample_folder(recipe.run.folder, step)
     shutil.rmtree(folder, ignore_errors=True)

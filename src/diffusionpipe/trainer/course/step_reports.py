@@ -87,6 +87,7 @@ class StepReports:
                 "epoch": self._epoch(result.step),
                 "gradient_norm": result.gradient_norm,
                 "learning_rate": result.learning_rate,
+                **({} if result.distance_rate is None else {"learning_rate_times_d": result.distance_rate}),
                 **{key: value for one in result.backbones for key, value in one.numbers().items()},
                 **self._rate(seconds + waited),
                 "bubble": times.bubble,

@@ -17,9 +17,11 @@ from torch import nn
 
 from diffusionpipe.costs import Backbone, ModelGraph
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.optim.classes import has_modes, optimizer_class
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.learning_rate import Decay, LearningRateSchedule
-from diffusionpipe.trainer.optim.optimizer import Group
+from diffusionpipe.trainer.optim.optimizer import Group, RankOptimizer
+from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 
@@ -48,8 +50,12 @@ class ParameterGroups:
         is_flat = settings.rest is not None and not is_of_rest(name)
         return Group(name, dict(settings.arguments), optimizer=settings.name, is_flat=is_flat)
 
-    def average(self, parameters: Mapping[str, nn.Parameter]) -> Ema | None:
-        """The moving average of a rank's parameters; None on all ranks where the recipe wants none."""
+    def average(
+        self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer | None
+    ) -> Ema | ReadWeights | None:
+        """The average of a rank's parameters, the recipe's or the optimizer's; None on all ranks without one."""
+        if any(has_modes(optimizer_class(recipe.optimizer.name)) for recipe in self.recipes.values()):
+            return ReadWeights(parameters, optimizer)
         if not has_average(self.recipes):
             return None
         decays = {name: self.recipes[self.group_of[name]].training.ema_decay for name in parameters}
@@ -121,6 +127,12 @@ def _outer_layers(model: ModelGraph, backbone: Backbone) -> frozenset[str]:
     """The parameters of the first and of the last layer of a backbone that have any."""
     layers = [layer for layer in model.layers if layer.name in set(model.layers_of(backbone)) and layer.parameters]
     return frozenset(name for layer in (layers[0], layers[-1]) for name in layer.parameters) if layers else frozenset()
+
+
+def is_averaged(recipes: Mapping[str, Recipe]) -> bool:
+    """Whether validation, samples and exports of a run read an average: a moving one, or the optimizer's own."""
+    own = {recipe.optimizer.name for recipe in recipes.values()}
+    return has_average(recipes) or any(has_modes(optimizer_class(name)) for name in own)
 
 
 def has_average(recipes: Mapping[str, Recipe]) -> bool:

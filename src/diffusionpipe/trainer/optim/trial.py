@@ -17,11 +17,12 @@ from math import prod
 from time import monotonic
 
 import torch
+from torch import nn
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.optim.classes import quiet, stand_in_of
 from diffusionpipe.trainer.optim.entries import entries_of
-from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.trainer.optim.optimizer import RankOptimizer, build_optimizer
 from diffusionpipe.units import Bytes, Seconds
 
 Shape = tuple[int, ...]
@@ -88,6 +89,54 @@ def kept_bytes(
             )
     shared = _shared(name, key, dtype) if any(prod(shape) > _SMALL for shape in found) else {}
     return Kept(found, sum(shared.values()))
+
+
+def has_group_values(name: str) -> bool:
+    """Whether the class keeps values for all parameters of a group together, such as a count of steps.
+
+    Raises:
+        RecipeError: it cannot be tried.
+    """
+    parameter = stand_in_of(torch.zeros(()), (4, 4))
+    with quiet(), torch.random.fork_rng(devices=[]):
+        optimizer = build_optimizer(name, {"parameter": parameter}, 1e-3, {})
+        assert optimizer is not None, "it has a parameter"
+        before = repr(optimizer.group_values())
+        _step(name, optimizer)
+        return repr(optimizer.group_values()) != before
+
+
+def sums_over_all(name: str, arguments: Mapping[str, object]) -> bool:
+    """Whether the update of a parameter depends on others: it, or a value of its group, changes with a second one.
+
+    Raises:
+        RecipeError: it cannot be tried.
+    """
+    ends = []
+    for others in ((), (3.0,)):
+        generator = torch.Generator().manual_seed(0)
+        values = [torch.randn(6, 4, generator=generator) for _ in range(4)]
+        held = {"own": nn.Parameter(values[0].clone())}
+        held |= {f"other{size}": nn.Parameter(size * torch.ones(5, 3)) for size in others}
+        with quiet(), torch.random.fork_rng(devices=[]):
+            optimizer = build_optimizer(name, held, 1e-2, arguments)
+            assert optimizer is not None, "it has a parameter"
+            for gradient in values[1:]:
+                for key, parameter in held.items():
+                    parameter.grad = gradient.clone() if key == "own" else torch.full_like(parameter, 50.0)
+                _step(name, optimizer)
+        ends.append((held["own"].tolist(), repr(optimizer.group_values())))
+    return ends[0] != ends[1]
+
+
+def _step(name: str, optimizer: RankOptimizer) -> None:
+    try:
+        for part in optimizer.parts:  # whose warnings belong to the run
+            part.step()
+    except Exception as error:  # libraries raise what they like
+        raise RecipeError(
+            f"optimizer {name} cannot step by gradients alone on a CPU, where its states are counted: {error}"
+        ) from error
 
 
 def _bytes_of(name: str, key: str, shape: Shape, dtype: torch.dtype, *, is_late: bool) -> Bytes:
@@ -214,16 +263,8 @@ def _states(name: str, arguments: str, shapes: Sequence[Shape], dtype: torch.dty
         parameters = {str(index): stand_in_of(like, shape) for index, shape in enumerate(shapes)}
         optimizer = build_optimizer(name, parameters, 1e-3, usable)
         assert optimizer is not None, "it has a parameter"
-        try:
-            for _ in range(3):
-                for part in optimizer.parts:  # whose warnings belong to the run
-                    part.step()
-        except RecipeError:
-            raise
-        except Exception as error:  # libraries raise what they like
-            raise RecipeError(
-                f"optimizer {name} cannot step by gradients alone on a CPU, where its states are counted: {error}"
-            ) from error
+        for _ in range(3):
+            _step(name, optimizer)
         return list(_tensors_of(name, [optimizer.state_of(one) for one in parameters.values()]))
 
 

@@ -11,6 +11,7 @@ from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSecti
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind, ObjectiveSection, Variance
+from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.overrides import override
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.prompts import Prompt, negatives_of, read_prompts
@@ -39,6 +40,7 @@ __all__ = [
     "ObjectiveSection",
     "OnError",
     "OnSpike",
+    "OptimizerSection",
     "PipelineSection",
     "Precision",
     "Prompt",

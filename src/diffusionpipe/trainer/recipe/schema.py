@@ -26,6 +26,7 @@ from diffusionpipe.trainer.recipe.model_section import (
 )
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
+from diffusionpipe.trainer.recipe.optimizer_check import optimizer_suits_the_training
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
@@ -341,4 +342,5 @@ _CHECKS: tuple[Check, ...] = (
     _validation_has_data,
     _start_has_something_to_show,
     versions_suit_the_training,
+    optimizer_suits_the_training,
 )

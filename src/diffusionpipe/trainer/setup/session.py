@@ -39,6 +39,7 @@ from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parame
 from diffusionpipe.trainer.model.scheduler import shift_contradiction
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.optimizer import RankOptimizer, build_optimizer
+from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
@@ -62,7 +63,7 @@ class Session:
     worker: Worker
     groups: ParameterGroups
     optimizer: RankOptimizer | None
-    ema: Ema | None
+    ema: Ema | ReadWeights | None
 
     @property
     def folder(self) -> Path:
@@ -178,5 +179,5 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         worker=worker,
         optimizer=optimizer,
         groups=groups,
-        ema=groups.average(worker.parameters),
+        ema=groups.average(worker.parameters, optimizer),
     )

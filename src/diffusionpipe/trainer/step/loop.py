@@ -27,6 +27,7 @@ from diffusionpipe.ir import Phase
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.runtime.recording.trace import Recording
 from diffusionpipe.trainer.optim.optimizer import set_learning_rates
+from diffusionpipe.trainer.optim.prodigy import PATHS, SharedProdigy
 from diffusionpipe.trainer.optim.undo import Backup
 from diffusionpipe.trainer.recipe import OnSpike
 from diffusionpipe.trainer.setup.session import Session
@@ -122,6 +123,7 @@ class Stepper:
         self._trained = [trained_backbone(session, backbone) for backbone in session.model.backbones]
         self._parameters = list(session.worker.parameters.values())
         self._backup = Backup(self._parameters, session.optimizer)
+        self._prodigy = _shared_prodigy(session)
         self._unclipped = 0
         self._pending: _Unsettled | None = None
         self._untimed: tuple[int, _Iteration] | None = None
@@ -278,6 +280,7 @@ class Stepper:
             is_amended=is_amended,
             is_skipped=spike is not None,
             saving_votes=saving_votes,
+            distance_rate=None if self._prodigy is None else self._prodigy.rate,
         )
 
     def _sums(self, total: Tensor) -> tuple[Tensor, ...]:
@@ -309,6 +312,17 @@ class Stepper:
         """The optimizer's step."""
         rates = [one.rates_at(step) for one in self._trained]
         set_learning_rates(self._session.optimizer, {group: rate for of in rates for group, rate in of.items()})
-        if self._session.optimizer is not None:
+        if self._prodigy is not None:
+            self._prodigy.step(max(rate for of in rates for rate in of.values()))
+        elif self._session.optimizer is not None:
             self._session.optimizer.step()
         self._end_phase("optimizer")
+
+
+def _shared_prodigy(session: Session) -> SharedProdigy | None:
+    """The optimizer that sums over all parameters, where the recipe has it."""
+    if session.recipe.optimizer.name not in PATHS:
+        return None
+    (own,) = session.optimizer.parts if session.optimizer is not None else (None,)
+    owned = [p for name, p in session.worker.parameters.items() if name in session.worker.owned]
+    return SharedProdigy(own, owned, lambda terms: HostSum(terms, []).wait(), session.job.device)

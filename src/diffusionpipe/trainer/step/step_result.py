@@ -31,6 +31,8 @@ class StepResult:
     """Whether nothing was updated, because the step was a spike."""
     saving_votes: int = 0
     """The sum of all ranks' `Saves.vote`."""
+    distance_rate: float | None = None
+    """Prodigy's d x the learning rate, by which the update was scaled; None for other optimizers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

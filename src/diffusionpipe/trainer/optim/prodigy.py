@@ -1,0 +1,125 @@
+"""Prodigy over several ranks: its estimate d of the distance to the solution needs two sums over all parameters.
+
+    d_hat = (beta3 numerator + sum of d / d0 rate <g, x0 - x>) / sum of |s|_1        s <- beta3 s + d / d0 rate g
+
+The class of the package sums over the parameters that it has, which are only this rank's. So the two sums are computed
+before its step, from its own state, and added over all ranks; its step is then led to the d that follows. The present d
+is the one that scales this step's update, as in one process.
+
+Mishchenko and Defazio, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", ICML 2024,
+https://arxiv.org/abs/2306.06101.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PATHS = ("prodigyopt.Prodigy", "prodigyopt.prodigy.Prodigy")
+"""The paths of the class whose sums are taken over all ranks."""
+
+SumOver = Callable[[Tensor], Tensor]
+"""The sum of a float64 vector over all ranks, in host memory."""
+
+
+@dataclass(slots=True)
+class SharedProdigy:
+    """Steps of a rank's Prodigy with the sums of all ranks. Mutable: it keeps the last rate."""
+
+    optimizer: torch.optim.Optimizer | None
+    """None on a rank without parameters, which takes part in the sums."""
+    owned: Collection[nn.Parameter]
+    """The parameters that count on this rank when every parameter is counted once."""
+    sum_over: SumOver
+    device: torch.device
+    rate: float = 0.0
+    """d x the learning rate of the last step, by which updates were scaled."""
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Step with the d of all ranks; every rank calls it."""
+        owned = set(self.owned)
+        own, local = torch.zeros(4, dtype=torch.float64, device=self.device), 0.0
+        if self.optimizer is not None:
+            first = self.optimizer.param_groups[0]
+            own[2:] = torch.tensor([first["d"], 1.0], dtype=torch.float64)
+            for parameter, group in _stepped(self.optimizer):
+                numerator, denominator = self._terms(parameter, group, first)
+                local += float(denominator)
+                if parameter in owned:
+                    own[:2] += torch.stack([numerator, denominator])
+        numerator, denominator, distances, count = self.sum_over(own).tolist()
+        self.rate = distances / count * learning_rate if count else 0.0
+        if self.optimizer is not None and denominator > 0:
+            self._step(numerator, denominator, is_still=local == 0)
+
+    def _terms(self, parameter: nn.Parameter, group: Mapping[str, Any], first: Mapping[str, Any]) -> list[Tensor]:
+        """The parameter's terms of both sums, float64."""
+        assert self.optimizer is not None
+        assert parameter.grad is not None
+        state, slices = self.optimizer.state.get(parameter, {}), group["slice_p"]
+        gradient = parameter.grad
+        if group["weight_decay"] and not group["decouple"]:
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+        gradient = gradient.flatten()[::slices]
+        d, rate = first["d"], _rate(self.optimizer)
+        scale = d / group["d0"] * (d if group["safeguard_warmup"] else rate)
+        if not state:
+            return [torch.zeros((), dtype=torch.float64, device=self.device), (scale * gradient).abs().sum().double()]
+        moved = torch.dot(gradient, state["p0"] - parameter.flatten()[::slices]).double()
+        length = state["s"].mul(_beta3(first)).add_(gradient, alpha=scale).abs().sum().double()
+        return [d / group["d0"] * rate * moved, length]
+
+    def _step(self, numerator: float, denominator: float, *, is_still: bool) -> None:
+        """The step of the class, led to the d of all ranks; `is_still`: none of this rank's parameters has moved."""
+        assert self.optimizer is not None
+        groups = self.optimizer.param_groups
+        first = groups[0]
+        d, rate = first["d"], _rate(self.optimizer)
+        kept = {key: first[key] for key in ("d_coef", "growth_rate")}
+        numerator += _beta3(first) * float(first["d_numerator"])
+        d_hat = first["d_coef"] * numerator / denominator
+        d_max = max(first["d_max"], d_hat)
+        d_new = min(d_max, (max(d, d_hat) if d == first["d0"] else d) * first["growth_rate"])
+        # With these the class takes the least of d_max and infinity.
+        first.update(d_max=d_new, d_coef=0.0, growth_rate=inf)
+        self.optimizer.step()
+        if is_still:  # the class returns early, because its own sum is 0
+            self._finish(rate)
+        first.update(kept)
+        for group in groups:
+            group.update(d=d_new, d_max=d_max, d_hat=d_hat, d_numerator=numerator, d_denom=denominator)
+
+    def _finish(self, rate: float) -> None:
+        """The end of a step whose gradients have all been 0 so far: decay and counters."""
+        assert self.optimizer is not None
+        for parameter, group in _stepped(self.optimizer):
+            self.optimizer.state[parameter]["step"] += 1
+            if group["weight_decay"] and group["decouple"]:
+                parameter.add_(parameter, alpha=-group["weight_decay"] * rate)
+        for group in self.optimizer.param_groups:
+            group["k"] += 1
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+    """The parameters that a step changes, with their groups."""
+    for group in optimizer.param_groups:
+        if group["lr"] > 0:
+            yield from ((parameter, group) for parameter in group["params"] if parameter.grad is not None)
+
+
+def _beta3(group: Mapping[str, Any]) -> float:
+    beta3 = group["beta3"]
+    return sqrt(group["betas"][1]) if beta3 is None else float(beta3)
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float:
+    """The rate times d of the present step."""
+    first = optimizer.param_groups[0]
+    beta1, beta2 = first["betas"]
+    count = first["k"] + 1
+    corrected = sqrt(1 - beta2**count) / (1 - beta1**count) if first["use_bias_correction"] else 1.0
+    return float(first["d"] * max(group["lr"] for group in optimizer.param_groups) * corrected)
