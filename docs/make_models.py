@@ -66,6 +66,8 @@ def _pipelines() -> Iterator[str]:
     for name, family in sorted(REGISTRY.items()):
         trained = ", ".join(f"`{part}`" for part in family.trainable)
         is_drawn = "yes, from conditioning pictures" if "ControlNet" in name else "yes"
+        if "Fill" in name or "Inpaint" in name:
+            is_drawn = "yes, from pictures with holes"
         frozen = ", ".join(kind for part, kind in family.components.items() if part not in family.trainable)
         yield f"| `{name}` | {trained} | {is_drawn} | {frozen} | {_recipe(name)} |"
 

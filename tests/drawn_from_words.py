@@ -31,6 +31,10 @@ MOVES = 1e-3
 """A flag that moves a picture by less does not count."""
 SAVED = {"StableDiffusionPipeline": save_stable_diffusion, "StableDiffusionXLPipeline": saved(sdxl), **SAVED_FAMILIES}
 WITHOUT = {
+    **dict.fromkeys(
+        ("StableDiffusionInpaintPipeline", "StableDiffusionXLInpaintPipeline", "FluxFillPipeline"),
+        "it draws from pictures and masks too; tests/trainer/test_filled_holes.py compares it",
+    ),
     "StableDiffusionControlNetPipeline": "it draws from pictures too",
     "IFPipeline": "its pictures are enlarged by another pipeline, and both are drawn together",
     "IFSuperResolutionPipeline": "it enlarges pictures of another pipeline",

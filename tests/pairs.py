@@ -144,6 +144,17 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         Feature.TEXT_ENCODER, Feature.FROM_SCRATCH
     ),
     f"{ESTIMATED_RUNS}test_bfloat16_stays_near_float32": _with_estimates(Feature.BFLOAT16),
+    "tests/runtime/test_masks.py::test_gradients_of_models_that_fill_holes_are_those_of_one_process": [
+        (Feature.MASKS, other)
+        for other in (
+            Feature.FILL,
+            Feature.DATA_PARALLEL,
+            Feature.OFFLOAD,
+            Feature.LORA,
+            Feature.SPLIT,
+            Feature.SEVERAL_STAGES,
+        )
+    ],
     f"{ESTIMATES}test_two_models_read_their_own_estimates": _with_models(Feature.SELF_CONDITIONING),
     f"{BACKBONES}test_loss_and_gradients_of_each_backbone_are_those_of_the_model_alone": _with_models(
         Feature.REPLICAS,

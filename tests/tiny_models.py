@@ -199,6 +199,8 @@ def raw_inputs(graph: LayerGraph, batch: int, seed: int = 0) -> dict[str, Tensor
             batches[spec.name] = torch.randint(largest[spec.name], shape, generator=generator)
         elif spec.name in ("time", "condition"):
             batches[spec.name] = torch.rand(shape, generator=generator, dtype=dtype)
+        elif spec.name == "mask":
+            batches[spec.name] = torch.randint(2, shape, generator=generator).to(dtype)
         elif spec.name == "pixels":
             batches[spec.name] = torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1
         else:
@@ -353,6 +355,12 @@ def tiny_flux(
     _prepare(components, dtype, randomise)
     with traced_once():
         return flux.FAMILY.graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
+
+
+FILLING_UNET = {"in_channels": 9}
+"""Of a U-Net that reads a mask and a picture with a hole, of `tiny_vae`."""
+FILLING_FLUX = {"in_channels": 48, "out_channels": 16}
+"""Of a FLUX.1 Fill: patches of 4 latents, of 4 of the picture with a hole, and of 2 x 2 pixels of the mask."""
 
 
 def tiny_flux_transformer(**config: object) -> FluxTransformer2DModel:

@@ -4,6 +4,8 @@ from string import ascii_lowercase
 
 import diffusers
 from tiny_models import (
+    FILLING_FLUX,
+    FILLING_UNET,
     tiny_controlnet,
     tiny_flux_transformer,
     tiny_projected_text_encoder,
@@ -86,4 +88,47 @@ def flux() -> diffusers.FluxPipeline:
     )
 
 
+def inpainting() -> diffusers.StableDiffusionInpaintPipeline:
+    """A Stable Diffusion that fills holes."""
+    return diffusers.StableDiffusionInpaintPipeline(
+        vae=tiny_vae(),
+        text_encoder=tiny_text_encoder(**CLIP),
+        tokenizer=_clip_tokenizer(),
+        unet=tiny_unet(**FILLING_UNET),
+        scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def sdxl_inpainting() -> diffusers.StableDiffusionXLInpaintPipeline:
+    """A Stable Diffusion XL that fills holes."""
+    return diffusers.StableDiffusionXLInpaintPipeline(
+        vae=tiny_vae(),
+        text_encoder=tiny_text_encoder(**CLIP),
+        text_encoder_2=tiny_projected_text_encoder(**CLIP),
+        tokenizer=_clip_tokenizer(),
+        tokenizer_2=_clip_tokenizer(),
+        unet=tiny_sdxl_unet(**FILLING_UNET),
+        scheduler=diffusers.DDIMScheduler(clip_sample=False),
+        add_watermarker=False,
+    )
+
+
+def flux_fill() -> diffusers.FluxFillPipeline:
+    """A FLUX.1 Fill."""
+    return diffusers.FluxFillPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
+        text_encoder=tiny_text_encoder(**CLIP),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=tiny_t5(vocab_size=len(PIECES)),
+        tokenizer_2=_t5_tokenizer(),
+        transformer=tiny_flux_transformer(**FILLING_FLUX),
+    )
+
+
+FILLING = {"inpainting": inpainting, "sdxl inpainting": sdxl_inpainting, "flux fill": flux_fill}
+"""Pipelines that fill holes of pictures."""
 PIPELINES = {"sdxl": sdxl, "controlnet": controlled, "sd3": sd3, "flux": flux}

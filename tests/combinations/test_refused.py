@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pairs import NOT_TRIED, TABLE, WORKS, Refused, Works
 from planner import synthetic
-from tiny_models import tiny_controlled, tiny_dit
+from tiny_models import FILLING_UNET, tiny_controlled, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.combinations.features import MEANINGS, Feature
 from diffusionpipe.combinations.refused import REFUSED, refusal
@@ -120,6 +120,21 @@ def several_models(**sections):
     return lambda: recipe_from_table(table | sections, source="small.toml")
 
 
+def filling_and_estimating():
+    components = dict(tiny_stable_diffusion(unet=FILLING_UNET).components)
+    objective = ObjectiveSettings(self_conditioning=0.5)
+    del components["objective"]
+    family_graph(
+        REGISTRY["StableDiffusionInpaintPipeline"],
+        components,
+        Objective(objective, {}),
+        resolution=8,
+        train=["unet"],
+        dtype="float64",
+        lora=None,
+    )
+
+
 F = Feature
 CASES = {
     (F.SHARDED, F.REPLICAS): [
@@ -156,6 +171,11 @@ CASES = {
         estimating("StableDiffusionPipeline", lora=LoraSettings(rank=2)),
     ],
     (F.SELF_CONDITIONING, F.CONTROLNET): [estimating("StableDiffusionControlNetPipeline")],
+    (F.SELF_CONDITIONING, F.MASKS): [
+        recipe_with(objective={"self_conditioning": 0.5}, data={"masks": "edges"}),
+        filling_and_estimating,
+    ],
+    (F.SEVERAL_MODELS, F.MASKS): [several_models(data={"train": "pictures", "resolution": 32, "masks": "edges"})],
     (F.SEVERAL_MODELS, F.LORA): [several_models(lora={"rank": 8})],
     (F.SEVERAL_MODELS, F.ORDERS_FILE): [several_models(pipeline={"orders": "orders.csv"})],
     (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_offload(without_encoders())],

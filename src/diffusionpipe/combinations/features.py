@@ -38,6 +38,7 @@ class Feature(StrEnum):
     QUANTISED = "stored weights"
     WIDE = "wide arithmetic"
     SELF_CONDITIONING = "self-conditioning"
+    MASKS = "masks"
     VERSIONS = "weight versions"
     PREDICTION = "predicted weights"
     OTHER_OPTIMIZER = "other optimizers"
@@ -81,6 +82,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.QUANTISED: '`model.frozen_dtype` is "float8", "int8" or "nf4"',
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
     Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
+    Feature.MASKS: "`data.masks`: the denoiser fills holes of pictures",
     Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",
     Feature.PREDICTION: '`pipeline.versions = "predicted"`',
     Feature.OTHER_OPTIMIZER: "`optimizer.name` is neither Adam nor AdamW nor SGD with momentum",

@@ -42,6 +42,14 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.SELF_CONDITIONING, Feature.CONTROLNET): (
         "a ControlNet steers a U-Net that reads no estimate; remove objective.self_conditioning"
     ),
+    (Feature.SELF_CONDITIONING, Feature.MASKS): (
+        "a model that fills holes reads a mask after its noisy samples, where an estimate would be; remove "
+        "objective.self_conditioning"
+    ),
+    (Feature.SEVERAL_MODELS, Feature.MASKS): (
+        "several models draw one after the other, and masks belong to one of them; remove data.masks, or train the "
+        "models one by one"
+    ),
     (Feature.SEVERAL_MODELS, Feature.LORA): (
         "adapters of several models are not supported; remove it, or train the models one by one"
     ),

@@ -54,14 +54,19 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device", work:
     from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.drawing import Arithmetic
     from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
+    from diffusionpipe.trainer.inference.known_pixels import known_of
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.sample_memory import check_memory, named_shortage
+
+    def of_origin(path: str | None) -> tuple[Path, ...]:
+        return () if path is None else (Path(path),)
 
     wish = SampleRequest(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
         labels=() if origin.label is None else (origin.label,) * origin.count,
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt is not None else (),
         conditions=(Path(origin.condition),) * origin.count if origin.condition is not None else (),
+        known=known_of(of_origin(origin.image), of_origin(origin.mask), origin.count),
         frame_rate=origin.frame_rate,
     )
     if model.before is not None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.inference.drawing import Picture
+    from diffusionpipe.trainer.inference.known_pixels import Known
     from diffusionpipe.trainer.recipe import Precision, SamplingSection
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.sample_ranks import Drawing
@@ -29,6 +30,10 @@ class Asked:
     labels: tuple[int, ...] = ()
     conditions: tuple[Path, ...] = ()
     """Pictures that steer a ControlNet: one for all, or one for each prompt."""
+    images: tuple[Path, ...] = ()
+    """Pictures whose holes are filled: one for all, or one for each prompt."""
+    masks: tuple[Path, ...] = ()
+    """The masks of `images`."""
     count: int = 1
     """Pictures of each prompt or label."""
     steps: int | None = None
@@ -67,6 +72,7 @@ def drawing_of(run: Path, asked: Asked) -> "Drawing":
     model, own = _until(trained_model(run, asked.variant), asked.until), sampling_of(run)
     size = _size(run, model, asked)
     wish = replace(steered(wish, run, model.folder, asked.conditions, asked.count), frame_rate=size.frame_rate)
+    wish = replace(wish, known=_known(asked, len(wish)))
     return Drawing(
         model=model,
         wish=wish,
@@ -137,6 +143,20 @@ def _wish(asked: Asked) -> "SampleRequest":
         labels=tuple(number for number in asked.labels for _ in range(asked.count)),
         negatives=negatives_of(repeated, asked.negative),
     )
+
+
+def _known(asked: Asked, count: int) -> "tuple[Known, ...]":
+    """The picture with a hole of each of `count` samples. Raises ConfigError where they do not match the prompts."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.inference.known_pixels import known_of
+
+    wanted = count // asked.count
+    if len(asked.images) != len(asked.masks) or len(asked.images) not in (0, 1, wanted):
+        raise ConfigError(
+            f"{len(asked.images)} --image and {len(asked.masks)} --mask do not match {wanted} prompts; give both once "
+            "for all, or once for each prompt"
+        )
+    return tuple(one for one in known_of(asked.images, asked.masks, wanted) for _ in range(asked.count))
 
 
 def _settings(model: "TrainedModel", own: "SamplingSection", asked: Asked, *, has_negative: bool) -> "SamplingSettings":

@@ -38,6 +38,20 @@ ConditionOption = Annotated[
         show_default=False,
     ),
 ]
+ImageOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Of a model for inpainting: the picture whose hole is filled, once for each prompt or once for all.",
+        show_default=False,
+    ),
+]
+MaskOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="The mask of --image: black where the picture is known and stays as it is, white in the hole.",
+        show_default=False,
+    ),
+]
 LabelOption = Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")]
 OutOption = Annotated[
     Path,
@@ -165,6 +179,8 @@ def sample(
     prompts: PromptsOption = None,
     negative: NegativeOption = None,
     condition: ConditionOption = None,
+    image: ImageOption = None,
+    mask: MaskOption = None,
     label: LabelOption = None,
     out: OutOption = Path("grid.png"),
     keep: KeepOption = None,
@@ -204,6 +220,8 @@ def sample(
         negative=negative,
         labels=tuple(label or ()),
         conditions=tuple(condition or ()),
+        images=tuple(image or ()),
+        masks=tuple(mask or ()),
         count=count,
         steps=steps,
         guidance=guidance,

@@ -21,6 +21,7 @@ from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.clip import pooled_layers, text_problems
 from diffusionpipe.models.parts.latents import encoding_of
+from diffusionpipe.models.parts.masks import CHANNELS, MaskedInputs
 from diffusionpipe.models.parts.t5 import t5_layers, t5_problems
 
 _CLIP = Prompt(length=77)
@@ -30,6 +31,8 @@ Call = Callable[..., Tensor]
 Components = Mapping[str, Any]
 Shape = Sequence[int]
 """The shape of a sample's latents."""
+Masks = Callable[[Any, int, str], MaskedInputs]
+"""`masks(vae, resolution, dtype of the floating raw inputs)`."""
 Need = Callable[[Components, int], tuple[object, str]]
 """`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
 
@@ -140,6 +143,8 @@ class Described:
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported, as in `Family`."""
     streams: Streams | None = None
     """Names of layers and tensors that differ from those of `cut`."""
+    masks: Callable[[Any, Any], Masks | None] | None = None
+    """`masks(vae, transformer)` -> the layers of masks of a transformer with the channels of one that fills holes."""
     has_even_sigmas: bool = False
     """Whether diffusers' pipeline gives a flow's scheduler evenly spaced noise levels, as in `LayerGraph`."""
 
@@ -220,6 +225,11 @@ def described_graph(
         "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
         "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
     }
+    make_masks = described.masks(vae, transformer) if described.masks is not None else None
+    masks = MaskedInputs() if make_masks is None else make_masks(vae, resolution, dtype)
+    if masks.channels:
+        shape = (1, masks.channels, *encoding.latents[1:])
+        given[CHANNELS] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
     layers: list[Layer] = []
     specs: list[TensorSpec] = []
     for text in described.texts:
@@ -232,17 +242,19 @@ def described_graph(
     for name in told:
         given[name] = torch.empty(1, dtype=torch.float32, device="meta")
         specs.append(TensorSpec(name=name, shape=()))
-    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads, *told)}
+    filled = (CHANNELS,) if masks.channels else ()
+    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads, *filled, *told)}
     return LayerGraph(
         layers=(
             *layers,
             *encoding.layers,
+            *masks.layers,
             noise_layer(patch),
             *_cut(described, transformer, read),
             loss_layer(),
         ),
         components={**used, "objective": objective},
-        inputs=(*encoding.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
+        inputs=(*encoding.inputs, *masks.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
         patch=patch,
         has_even_sigmas=described.has_even_sigmas,
     )

@@ -1,5 +1,6 @@
 """FLUX.1 (Black Forest Labs, 2024, https://github.com/black-forest-labs/flux)."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,14 +10,18 @@ from diffusionpipe.models.base.pipeline_call import packed, unpacked
 from diffusionpipe.models.cut.streams import Streams
 from diffusionpipe.models.families import described
 from diffusionpipe.models.families.described import Components, Described, Shape, exactly, family, patches
+from diffusionpipe.models.parts.masks import CHANNELS, fill_masks
 
 _PATCH = 2
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, **given: Tensor) -> Tensor:
     sizes = (1, noisy.shape[-2] // _PATCH, noisy.shape[-1] // _PATCH)
+    hidden = packed(noisy, _PATCH)  # (B, T, 64)
+    if CHANNELS in given:
+        hidden = torch.cat([hidden, packed(given[CHANNELS], _PATCH)], dim=2)  # (B, T, 384)
     tokens = transformer(
-        hidden_states=packed(noisy, _PATCH),
+        hidden_states=hidden,
         encoder_hidden_states=given["text_states"],
         pooled_projections=given["pooled_text"],
         timestep=timesteps / 1000,
@@ -28,30 +33,49 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, **given: Ten
     return unpacked(tokens, noisy.shape[1:], _PATCH)
 
 
-def _problems(components: Components, _: Shape) -> list[str]:
-    found, wanted = components["transformer"].out_channels, components["transformer"].config.in_channels
-    return [] if found == wanted else [f"transformer: out_channels {found} is not in_channels {wanted}"]
+def _problems(components: Components, latents: Shape) -> list[str]:
+    vae, transformer = components["vae"], components["transformer"]
+    found, wanted, what = transformer.out_channels, transformer.config.in_channels, "in_channels"
+    if _fills_holes(vae, transformer):
+        wanted, what = latents[0] * _PATCH**2, "a patch of latents,"
+    return [] if found == wanted else [f"transformer: out_channels {found} is not {what} {wanted}"]
 
 
-FAMILY = family(
-    Described(
-        vae="AutoencoderKL",
-        transformer="FluxTransformer2DModel",
-        texts=(described.pooled_clip("text_encoder", None), described.t5("text_encoder_2", 512)),
-        predict=_predict,
-        reads=("text_states", "pooled_text"),
-        patch=_PATCH,
-        guidance=1.0,
-        embedded_guidance=3.5,
-        needs={
-            "patch_size": exactly(1, "for the latents are cut before it"),
-            "in_channels": patches(_PATCH),
-            "joint_attention_dim": described.t5_width("text_encoder_2"),
-            "pooled_projection_dim": described.pooled_width("text_encoder"),
-        },
-        problems=_problems,
-        streams=Streams(first=("time_text_embed", "context_embedder", "x_embedder"), joined=("norm_out",)),
-        sample_size=128,
-        has_even_sigmas=True,
-    )
+def _fills_holes(vae: Any, transformer: Any) -> bool:
+    """Whether the transformer reads a patch of latents, of a picture with a hole, and of all pixels of the mask."""
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    channels = 2 * vae.config.latent_channels + factor**2
+    return bool(transformer.config.in_channels == channels * _PATCH**2)
+
+
+def _in_channels(components: Components, channels: int) -> tuple[object, str]:
+    config = components["transformer"].config
+    if _fills_holes(components["vae"], components["transformer"]):
+        return config.in_channels, "a patch of latents, of a picture and of a mask"
+    return patches(_PATCH)(components, channels)
+
+
+_DESCRIBED = Described(
+    vae="AutoencoderKL",
+    transformer="FluxTransformer2DModel",
+    texts=(described.pooled_clip("text_encoder", None), described.t5("text_encoder_2", 512)),
+    predict=_predict,
+    reads=("text_states", "pooled_text"),
+    patch=_PATCH,
+    guidance=1.0,
+    embedded_guidance=3.5,
+    needs={
+        "patch_size": exactly(1, "for the latents are cut before it"),
+        "in_channels": _in_channels,
+        "joint_attention_dim": described.t5_width("text_encoder_2"),
+        "pooled_projection_dim": described.pooled_width("text_encoder"),
+    },
+    problems=_problems,
+    streams=Streams(first=("time_text_embed", "context_embedder", "x_embedder"), joined=("norm_out",)),
+    sample_size=128,
+    masks=lambda vae, transformer: fill_masks if _fills_holes(vae, transformer) else None,
+    has_even_sigmas=True,
 )
+FAMILY = family(_DESCRIBED)
+FILL = family(replace(_DESCRIBED, embedded_guidance=30.0))
+"""FLUX.1 Fill, which diffusers' pipeline draws at another guidance."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, dtype_of, set_trainable
-from diffusionpipe.models.families.unet import UNet, unet_layers, unet_problems
+from diffusionpipe.models.families.unet import UNet, fills_holes, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
@@ -25,6 +25,7 @@ from diffusionpipe.models.parts.clip import (
     text_problems,
     zeroed_where_marked,
 )
+from diffusionpipe.models.parts.masks import MaskedInputs, unet_masks
 
 _TRAINABLE = ("unet",)
 
@@ -55,19 +56,22 @@ def sdxl_graph(
     if problems:
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
-    latents = latent_shape(vae, resolution)
+    latents, reads_mask = latent_shape(vae, resolution), fills_holes(unet, vae)
+    masks = unet_masks(vae, resolution, dtype) if reads_mask else MaskedInputs()
     return LayerGraph(
         layers=(
             *_text_layers(first, second),
             *encoder_layers(vae),
+            *masks.layers,
             noise_layer(),
             _time_layer(),
-            *unet_layers(UNet(model=unet), latents[-1]),
+            *unet_layers(UNet(model=unet, reads_mask=reads_mask), latents[-1]),
             loss_layer(),
         ),
         components={**{name: components[name] for name in FAMILY.components}, "objective": objective},
         inputs=(
             *encoder_inputs(vae, resolution, dtype),
+            *masks.inputs,
             *text_inputs(first, chunks=captions.chunks),
             *text_inputs(second, "input_ids_2", chunks=captions.chunks),
             TensorSpec(name="time_ids", shape=(6,)),
@@ -88,13 +92,18 @@ FAMILY = Family(
     graph=sdxl_graph,
     guidance=5.0,
     has_chunks=True,
+    settings={"requires_aesthetics_score": False},  # a score in place of the wanted sizes
     zeroed="force_zeros_for_empty_prompt",
 )
 
 
 def _unet_problems(unet: Any, vae: Any, first: Any, second: Any) -> list[str]:
     problems = unet_problems(
-        unet, vae, text_width=first.config.hidden_size + second.config.hidden_size, addition="text_time"
+        unet,
+        vae,
+        text_width=first.config.hidden_size + second.config.hidden_size,
+        addition="text_time",
+        may_fill=True,
     )
     if not problems:
         expected = second.config.projection_dim + 6 * unet.config.addition_time_embed_dim

@@ -5,11 +5,12 @@ from typing import Any
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, set_trainable
-from diffusionpipe.models.families.unet import UNet, time_layer, unet_layers, unet_problems
+from diffusionpipe.models.families.unet import UNet, fills_holes, time_layer, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
 from diffusionpipe.models.parts.clip import freeze_skipped, text_inputs, text_layers, text_problems
+from diffusionpipe.models.parts.masks import MaskedInputs, unet_masks
 
 _TRAINABLE = ("unet", "text_encoder")
 
@@ -34,25 +35,28 @@ def stable_diffusion_graph(
     problems = [
         *text_problems(text_encoder, is_trained="text_encoder" in train, captions=captions),
         *vae_problems(vae),
-        *unet_problems(unet, vae, text_width=text_encoder.config.hidden_size),
+        *unet_problems(unet, vae, text_width=text_encoder.config.hidden_size, may_fill=True),
     ]
     if problems:
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
     freeze_skipped(text_encoder, captions)
-    latents = latent_shape(vae, resolution)
+    latents, reads_mask = latent_shape(vae, resolution), fills_holes(unet, vae)
+    masks = unet_masks(vae, resolution, dtype) if reads_mask else MaskedInputs()
     return LayerGraph(
         layers=(
             *text_layers(text_encoder, captions),
             *encoder_layers(vae),
+            *masks.layers,
             noise_layer(),
             time_layer(UNet(model=unet)),
-            *unet_layers(UNet(model=unet), latents[-1]),
+            *unet_layers(UNet(model=unet, reads_mask=reads_mask), latents[-1]),
             loss_layer(),
         ),
         components={"text_encoder": text_encoder, "vae": vae, "unet": unet, "objective": objective},
         inputs=(
             *encoder_inputs(vae, resolution, dtype),
+            *masks.inputs,
             *text_inputs(text_encoder, chunks=captions.chunks),
             *objective_inputs(latents, dtype),
         ),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.models.base.family import HINT, Step, chain, dtype_of, unsupported
 from diffusionpipe.models.graphs.graph import Layer, attribute
+from diffusionpipe.models.parts.masks import CHANNELS, unet_mask_channels
 
 _DOWN = ("CrossAttnDownBlock2D", "DownBlock2D")
 _MID = ("UNetMidBlock2DCrossAttn",)
@@ -42,11 +43,18 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
 
 
 def unet_problems(
-    unet: Any, vae: Any, *, text_width: int, component: str = "unet", addition: str | None = None
+    unet: Any,
+    vae: Any,
+    *,
+    text_width: int,
+    component: str = "unet",
+    addition: str | None = None,
+    may_fill: bool = False,
 ) -> list[str]:
     """The parts of the U-Net, or of another model with its way down, that the layers would not run exactly.
 
-    `text_width` is the width of the text states, `addition` the input that is embedded beside the time.
+    `text_width` is the width of the text states, `addition` the input that is embedded beside the time. `may_fill`: it
+    may have the channels of a model that fills holes.
     """
     config = unet.config
     problems = unsupported(component, config, {**_ALLOWED, "addition_embed_type": (addition,)})
@@ -58,13 +66,20 @@ def unet_problems(
         ]
     latents = vae.config.latent_channels
     channels = tuple(config[field] for field in ("in_channels", "out_channels") if field in config)
-    if set(channels) != {latents}:
+    if set(channels) != {latents} and not (may_fill and fills_holes(unet, vae)):
         hint = HINT if channels == (2 * latents, latents) else ""
         problems.append(f"{component}: in_channels and out_channels {channels} must both be the VAE's {latents}{hint}")
     width = config.cross_attention_dim
     if isinstance(width, int) and width != text_width:
         problems.append(f"{component}: cross_attention_dim {width} is not the text encoder's {text_width}")
     return problems
+
+
+def fills_holes(unet: Any, vae: Any) -> bool:
+    """Whether the U-Net has the channels of one that reads a mask and a picture with a hole."""
+    latents = vae.config.latent_channels
+    found = (unet.config.in_channels, unet.config.out_channels)
+    return found == (latents + unet_mask_channels(latents), latents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +90,8 @@ class UNet:
     component: str = "unet"
     time: str = "temb"
     """The tensor of the embedded time."""
+    reads_mask: bool = False
+    """Whether it fills holes."""
 
 
 def time_layer(unet: UNet) -> Layer:
@@ -142,7 +159,8 @@ def up_steps(unet: UNet, skips: tuple[str, ...], size: int) -> Iterator[Step]:
 
 
 def _down(unet: UNet) -> Iterator[tuple[Step, ...]]:
-    yield (Step(name="conv_in", run=conv_in, modules=("conv_in",)),)
+    reads = (CHANNELS,) if unet.reads_mask else ()
+    yield (Step(name="conv_in", run=conv_in, modules=("conv_in",), reads=reads),)
     for i, block in enumerate(unet.model.down_blocks):
         path = f"down_blocks.{i}"
         for j in range(len(block.resnets)):
@@ -207,9 +225,10 @@ def _embed_time(unet: Any, timesteps: Tensor) -> tuple[Tensor, ...]:
     return (unet.time_embedding(unet.time_proj(timesteps).to(dtype_of(unet.time_embedding))),)  # (B, D)
 
 
-def conv_in(unet: Any, noisy: Tensor) -> Tensor:
-    """The first convolution."""
-    hidden: Tensor = unet.conv_in(noisy.to(dtype_of(unet.conv_in)))
+def conv_in(unet: Any, noisy: Tensor, *more: Tensor) -> Tensor:
+    """The first convolution, of the noisy latents with further channels after theirs."""
+    wide = torch.cat([noisy, *(channels.to(noisy.dtype) for channels in more)], dim=1) if more else noisy
+    hidden: Tensor = unet.conv_in(wide.to(dtype_of(unet.conv_in)))
     return hidden
 
 

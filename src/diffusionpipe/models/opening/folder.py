@@ -46,14 +46,18 @@ from diffusionpipe.models.parameters.lora import DENOISERS, LoraSettings, adapt,
 from diffusionpipe.models.parameters.lora_targets import is_text_encoder
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
 from diffusionpipe.models.parameters.weights import fill, misfits_of
+from diffusionpipe.models.parts.masks import reads_mask
 from diffusionpipe.plugins import Kind, load
 
 REGISTRY: Mapping[str, Family] = {
     "StableDiffusionPipeline": stable_diffusion.FAMILY,
     "StableDiffusionXLPipeline": sdxl.FAMILY,
+    "StableDiffusionInpaintPipeline": stable_diffusion.FAMILY,
+    "StableDiffusionXLInpaintPipeline": sdxl.FAMILY,
     "StableDiffusionControlNetPipeline": controlnet.FAMILY,
     "StableDiffusion3Pipeline": sd3.FAMILY,
     "FluxPipeline": flux.FAMILY,
+    "FluxFillPipeline": flux.FILL,
     "Flux2Pipeline": flux2.FAMILY,
     "Flux2KleinPipeline": flux2_klein.FAMILY,
     "DiTPipeline": dit.FAMILY,
@@ -175,6 +179,8 @@ def family_graph(
     # Encoders with adapters are no trained components for their family: they stay in evaluation mode, without dropout.
     whole = chosen if lora is None else family.trainable[:1]
     graph = family.graph(components, objective=objective, resolution=resolution, train=whole, dtype=dtype, **more)
+    if objective.settings.self_conditioning and reads_mask(graph):
+        raise ModelError(f"objective: {refusal(Feature.SELF_CONDITIONING, Feature.MASKS)}")
     if objective.settings.self_conditioning:
         graph = self_conditioned(graph, family.trainable[0], family.convolution)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none

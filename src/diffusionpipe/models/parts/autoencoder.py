@@ -1,6 +1,7 @@
 """The encoder of an AutoencoderKL as layers: pixels to latents."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,18 +23,35 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
 }
 
 
-def encoder_layers(vae: Any) -> tuple[Layer, ...]:
-    """Layers from the raw inputs "pixels" (in [-1, 1]) and "posterior_noise" to scaled "latents"."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """The tensors of one pass through the encoder."""
+
+    prefix: str = ""
+    """Put before the names of layers, below the component."""
+    pixels: str = "pixels"
+    """Pictures with values in [-1, 1]."""
+    moments: str = "moments"
+    noise: str = "posterior_noise"
+    latents: str = "latents"
+
+
+_ONLY = Branch()
+
+
+def encoder_layers(vae: Any, branch: Branch = _ONLY) -> tuple[Layer, ...]:
+    """Layers from pictures and the noise of the posterior to scaled latents."""
     is_cut = is_cut_into_patches(vae)
     sample = Layer(
-        name="vae.latents",
+        name=f"vae.{branch.prefix}latents",
         component="vae",
-        reads=("moments", "posterior_noise"),
-        writes=("latents",),
+        reads=(branch.moments, branch.noise),
+        writes=(branch.latents,),
         modules=("bn",) if is_cut else (),
         run=_sample_patches if is_cut else _sample,
     )
-    return (*chain("vae", "pixels", _steps(vae), "moments"), sample)
+    steps = [replace(step, name=branch.prefix + step.name) for step in _steps(vae)]
+    return (*chain("vae", branch.pixels, steps, branch.moments), sample)
 
 
 def latent_shape(vae: Any, resolution: int) -> tuple[int, int, int]:

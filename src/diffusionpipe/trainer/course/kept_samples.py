@@ -33,6 +33,8 @@ def keep_samples(pictures: Sequence[Picture], wish: SampleRequest, shared: Origi
             negative_prompt=wish.negatives[index] if wish.negatives else None,
             label=wish.labels[index] if wish.labels else None,
             condition=str(wish.conditions[index]) if wish.conditions else None,
+            image=str(wish.known[index].picture) if wish.known else None,
+            mask=str(wish.known[index].mask) if wish.known else None,
             frame_rate=wish.frame_rate,
             index=index,
             count=len(pictures),

@@ -24,6 +24,8 @@ from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
 from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
 from diffusionpipe.trainer.data.listing import is_same
+from diffusionpipe.trainer.data.mask_kinds import MaskKind
+from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
@@ -242,6 +244,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
         skipping = _skipping(opened.recipe) if is_trained else None
         rules = Rules(apart=apart, may_skip=is_trained, skipping=skipping)
         found.append(Folder(*examine(folder, need, taken=taken, progress=checked, rules=rules)))
+        _check_mask_files(opened.recipe, found[-1].dataset)
 
     scans = [partial(scan_into, data.train, data.validation, True)]
     if data.validation is not None:
@@ -324,9 +327,26 @@ def _source(
         tokenizers=tokenizers,
         null_label=_null_label(opened),
         augmentation=augmentation,
+        masks=mask_source(opened.recipe),
         frame_rate=opened.recipe.data.frame_rate,
         guidance=trained_guidance(opened.recipe),
     )
+
+
+def mask_source(recipe: Recipe) -> MaskSource | None:
+    """How the masks of the recipe's pictures come about."""
+    data = recipe.data
+    return None if data.masks is None else MaskSource(kind=data.masks, pattern=data.mask_file)
+
+
+def _check_mask_files(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse files that cannot be masks of their pictures. Raises DataError with every one of them."""
+    source = mask_source(recipe)
+    if source is None or source.kind is not MaskKind.FILE:
+        return
+    found = [problems_of_mask(source.path(one.name), dataset.folder / one.name) for one in dataset.samples]
+    if problems := [problem for problem in found if problem is not None]:
+        raise DataError("\n".join(problems))
 
 
 def _null_label(opened: Model) -> int | None:

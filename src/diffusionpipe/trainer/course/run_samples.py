@@ -14,6 +14,7 @@ from diffusionpipe.trainer.inference.conditions import (
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, build_scheduler, set_times
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order, check_pipeline
 from diffusionpipe.trainer.inference.drawing import spacing_of
+from diffusionpipe.trainer.inference.known_pixels import known_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import Member, Model, clip_of, folder_of, learns_variance
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
@@ -68,6 +69,7 @@ def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
         labels=drawn.labels,
         negatives=drawn.negatives,
         conditions=steering_pictures(data, len(drawn.prompts)) if is_first_steered and data is not None else (),
+        known=known_of(drawn.images, drawn.masks, len(drawn.prompts)) if drawn.every is not None else (),
         frame_rate=rate,
     )
 

@@ -17,19 +17,22 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.models.base.family import Absent
 from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.models.objectives.speed import pair_members
+from diffusionpipe.models.parts.masks import MASK, MASKED_NOISE
 from diffusionpipe.trainer.data.clip_times import timeline_of
 from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
+from diffusionpipe.trainer.data.mask_kinds import MaskKind
+from diffusionpipe.trainer.data.masks import NUM_DRAWS, MaskSource, drawn_mask, load_mask
 from diffusionpipe.trainer.data.order import Growth, place_of
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 
-_DRAWN = ("posterior_noise", "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
-INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "time_ids", "guidance", "frame_rate", *_DRAWN)
+_DRAWN = ("posterior_noise", MASKED_NOISE, "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
+INPUTS = ("pixels", "condition", MASK, *TOKENS, *MASKS, "labels", "time_ids", "guidance", "frame_rate", *_DRAWN)
 """Raw inputs that a model may read."""
 
 _CLIP = 4
@@ -79,6 +82,9 @@ class BatchSource:
     """Frames of a second that are taken of clips; None: each frame of the file."""
     guidance: float = 1.0
     """The guidance that a distilled model reads; 1: it predicts the data themselves, without guidance."""
+
+    masks: MaskSource | None = None
+    """How the masks of a model that fills holes come about; None for others."""
 
     def __post_init__(self) -> None:
         """Checks that every input can be made.
@@ -182,9 +188,7 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
     """
     assert source.skipping is not None
     samples, dataset = list(rows.samples), source.dataset
-    damaged = next(
-        sample for sample in rows.samples if error.path in (dataset.path(sample), _condition_path(dataset, sample))
-    )
+    damaged = next(sample for sample in rows.samples if error.path in _paths(source, sample))
     for row, position in enumerate(rows.positions):
         if rows.samples[row] != damaged:
             continue
@@ -203,6 +207,15 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
             )
         )
     return replace(rows, samples=tuple(sample % len(dataset.samples) for sample in samples))
+
+
+def _paths(source: BatchSource, sample: int) -> tuple[Path, ...]:
+    """The files of a sample."""
+    dataset = source.dataset
+    own = (dataset.path(sample), _condition_path(dataset, sample))
+    if source.masks is None or source.masks.pattern is None:
+        return own
+    return (*own, source.masks.path(dataset.samples[sample].name))
 
 
 def _value(source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool) -> Tensor:
@@ -226,6 +239,8 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
         case kind if kind == CONDITIONED:
             share = source.augmentation.self_conditioning
             return torch.tensor([float(is_conditioned(position, share)) for position in rows.positions])
+        case kind if kind == MASK:
+            return _masks(source, rows, spec)
         case "guidance":
             return torch.full((len(rows.samples),), source.guidance)
         case "frame_rate":
@@ -334,6 +349,20 @@ def _frame_rates(source: BatchSource, rows: Rows) -> Tensor:
     if source.frame_rate is not None:
         return torch.full((len(rows.samples),), source.frame_rate)
     return torch.tensor([timeline_of(source.dataset.path(sample)).rate for sample in rows.samples])
+
+
+def _masks(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """The mask of each row, (B, 1, H, W): a file's, seen as its picture is, or one of the row's own numbers."""
+    assert source.masks is not None, "it is set for models that read masks"
+    if source.masks.kind is not MaskKind.FILE:
+        numbers = _uniform(source, rows, "mask", (NUM_DRAWS,)).tolist()
+        return torch.stack([drawn_mask(source.masks.kind, row, _size_of(spec)) for row in numbers])
+    found = []
+    for sample, view in zip(rows.samples, _views(source, rows), strict=True):
+        size = upright_size(source.dataset.path(sample))
+        path = source.masks.path(source.dataset.samples[sample].name)
+        found.append(load_mask(path, found=size, size=_size_of(spec), crop=view.crop, flip=view.flip))
+    return torch.stack(found)
 
 
 def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:

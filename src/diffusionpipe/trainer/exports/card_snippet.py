@@ -14,6 +14,8 @@ from diffusionpipe.trainer.data.clips import PLAYED
 FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
+PICTURE = "path/to/a/picture.png"
+MASK = "path/to/its/mask.png"
 SMALL = "path/to/a/small/picture.png"
 _OF_FLOWS = (
     "StableDiffusion3",
@@ -29,6 +31,12 @@ _OF_FLOWS = (
     "Krea2",
 )
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
+FILLING = {
+    "StableDiffusionPipeline": "StableDiffusionInpaintPipeline",
+    "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
+    "FluxPipeline": "FluxFillPipeline",
+}
+"""The pipeline that draws from a folder of another one whose denoiser fills holes of pictures."""
 _WITH_RATE = "LTXPipeline"
 """The pipeline that tells the model how many frames of a second a clip has."""
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
@@ -112,7 +120,7 @@ def snippet(
         kind = scheduler["_class_name"]
         imports[0] = f"from diffusers import {', '.join(sorted({kind, pipeline}))}"
         lines.append(f"pipeline.scheduler = {kind}.from_config({dict(scheduler)!r})")
-    if "ControlNet" in pipeline or pipeline == _SUPER_RESOLUTION:
+    if "ControlNet" in pipeline or pipeline == _SUPER_RESOLUTION or pipeline in FILLING.values():
         imports.append("from diffusers.utils import load_image")
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
     if example.frames is not None:
@@ -141,6 +149,11 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
         found.append(f'image=load_image("{CONDITION}")')
     elif pipeline == _SUPER_RESOLUTION:
         found.append(f'image=load_image("{SMALL}")')
+    elif pipeline in FILLING.values():
+        found += [f'image=load_image("{PICTURE}")', f'mask_image=load_image("{MASK}")  # white in the hole']
+        found += ["strength=1.0"] if "Inpaint" in pipeline else []
+        if example.resolution is not None:
+            found += [f"height={example.resolution}", f"width={example.resolution}"]
     elif pipeline != "DiTPipeline" and example.resolution is not None:
         found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")
@@ -148,7 +161,13 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
         found += [f"num_frames={example.frames or 1}", 'output_type="pil"']
     if pipeline == _WITH_RATE and example.frames is not None and example.frame_rate is not None:
         found.append(f"frame_rate={example.frame_rate:g}")
-    if pipeline not in ("FluxPipeline", "Flux2Pipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
+    if pipeline not in (
+        "FluxPipeline",
+        "FluxFillPipeline",
+        "Flux2Pipeline",
+        "QwenImagePipeline",
+        "HunyuanVideoPipeline",
+    ):
         return [*found, f"guidance_scale={guidance.scale:g}"]
     if guidance.embedded is not None:
         found.append(f"guidance_scale={guidance.embedded:g}")
@@ -164,7 +183,7 @@ def _quoted(text: str) -> str:
 
 def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
     """How our own command draws from a model that diffusers' pipeline cannot sample."""
-    if "ControlNet" in pipeline:
+    if "ControlNet" in pipeline or pipeline in FILLING.values():
         return f"{reason}\n"
     is_class = pipeline in OF_CLASSES
     what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]

@@ -39,7 +39,7 @@ from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.checkpoints.training_state import EMA, MODEL
 from diffusionpipe.trainer.exports.adapter_files import comfy_file, write_adapter_files
 from diffusionpipe.trainer.exports.adapter_header import AdapterFacts
-from diffusionpipe.trainer.exports.card_snippet import Example
+from diffusionpipe.trainer.exports.card_snippet import FILLING, Example
 from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card, public_name
 from diffusionpipe.trainer.inference.clip_rate import kept_rate
 from diffusionpipe.trainer.model.guidance import drawn_guidance
@@ -193,7 +193,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate or rate)
         example = replace(example, captions=captions_of(recipe))
     return Card(
-        pipeline=str(index.get("_class_name")),
+        pipeline=_drawing_pipeline(settings, index),
         base_model=settings.base_model or source.name,
         trained=tuple(settings.trained),
         prediction=settings.prediction,
@@ -208,6 +208,13 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         self_conditioning=settings.self_conditioning,
         adapters=_adapters_on_card(settings),
     )
+
+
+def _drawing_pipeline(settings: Export, index: _JSON) -> str:
+    """The pipeline that draws from the export: a folder of plain Stable Diffusion may hold a U-Net that fills holes."""
+    name = str(index.get("_class_name"))
+    fills_holes = settings.recipe is not None and settings.recipe.data.masks is not None
+    return FILLING.get(name, name) if fills_holes else name
 
 
 def _adapters_on_card(settings: Export) -> Adapters | None:

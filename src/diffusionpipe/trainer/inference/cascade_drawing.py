@@ -31,6 +31,7 @@ from diffusionpipe.trainer.inference.drawing import (
     still,
 )
 from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
+from diffusionpipe.trainer.inference.known_pixels import with_known
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.model.members import Member
@@ -53,11 +54,9 @@ def draw_in_session(
         own = part_of(on_step, settings, index)
         latents = latents_in_session(session, member, wish, settings[index], small, on_step=own)
         if session.is_first:
-            drawn.append(
-                []
-                if latents is None
-                else decoded_if_possible(member.folder, latents, member.recipe.model.variant) or []
-            )
+            variant = member.recipe.model.variant
+            pictures = None if latents is None else decoded_if_possible(member.folder, latents, variant)
+            drawn.append([] if pictures is None else with_known(pictures, wish.known))
         if index < len(session.members) - 1:
             backbone = next(one for one in session.model.backbones if one.name == member.name)
             small = brought(latents, (len(wish), *session.model.tensor(backbone.noisy).shape), session.job)
@@ -92,7 +91,7 @@ def draw_from_folders(
         latents = latents_from_folder(
             source, wish, settings[index], small, device=device, arithmetic=arithmetic, on_step=own
         )
-        drawn.append(decode(source.folder, latents, source.variant))
+        drawn.append(with_known(decode(source.folder, latents, source.variant), wish.known))
     return tuple(drawn)
 
 

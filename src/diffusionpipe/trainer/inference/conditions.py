@@ -13,6 +13,7 @@ from diffusionpipe.models.base.family import Absent, Negative, Prompt
 from diffusionpipe.models.families.deepfloyd import enlarged, noise_levels, noised_at
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.opening.folder import family_of, model_index, scheduler_config
+from diffusionpipe.models.parts.masks import reads_mask
 from diffusionpipe.trainer.data.captions import METADATA
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.dataset_problems import problems_of_conditions
@@ -20,6 +21,7 @@ from diffusionpipe.trainer.data.images import load_levels
 from diffusionpipe.trainer.data.levels import values_of_pictures
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
+from diffusionpipe.trainer.inference.known_pixels import Known, known_conditions
 
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
 
@@ -35,6 +37,8 @@ class SampleRequest:
     models."""
     conditions: tuple[Path, ...] = ()
     """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
+    known: tuple[Known, ...] = ()
+    """Pictures whose holes are filled, one for each sample; empty for other models."""
     frame_rate: float | None = None
     """Frames of a second of clips; None: as many as diffusers' pipeline tells the model."""
 
@@ -53,11 +57,15 @@ def raw_conditions(
     """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
 
     Raises:
-        PictureError: a conditioning picture cannot be decoded.
-        RecipeError: prompts for a class model, labels for a text model, negative prompts without guidance, or not a
-            conditioning picture for each prompt of a ControlNet.
+        PictureError: a conditioning picture, or one with a hole, cannot be decoded.
+        RecipeError: pictures with holes are missing or not read, prompts for a class model, labels for a text model,
+            negative prompts without guidance, or not a conditioning picture for each prompt of a ControlNet.
     """
     inputs = {spec.name for spec in graph.inputs}
+    if wish.known and not reads_mask(graph):
+        raise RecipeError(f"{folder} fills no holes of pictures; leave out pictures and masks")
+    if reads_mask(graph) and len(wish.known) != len(wish):
+        raise RecipeError(f"{folder} fills holes of pictures: {NO_KNOWN}")
     if wish.conditions and "condition" not in inputs:
         raise RecipeError("conditioning pictures steer a ControlNet, and the model is none; leave them out")
     if "input_ids" in inputs:
@@ -73,6 +81,8 @@ def raw_conditions(
             rate = family_of(folder).frame_rate if wish.frame_rate is None else wish.frame_rate
             assert rate is not None, "it is set for models that read it"
             found["frame_rate"] = torch.full((len(texts),), float(rate))
+        if wish.known:
+            found |= known_conditions(wish.known, graph, settings)
         return found | (_steering(wish, graph, settings) if "condition" in inputs else {})
     if "labels" in inputs:
         if not wish.labels:
@@ -105,6 +115,8 @@ def _steering(wish: SampleRequest, graph: LayerGraph, settings: SamplingSettings
     return {"condition": torch.cat([values] * settings.copies)}
 
 
+NO_KNOWN = "give --image and --mask to sample, and sampling.images and sampling.masks to a run that draws"
+"""The remedy for missing pictures with holes."""
 NO_CONDITIONS = (
     f'name one as "conditioning_image" for each picture of data.validation in its {METADATA}, or give --condition to '
     "sample"

@@ -29,6 +29,7 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order
 from diffusionpipe.trainer.inference.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
+from diffusionpipe.trainer.inference.known_pixels import with_known
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def draw_from_folder(
         folder=folder, resolution=resolution, adapters=adapters, clip=clip, variant=variant, captions=captions
     )
     latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
-    return decode(folder, latents, variant)
+    return with_known(decode(folder, latents, variant), wish.known)
 
 
 def latents_from_folder(

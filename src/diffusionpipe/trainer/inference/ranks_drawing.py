@@ -32,6 +32,7 @@ from diffusionpipe.trainer.inference.denoise import PipelinePredictor, SamplingS
 from diffusionpipe.trainer.inference.drawing import MOVING, Arithmetic, Picture, decode, drawn_by_stages
 from diffusionpipe.trainer.inference.folder_drawing import Opened, Source, open_source
 from diffusionpipe.trainer.inference.frozen_part import frozen_part
+from diffusionpipe.trainer.inference.known_pixels import with_known
 
 MakePlan = Callable[[ModelGraph, int, int, int], Plan]
 """The planning half, handed in from above: (model, number of ranks, rows of all pictures, rows at a time) -> plan."""
@@ -83,7 +84,7 @@ def draw_on_ranks(
         latents = _latents(opened, len(wish), settings[index], ranks, part_of(on_step, settings, index))
         if ranks.is_first:
             assert latents is not None, "the first worker shows the pictures"
-            drawn.append(decode(source.folder, latents, source.variant))
+            drawn.append(with_known(decode(source.folder, latents, source.variant), wish.known))
         if index < len(sources) - 1:
             shape = opened.order(settings[index], len(wish), ranks.job.device).latents
             small = brought(latents, (len(wish), *shape), ranks.job)

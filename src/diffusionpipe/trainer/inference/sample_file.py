@@ -64,6 +64,10 @@ class Origin:
     label: int | None = None
     condition: str | None = None
     """Path of the picture that steered; None for models that are not steered."""
+    image: str | None = None
+    """Path of the picture whose hole was filled; None for models that fill none."""
+    mask: str | None = None
+    """Path of the mask of that picture."""
     index: int = 0
     """Which of the pictures that were drawn together."""
     count: int = 1
@@ -198,6 +202,8 @@ def _check(origin: Origin) -> None:
         wrong.append("scheduler")
     if (origin.prompt is None) == (origin.label is None):
         wrong.append("prompt or label")
+    if (origin.image is None) != (origin.mask is None):
+        wrong.append("image or mask")
     if not wrong and origin.index >= origin.count:
         wrong.append("index")
     if wrong:
@@ -211,5 +217,15 @@ def _is_strength(value: object, *, is_optional: bool) -> bool:
 
 
 def _value(key: str, text: str) -> Any:  # whatever JSON holds
-    is_text = key in {"prompt", "negative_prompt", "condition", "precision", "model", "weights", "scheduler_class"}
+    is_text = key in {
+        "prompt",
+        "negative_prompt",
+        "condition",
+        "image",
+        "mask",
+        "precision",
+        "model",
+        "weights",
+        "scheduler_class",
+    }
     return str(text) if is_text else json.loads(text)

@@ -19,6 +19,7 @@ from diffusionpipe.models.objectives.noise_levels import refuse_unknown
 from diffusionpipe.models.objectives.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import (
     build_graph,
+    component_config,
     family_of,
     model_index,
     resolve_folder,
@@ -31,6 +32,7 @@ from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.stored_linear import parts_of, store, stored_layers
 from diffusionpipe.models.parameters.weights import frozen_factors
+from diffusionpipe.models.parts.masks import reads_mask
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.decisions import decided_by_job
@@ -237,12 +239,30 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         clip=clip_of(recipe),
         captions=captions_of(recipe),
     )
+    check_masks(graph, folder, is_masked=recipe.data.masks is not None)
     if AdapterFormat.COMFY in recipe.lora.formats:
         _check_names(graph, folder)
     _store(graph, recipe)
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)
     return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
+
+
+def check_masks(graph: LayerGraph, folder: Path, *, is_masked: bool) -> None:
+    """Refuses masks for a model that reads none, and a model that fills holes without masks. Raises RecipeError."""
+    own = family_of(folder).trainable[0]
+    channels = component_config(folder, own).get("in_channels")
+    if reads_mask(graph) and not is_masked:
+        raise RecipeError(
+            f"data.masks: {folder} fills holes of pictures ({own}: in_channels {channels}); set it to "
+            '"edges", "boxes" or "file"'
+        )
+    if is_masked and not reads_mask(graph):
+        raise RecipeError(
+            f"data.masks: {folder} reads no masks ({own}: in_channels {channels}); use a folder of Stable Diffusion 1, "
+            "2 or XL for inpainting (unet: in_channels 9) or of FLUX.1 Fill (transformer: in_channels 384), or remove "
+            "masks"
+        )
 
 
 def _check_names(graph: LayerGraph, folder: Path) -> None:

@@ -58,7 +58,8 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "data": {
         Effect.JUDGED: "train",
-        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout caption_chunks clip_skip",
+        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout caption_chunks clip_skip "
+        "masks mask_file",
         Effect.SAID: "validation on_error",
         Effect.SILENT: "workers max_skipped allow_growth",
     },
@@ -76,8 +77,8 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "validation": {Effect.SAID: "timesteps samples", Effect.SILENT: "every"},
     "sampling": {
-        Effect.SILENT: "every at_start prompts negative_prompt labels steps guidance true_cfg_scale noise_level "
-        "scheduler seed"
+        Effect.SILENT: "every at_start prompts negative_prompt labels images masks steps guidance "
+        "true_cfg_scale noise_level scheduler seed"
     },
     "checkpoint": {Effect.SILENT: "every keep asynchronous adapters"},
     "run": {Effect.SILENT: "folder trackers project name stuck_after patience"},

@@ -108,6 +108,8 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
         yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
     if lora is not None and lora.rank is not None:
         yield f"lora.rank: {refusal(Feature.SEVERAL_MODELS, Feature.LORA)}"
+    if data is not None and data.masks is not None:
+        yield f"data.masks: {refusal(Feature.SEVERAL_MODELS, Feature.MASKS)}"
     if data is not None:
         too_large = [name for name, own in models.items() if (own.resolution or data.resolution) > data.resolution]
         yield from (

@@ -13,6 +13,7 @@ from diffusionpipe.trainer.recipe.section import (
     Count,
     Maybe,
     NotNegative,
+    Place,
     Section,
     Seed,
     Several,
@@ -36,6 +37,10 @@ class SamplingSection(Section):
     steers away from it instead of from the empty caption."""
     labels: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
     """Classes to draw; for models with class labels."""
+    images: Annotated[Several[Place], BeforeValidator(texts_for_text)] = ()
+    """For a model that fills holes: the pictures whose holes are filled, one for all prompts or one for each."""
+    masks: Annotated[Several[Place], BeforeValidator(texts_for_text)] = ()
+    """The masks of `images`: black where a picture is known, white in the hole."""
     steps: Annotated[Count, Field(le=10_000)] = 30
     """Denoising steps."""
     guidance: Auto[NotNegative] = None
@@ -89,6 +94,17 @@ class SamplingSection(Section):
                 f"negative_prompt: {len(self.negative_prompt)} negative prompts do not match {len(self.prompts)} "
                 "prompts; give one text for all, or a list with one for each prompt"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _pictures_with_holes_are_complete(self) -> Self:
+        if len(self.images) != len(self.masks) or len(self.images) not in (0, 1, len(self.prompts)):
+            raise ValueError(
+                f"masks: {len(self.images)} images and {len(self.masks)} masks do not match {len(self.prompts)} "
+                "prompts; give one of each for all, or one of each for each prompt"
+            )
+        if self.images and self.every is None:
+            raise ValueError("images: nothing is drawn; set every, or remove images and masks")
         return self
 
     @model_validator(mode="after")

@@ -9,11 +9,12 @@ from enum import StrEnum
 from inspect import signature
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
@@ -42,6 +43,7 @@ from diffusionpipe.trainer.recipe.section import (
     ProperFraction,
     Section,
     Several,
+    of_user,
     raise_problems,
 )
 from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
@@ -80,6 +82,10 @@ class DataSection(Section):
     """Parts of 75 tokens that are read of each caption, for Stable Diffusion 1, 2 and XL; 1 reads as diffusers does."""
     clip_skip: Maybe[Count] = None
     """The last layer but n - 1 of CLIP gives the states, for Stable Diffusion 1 and 2; 1 is the last; "none": 1."""
+    masks: Maybe[Choice[MaskKind]] = None
+    """The holes that a model for inpainting fills: "edges", "boxes", or from files ("file"); "none": no masks."""
+    mask_file: Maybe[Annotated[str, Field(min_length=1), AfterValidator(of_user)]] = None
+    """For masks = "file": the path of a picture's mask, where {name} stands for the picture's name without ending."""
     workers: Auto[Annotated[int, Field(ge=0, le=128)]] = None
     """Processes per rank that decode pictures ahead; 0 decodes in the training process; "auto": 1 on CPUs, on GPUs as
     many as cores are free for a rank."""
@@ -89,6 +95,20 @@ class DataSection(Section):
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100
     """With on_error = "skip": different pictures that may be skipped before the run stops."""
+
+    @model_validator(mode="after")
+    def _masks_have_their_files(self) -> Self:
+        problems = []
+        if self.masks is MaskKind.FILE and (self.mask_file is None or NAME not in self.mask_file):
+            problems.append(
+                f'mask_file: masks = "file" needs the path of each picture\'s mask, e.g. "masks/{NAME}.png"'
+            )
+        if self.mask_file is not None and self.masks is not MaskKind.FILE:
+            problems.append('mask_file: only masks = "file" reads it; set masks = "file", or remove mask_file')
+        if self.masks is not None and self.frames is not None:
+            problems.append("masks: holes of clips are not supported; remove masks, or frames to train on pictures")
+        raise_problems(problems)
+        return self
 
     @model_validator(mode="after")
     def _frame_rate_has_an_effect(self) -> Self:
@@ -306,8 +326,15 @@ def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: Tr
 
 
 def _self_conditioning_has_what_it_needs(
-    *, objective: ObjectiveSection, lora: LoraSection, models: Mapping[str, MemberSection], pipeline: PipelineSection
+    *,
+    objective: ObjectiveSection,
+    lora: LoraSection,
+    models: Mapping[str, MemberSection],
+    pipeline: PipelineSection,
+    data: DataSection,
 ) -> Iterator[str]:
+    if objective.self_conditioning and data.masks is not None:
+        yield f"objective.self_conditioning: {refusal(Feature.SELF_CONDITIONING, Feature.MASKS)}"
     if objective.self_conditioning and lora.rank is not None:
         yield f"objective.self_conditioning: {refusal(Feature.SELF_CONDITIONING, Feature.LORA)}"
     if objective.self_conditioning and models and pipeline.plan == "auto":

@@ -52,14 +52,18 @@ _WAN = (
     *("ffn.0", "ffn.2"),
 )
 _CLIPS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
+_SD = Form(is_original=False, texts={"text_encoder": "lora_te_"}, has_one_alpha=True)
+# diffusers' reader knows this layer by its authors' name alone.
+_SDXL = Form(is_original=False, originals=("add_embedding.",), texts=_CLIPS, has_one_alpha=True)
+_FLUX = Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"})
 FORMS: Mapping[str, Form] = {
-    "StableDiffusionPipeline": Form(is_original=False, texts={"text_encoder": "lora_te_"}, has_one_alpha=True),
-    # diffusers' reader knows this layer by its authors' name alone.
-    "StableDiffusionXLPipeline": Form(
-        is_original=False, originals=("add_embedding.",), texts=_CLIPS, has_one_alpha=True
-    ),
+    "StableDiffusionPipeline": _SD,
+    "StableDiffusionInpaintPipeline": _SD,
+    "StableDiffusionXLPipeline": _SDXL,
+    "StableDiffusionXLInpaintPipeline": _SDXL,
     "StableDiffusion3Pipeline": Form(texts=_CLIPS | {"text_encoder_3": "lora_te3_"}),
-    "FluxPipeline": Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"}),
+    "FluxPipeline": _FLUX,
+    "FluxFillPipeline": _FLUX,
     "Flux2Pipeline": Form(),
     "Flux2KleinPipeline": Form(),
     "ChromaPipeline": Form(),

@@ -1,0 +1,106 @@
+"""The inputs of a denoiser that fills holes, beside its noisy latents: a mask, and the picture without its hole.
+
+    pixels ─┬────────────────────── VAE ── latents ── noise ── noisy ─┐
+            └─ x (1 - mask) ─────── VAE ── masked latents ─┐          ├─ denoiser
+    mask  ─────────────── reduced to the size of latents ──┴──────────┘
+                                                          mask channels
+
+A mask is 1 where a model shall draw (the hole) and 0 where the picture is known. All of this is frozen. U-Nets read the
+reduced mask first and the masked latents after it; FLUX.1 Fill reads the masked latents first.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, pixel_unshuffle
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.parts.autoencoder import Branch, encoder_inputs, encoder_layers
+
+MASK = "mask"
+"""The raw input: the mask of a sample's pixels, (1, H, W)."""
+MASKED_NOISE = "masked_noise"
+"""The raw input: the noise of the posterior of the picture without its hole."""
+CHANNELS = "mask_channels"
+"""The tensor that the denoiser reads after its noisy latents, along their channels."""
+_MASKED = Branch(
+    prefix="masked.", pixels="masked_pixels", moments="masked_moments", noise=MASKED_NOISE, latents="masked_latents"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedInputs:
+    """Layers and raw inputs of the mask."""
+
+    layers: tuple[Layer, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
+    channels: int = 0
+    """Channels of the tensor `CHANNELS`."""
+
+
+def unet_mask_channels(latent_channels: int) -> int:
+    """Channels that a U-Net reads of a mask and a picture beside its noisy latents."""
+    return 1 + latent_channels
+
+
+def unet_masks(vae: Any, resolution: int, dtype: str) -> MaskedInputs:
+    """The mask at the size of latents, each latent the pixel at its corner, and then the masked latents."""
+    return _masks(vae, resolution, dtype, partial(_reduce_to_corners), unet_mask_channels(vae.config.latent_channels))
+
+
+def fill_masks(vae: Any, resolution: int, dtype: str) -> MaskedInputs:
+    """The masked latents, and then all pixels of the mask: the pixels of a latent are its channels."""
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    return _masks(vae, resolution, dtype, partial(_keep_all, factor), vae.config.latent_channels + factor**2)
+
+
+def reads_mask(graph: LayerGraph) -> bool:
+    """Whether the model fills holes."""
+    return any(spec.name == MASK for spec in graph.inputs)
+
+
+def _masks(vae: Any, resolution: int, dtype: str, join: Any, channels: int) -> MaskedInputs:
+    pixels, noise = encoder_inputs(vae, resolution, dtype)
+    return MaskedInputs(
+        layers=(
+            Layer(
+                name="vae.masked_pixels",
+                component="vae",
+                reads=(pixels.name, MASK),
+                writes=(_MASKED.pixels,),
+                run=_hide,
+            ),
+            *encoder_layers(vae, _MASKED),
+            Layer(
+                name="vae.mask_channels",
+                component="vae",
+                reads=(MASK, _MASKED.latents),
+                writes=(CHANNELS,),
+                run=join,
+            ),
+        ),
+        inputs=(
+            TensorSpec(name=MASK, shape=(1, *pixels.shape[1:]), dtype=dtype),
+            TensorSpec(name=MASKED_NOISE, shape=noise.shape, dtype=dtype),
+        ),
+        channels=channels,
+    )
+
+
+def _hide(_: Any, pixels: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """The picture (B, C, H, W), which is 0, a middle grey, in its hole."""
+    return (pixels * (mask < 0.5),)
+
+
+def _reduce_to_corners(_: Any, mask: Tensor, latents: Tensor) -> tuple[Tensor, ...]:
+    small = interpolate(mask, size=latents.shape[-2:], mode="nearest")  # (B, 1, H / f, W / f)
+    return (torch.cat([small.to(latents.dtype), latents], dim=1),)
+
+
+def _keep_all(factor: int, _: Any, mask: Tensor, latents: Tensor) -> tuple[Tensor, ...]:
+    small = pixel_unshuffle(mask, factor)  # (B, f * f, H / f, W / f)
+    return (torch.cat([latents, small.to(latents.dtype)], dim=1),)

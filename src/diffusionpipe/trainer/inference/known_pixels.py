@@ -1,0 +1,77 @@
+"""Pictures with holes that a model fills: its inputs from them, and their known pixels in the drawn pictures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.parts.masks import MASK, MASKED_NOISE
+from diffusionpipe.trainer.data.images import Size, load_levels, upright_size
+from diffusionpipe.trainer.data.levels import values_of_pictures
+from diffusionpipe.trainer.data.masks import load_mask
+from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A picture that is known but for its hole."""
+
+    picture: Path
+    mask: Path
+    """White in the hole."""
+
+
+def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tuple[Known, ...]:
+    """A picture with its mask for each of `count` samples, of one for each or one for all; () where none is given.
+
+    Raises:
+        RecipeError: they are not as many.
+    """
+    if not pictures and not masks:
+        return ()
+    every = [list(given) * count if len(given) == 1 else list(given) for given in (pictures, masks)]
+    if any(len(given) != count for given in every):
+        raise RecipeError(
+            f"{len(pictures)} pictures and {len(masks)} masks do not match {count} samples; give one of each for all, "
+            "or one of each for each sample"
+        )
+    return tuple(Known(picture, mask) for picture, mask in zip(*every, strict=True))
+
+
+def known_conditions(known: Sequence[Known], graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
+    """The raw inputs of a model that fills holes: pictures, masks and noise; the same ones again, if guided.
+
+    Raises:
+        PictureError: a picture or a mask cannot be read, or do not belong together.
+    """
+    shapes = {spec.name: spec.shape for spec in graph.inputs}
+    channels, height, width = shapes["pixels"]
+    read = {one: _read(one, (width, height), channels) for one in dict.fromkeys(known)}
+    levels, masks = (torch.stack([read[one][part] for one in known]) for part in (0, 1))
+    noise = drawn_noise("masked", settings, len(known), shapes[MASKED_NOISE])
+    found = {"pixels": values_of_pictures("pixels", levels), MASK: masks, MASKED_NOISE: noise}
+    return {name: torch.cat([value] * settings.copies) for name, value in found.items()}
+
+
+def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[Known]) -> list[NDArray[np.uint8]]:
+    """Drawn pictures, (H, W, 3) each, with the known pixels in their places, bit for bit; `known` () changes none."""
+    if not known:
+        return list(pictures)
+    return [_over(picture, one) for picture, one in zip(pictures, known, strict=True)]
+
+
+def _over(picture: NDArray[np.uint8], known: Known) -> NDArray[np.uint8]:
+    levels, mask = _read(known, (picture.shape[1], picture.shape[0]), picture.shape[2])
+    return np.where(mask.permute(1, 2, 0).numpy() == 1, picture, levels.permute(1, 2, 0).numpy())
+
+
+def _read(known: Known, size: Size, channels: int) -> tuple[Tensor, Tensor]:
+    """The levels of a picture, (C, H, W), and its mask, (1, H, W)."""
+    levels = load_levels(known.picture, size=size, channels=channels)
+    return levels, load_mask(known.mask, found=upright_size(known.picture), size=size)

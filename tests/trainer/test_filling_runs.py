@@ -1,0 +1,171 @@
+"""Runs of models that fill holes of pictures, from the recipe to the export and back."""
+
+import diffusers
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_models import FILLING_UNET, randomise_pipeline, tiny_unet
+from tiny_pipelines import FILLING
+from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
+
+from diffusionpipe import cli
+from diffusionpipe.errors import DataError, RecipeError
+from diffusionpipe.trainer.inference.sample_file import read_origin
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIDE = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder of plain Stable Diffusion whose U-Net has nine channels: they decide, not the pipeline's name."""
+    folder = save_stable_diffusion(tmp_path_factory.mktemp("model") / "sd")
+    unet = tiny_unet(**FILLING_UNET)
+    unet.save_pretrained(folder / "unet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Pictures with captions and, beside them, masks: the right half is the hole."""
+    folder = save_pictures(tmp_path_factory.mktemp("data") / "pictures", count=6, resolution=SIDE)
+    masks = folder.parent / "masks"
+    masks.mkdir()
+    levels = np.zeros((SIDE, SIDE), dtype=np.uint8)
+    levels[:, SIDE // 2 :] = 255
+    for path in folder.glob("*.png"):
+        Image.fromarray(levels).save(masks / path.name)
+    return folder
+
+
+def known_of(pictures):
+    return {"images": str(pictures / "000.png"), "masks": str(pictures.parent / "masks" / "000.png")}
+
+
+def command(*words):
+    """The exit status of our command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+def filling(model, pictures, folder, **sections):
+    data = {"masks": "edges", "random_crop": True, "flip": True, **sections.pop("data", {})}
+    return recipe_of(model, pictures, folder, data=data, **sections)
+
+
+def test_a_run_fills_holes_of_files_and_its_export_draws_in_diffusers(model, pictures, tmp_path):
+    sampling = {"every": 2, "prompts": ["a cat", "b"], "steps": 2, "guidance": 2.0, **known_of(pictures)}
+    data = {"masks": "file", "mask_file": str(pictures.parent / "masks" / "{name}.png")}
+    recipe = filling(model, pictures, tmp_path / "run", data=data, training={"steps": 2}, sampling=sampling)
+    assert train_here(recipe) == 2
+    original = np.asarray(Image.open(pictures / "000.png"))
+    kept = sorted((tmp_path / "run" / "samples" / "step-00000002").glob("*.png"))
+    assert len(kept) == 2
+    for file in kept:
+        drawn = np.asarray(Image.open(file))
+        assert np.array_equal(drawn[:, : SIDE // 2], original[:, : SIDE // 2])
+        assert not np.array_equal(drawn[:, SIDE // 2 :], original[:, SIDE // 2 :])
+    origin = read_origin(kept[0])
+    assert (origin.image, origin.mask) == tuple(known_of(pictures).values())
+    export = tmp_path / "run" / "export"
+    assert "StableDiffusionInpaintPipeline" in (export / "README.md").read_text(encoding="utf-8")
+    pipeline = diffusers.StableDiffusionInpaintPipeline.from_pretrained(export)
+    assert pipeline.unet.config.in_channels == 9
+    again = tmp_path / "again.png"
+    assert command("sample", tmp_path / "run", "--like", kept[1], "--out", again, "--device", "cpu") == 0
+    assert np.array_equal(np.asarray(Image.open(again)), np.asarray(Image.open(kept[1])))
+
+
+def test_sample_fills_a_hole_on_the_command_line(model, pictures, tmp_path, capsys):
+    known = known_of(pictures)
+    words = ["sample", model, "--prompt", "a", "--steps", 1, "--resolution", SIDE, "--device", "cpu"]
+    words += ["--out", tmp_path / "grid.png", "--keep", tmp_path / "kept"]
+    assert command(*words, "--image", known["images"], "--mask", known["masks"], "--count", 2) == 0
+    for file in (tmp_path / "kept").glob("*.png"):
+        drawn, original = np.asarray(Image.open(file)), np.asarray(Image.open(known["images"]))
+        assert np.array_equal(drawn[:, : SIDE // 2], original[:, : SIDE // 2])
+    capsys.readouterr()
+    grey = tmp_path / "grey.png"
+    Image.fromarray(np.full((SIDE, SIDE), 100, dtype=np.uint8)).save(grey)
+    for more, says in (
+        ([], "fills holes of pictures: give --image and --mask to sample"),
+        (["--image", known["images"]], "1 --image and 0 --mask do not match 1 prompts"),
+        (["--image", known["images"], "--mask", grey], "64 grey pixels, e.g. of level 100"),
+    ):
+        assert command(*words, *more) == 2
+        assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_masks_and_channels_that_do_not_fit_are_refused(model, pictures, tmp_path):
+    plain = save_stable_diffusion(tmp_path / "plain")
+    with pytest.raises(
+        RecipeError, match=r"data.masks: .*reads no masks .unet: in_channels 4.; use a folder of Stable"
+    ):
+        train_here(filling(plain, pictures, tmp_path / "run"))
+    with pytest.raises(RecipeError, match=r"fills holes of pictures .unet: in_channels 9.; set it to .edges., .boxes."):
+        train_here(recipe_of(model, pictures, tmp_path / "run"))
+
+
+def test_every_missing_or_wrong_mask_is_named_before_the_training(model, pictures, tmp_path):
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    for number in (0, 3):
+        levels = np.full((SIDE, SIDE), 255 * (number == 3), dtype=np.uint8)
+        levels[0, 0] = 255
+        Image.fromarray(levels).save(masks / f"{number:03d}.png")
+    recipe = filling(model, pictures, tmp_path / "run", data={"masks": "file", "mask_file": str(masks / "{name}.png")})
+    with pytest.raises(DataError) as error:
+        train_here(recipe)
+    text = str(error.value)
+    assert all(
+        f"{number:03d}.png: its mask {masks / f'{number:03d}.png'} is missing" in text for number in (1, 2, 4, 5)
+    )
+    assert "003.png: the mask has no known pixels" in text
+    assert "000.png: " not in text
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_the_masks_that_it_would_have_had(model, pictures, tmp_path):
+    whole = filling(model, pictures, tmp_path / "whole", training={"steps": 4}, checkpoint={"every": 2})
+    assert train_here(whole) == 4
+    (tmp_path / "whole").rename(tmp_path / "half")
+    losses = losses_of(tmp_path / "half")
+    again = filling(model, pictures, tmp_path / "half", training={"steps": 4}, checkpoint={"every": 2})
+    assert train_here(again, "2") == 4
+    assert losses_of(tmp_path / "half") == losses
+    inverted = filling(model, pictures, tmp_path / "boxes", data={"masks": "boxes"}, training={"steps": 1})
+    train_here(inverted)
+    assert losses_of(tmp_path / "boxes")[1] != losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILLING)
+def test_two_stages_learn_what_one_process_learns(kind, crew, pictures, tmp_path):
+    pipeline = FILLING[kind]()
+    randomise_pipeline(pipeline)
+    pipeline.save_pretrained(tmp_path / "model")
+
+    def recipe(name, **more):
+        return filling(tmp_path / "model", pictures, tmp_path / name, training={"steps": 2}, **more)
+
+    filled = {"pipeline": {"fill": True, "stages": 2, "microbatches": 2, "schedule": "1f1b"}}
+    assert crew.run(train, recipe("over-two")) == [2, 2]
+    assert crew.run(train, recipe("filled", **filled)) == [2, 2]
+    assert train_here(recipe("in-one")) == 2
+    in_one = losses_of(tmp_path / "in-one")
+    assert losses_of(tmp_path / "over-two") == pytest.approx(in_one, rel=1e-5)
+    assert losses_of(tmp_path / "filled") == pytest.approx(in_one, rel=1e-5)
+    adapted = recipe("adapted", lora={"rank": 2}, pipeline={"stages": 2})
+    assert crew.run(train, adapted) == [2, 2]
+    assert train_here(replace_folder(adapted, tmp_path / "adapted-in-one")) == 2
+    assert losses_of(tmp_path / "adapted") == pytest.approx(losses_of(tmp_path / "adapted-in-one"), rel=1e-5)
+    opened = type(pipeline).from_pretrained(tmp_path / "model")
+    opened.load_lora_weights(str(tmp_path / "adapted" / "export"))
+
+
+def replace_folder(recipe, folder):
+    """The recipe on one rank, in another folder."""
+    run = recipe.run.model_copy(update={"folder": folder})
+    pipeline = recipe.pipeline.model_copy(update={"stages": 1})
+    return recipe.model_copy(update={"run": run, "pipeline": pipeline})
