@@ -166,7 +166,7 @@ def test_frozen_components_are_in_evaluation_mode_and_the_unet_is_not():
         ({"encoder_hid_dim": 8, "encoder_hid_dim_type": "text_proj"}, "encoder_hid_dim_type = 'text_proj'"),
         ({"mid_block_type": None}, "mid_block_type = None"),
         ({"down_block_types": ("AttnDownBlock2D", "DownBlock2D")}, "AttnDownBlock2D in down_block_types"),
-        ({"in_channels": 9}, "in_channels and out_channels (9, 4)"),
+        ({"in_channels": 10}, "in_channels and out_channels (10, 4)"),
         ({"cross_attention_dim": 12}, "cross_attention_dim 12 is not the text encoder's 8"),
     ],
 )
