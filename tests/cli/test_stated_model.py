@@ -12,8 +12,17 @@ from tiny_runs import save_stable_diffusion
 from diffusionpipe.cli import main
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import read_profile
+from diffusionpipe.errors import ModelError
 from diffusionpipe.workflows import stated_model
-from diffusionpipe.workflows.stated_model import BATCH_SIZES, StatedModel, computed_profile
+from diffusionpipe.workflows.plan_origin import options_made_with
+from diffusionpipe.workflows.stated_model import (
+    BATCH_SIZES,
+    StatedModel,
+    computed_profile,
+    named_model,
+    profile_name,
+    stated_graph,
+)
 
 
 def run(*arguments) -> int:
@@ -126,6 +135,7 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
             (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
             for size in ("4", "16385", "64x64", "64x0x5", "99999x8x5", "64x64x0", "64x64x5x5", "x", "-8", "1e3")
         ),
+        (["--model-class", "X", "--caption-chunks", "2"], "--caption-chunks: a class of --model-class has no text"),
         (["--model", "sd-9"], "Or name one of the shipped models: chroma"),
     ],
 )
@@ -177,3 +187,18 @@ def test_a_cluster_of_unknown_devices_is_refused(tmp_path, computing, capsys):
     )
     assert run("plan", "--model", "sd-2.1", "--cluster", tmp_path / "c.json", "--batch", 64) == 2
     assert "not among the known ones" in " ".join(capsys.readouterr().err.split())
+
+
+def test_captions_in_chunks_are_part_of_a_stated_model_of_its_profiles_name_and_of_its_plans_options(tmp_path):
+    save_stable_diffusion(tmp_path / "sd")
+    one = StatedModel(name=str(tmp_path / "sd"), resolution=32)
+    two = named_model(one.name, None, resolution="32", caption_chunks=2)
+    assert two == replace(one, caption_chunks=2, has_narrow_store=True)
+    shapes = [
+        next(spec.shape for spec in stated_graph(stated).inputs if spec.name == "input_ids") for stated in (one, two)
+    ]
+    assert shapes[1] == (2, *shapes[0])
+    assert profile_name(one, DEVICES["a100-80"]) != profile_name(replace(one, caption_chunks=2), DEVICES["a100-80"])
+    assert "--caption-chunks=2" in options_made_with(model=two)
+    with pytest.raises(ModelError, match="caption_chunks: captions are read in chunks by StableDiffusion"):
+        stated_graph(StatedModel(name="z-image", caption_chunks=2))

@@ -385,3 +385,22 @@ def test_export_names_what_is_wrong(tmp_path, capsys):
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DiTPipeline"}))
     assert command("export", tmp_path, "--single-file", tmp_path / "x.safetensors") == 2
     assert "not written into one file" in capsys.readouterr().err
+
+
+def test_sample_draws_from_the_file_as_from_the_folder_and_again_from_a_kept_picture(saved, tmp_path, capsys):
+    folder, file = saved("sd1")
+    asked = ("--prompt", "a b", "--steps", "2", "--seed", "3")
+    assert command("sample", folder, *asked, "--out", tmp_path / "folder.png") == 0
+    place = ("--config", folder)
+    assert command("sample", file, *place, *asked, "--keep", tmp_path / "kept", "--out", tmp_path / "file.png") == 0
+    assert (tmp_path / "file.png").read_bytes() == (tmp_path / "folder.png").read_bytes()
+    (kept,) = (tmp_path / "kept").glob("*.png")
+    assert command("sample", file, *place, "--like", kept, "--out", tmp_path / "again.png") == 0
+    assert (tmp_path / "again.png").read_bytes() == kept.read_bytes()
+    capsys.readouterr()
+    assert command("sample", file, *asked, "--out", tmp_path / "x.png") == 2
+    assert "is a model in one file; give --config, the diffusers folder or hub id" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert command("sample", folder, *place, *asked, "--out", tmp_path / "x.png") == 2
+    assert "--config: it belongs to a model in one file" in capsys.readouterr().err

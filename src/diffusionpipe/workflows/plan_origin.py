@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RECIPE = "recipe"
 OVERRIDE = "override"
 _DOWN = ".lora_A."
+_CAPTIONS = ("input_ids", "input_ids_2")
 
 
 def options_made_with(
@@ -40,6 +41,7 @@ def options_made_with(
             "resolution": clip if model.resolution is None else model.resolution,
             "lora-rank": model.lora_rank,
             "frozen-dtype": model.form or (None if model.has_narrow_store else "none"),
+            "caption-chunks": model.caption_chunks if model.caption_chunks > 1 else None,
         }
     found["use"] = ",".join(map(str, used)) or None
     stated = [f"--{name}={value}" for name, value in found.items() if value is not None]
@@ -62,6 +64,9 @@ def _keys(setting: Setting, optimizer: str) -> Iterator[tuple[str, object]]:
     adapters = [one for one in graph.parameters if one.is_trainable and _DOWN in one.name]
     if adapters:
         yield "lora.rank", min(adapters[0].shape)
+    shapes = [graph.tensor(name).shape for name in graph.inputs if name in _CAPTIONS]
+    if shapes and len(shapes[0]) > 1:
+        yield "data.caption_chunks", shapes[0][0]
     if "pixels" in graph.inputs:
         shape = graph.tensor("pixels").shape
         if len(shape) == 3 and shape[1] == shape[2] and len(graph.backbones) == 1:

@@ -20,8 +20,19 @@ if TYPE_CHECKING:
     from diffusionpipe.workflows.trained_model import TrainedModel
 
 
-def redraw(run: Path, like: Path, out: Path, device: "torch.device", work: "Work", tell: Telling = SILENCE) -> str:
+def redraw(
+    run: Path,
+    like: Path,
+    out: Path,
+    device: "torch.device",
+    work: "Work",
+    tell: Telling = SILENCE,
+    *,
+    config: str | None = None,
+) -> str:
     """Write the picture that `like` was, drawn again with the weights that it was drawn with; returns its caption.
+
+    `config` as in `trained_model`.
 
     Raises:
         ConfigError: the file does not say how it was drawn, or those weights are gone.
@@ -39,7 +50,7 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device", work: "Work
         origin = replace(origin, precision=Precision.FLOAT32)
     with TemporaryDirectory() as temporary:
         step = origin.training_step
-        model = trained_model(run) if step is None else model_after(run, step, Path(temporary))
+        model = trained_model(run, config=config) if step is None else model_after(run, step, Path(temporary))
         picture = _draw(model, origin, device, work)
     if out.suffix.lower() in MOVING:
         write_clip(picture, out, rate=origin.frame_rate or PLAYED)

@@ -160,7 +160,9 @@ def validation_of(run: Path) -> Path | None:
 
 
 def recipe_of(run: Path) -> Path:
-    """The resolved recipe of a run, of its export/ or of a folder in its adapters/."""
+    """The resolved recipe of a run, of its export/ or of a folder in its adapters/; a file has none."""
+    if run.is_file():
+        return run / _RECIPE  # which is not there: a file may lie anywhere
     places = [run, run.parent, *([run.parent.parent] if run.parent.name == _OF_CHECKPOINTS else [])]
     return next((place / _RECIPE for place in places if (place / _RECIPE).is_file()), run.parent / _RECIPE)
 

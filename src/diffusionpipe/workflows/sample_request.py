@@ -50,6 +50,8 @@ class Asked:
     """The last model of a chain that draws."""
     precision: str | None = None
     variant: str | None = None
+    config: str | None = None
+    """The diffusers folder or hub id of a model in one file."""
     caption_chunks: int | None = None
     clip_skip: int | None = None
     device: str = "auto"
@@ -69,7 +71,7 @@ def drawing_of(run: Path, asked: Asked) -> "Drawing":
 
     wish = _wish(asked)
     chosen_device(asked.device)
-    model, own = _until(trained_model(run, asked.variant), asked.until), sampling_of(run)
+    model, own = _until(trained_model(run, asked.variant, asked.config), asked.until), sampling_of(run)
     size = _size(run, model, asked)
     wish = replace(steered(wish, run, model.folder, asked.conditions, asked.count), frame_rate=size.frame_rate)
     wish = replace(wish, known=_known(asked, len(wish)))

@@ -66,6 +66,8 @@ class StatedModel:
     """The form in which frozen linear layers, but for the VAE's, are stored instead."""
     precision: str = PRECISION
     """Arithmetic of the layers."""
+    caption_chunks: int = 1
+    """Parts of a caption that CLIP encoders read one by one."""
 
 
 def computed_profile(
@@ -96,6 +98,7 @@ def named_model(
     resolution: str | None = None,
     lora_rank: int | None = None,
     frozen_dtype: str | None = None,
+    caption_chunks: int | None = None,
 ) -> StatedModel | None:
     """The model that options of a command state; None where neither --model nor --model-class is among them.
 
@@ -110,6 +113,7 @@ def named_model(
         raise ConfigError("--model and --model-class are both given; give the one that names what is planned")
     if name is None and kind is None:
         options = {"--resolution": resolution, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
+        options["--caption-chunks"] = caption_chunks
         if given := [option for option, value in options.items() if value is not None]:
             raise ConfigError(f"{', '.join(given)}: only a model that --model or --model-class names takes this")
         return None
@@ -120,6 +124,8 @@ def named_model(
     if frozen_dtype not in {None, "bfloat16", "none", *forms}:
         known = ", ".join(("bfloat16", *forms))
         raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use {known} or none, or leave it out")
+    if kind is not None and caption_chunks is not None:
+        raise ConfigError("--caption-chunks: a class of --model-class has no text encoders; leave it out")
     side, clip = (None, None) if resolution is None else _size(resolution)
     return StatedModel(
         name=name or str(kind),
@@ -129,6 +135,7 @@ def named_model(
         lora_rank=lora_rank,
         has_narrow_store=frozen_dtype != "none",
         form=forms.get(frozen_dtype or ""),
+        caption_chunks=caption_chunks or 1,
     )
 
 
@@ -382,7 +389,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
 
 
 def _opened(stated: StatedModel) -> LayerGraph:
-    from diffusionpipe.models.base.family import Clip
+    from diffusionpipe.models.base.family import CaptionReading, Clip
     from diffusionpipe.models.objectives.objective import ObjectiveSettings
     from diffusionpipe.models.opening.class_graph import class_graph
     from diffusionpipe.models.opening.configured import configured_graph, configured_models
@@ -392,7 +399,7 @@ def _opened(stated: StatedModel) -> LayerGraph:
     from diffusionpipe.trainer.model.members import stored_prediction
 
     lora = None if stated.lora_rank is None else LoraSettings(rank=stated.lora_rank)
-    clip = None
+    clip, captions = None, CaptionReading(chunks=stated.caption_chunks)
     if stated.clip is not None:
         width, height, frames = stated.clip
         clip = Clip(width=width, height=height, frames=frames)
@@ -401,7 +408,7 @@ def _opened(stated: StatedModel) -> LayerGraph:
             clip = Clip.square(stated.resolution)
         return class_graph(stated.name, size=clip, lora=lora)
     if stated.name in configured_models():
-        return configured_graph(stated.name, resolution=stated.resolution, lora=lora, clip=clip)
+        return configured_graph(stated.name, resolution=stated.resolution, lora=lora, clip=clip, captions=captions)
     folder = _folder(stated.name)
     return build_graph(
         folder,
@@ -409,4 +416,5 @@ def _opened(stated: StatedModel) -> LayerGraph:
         resolution=stated.resolution or default_resolution(folder),
         lora=lora,
         clip=clip,
+        captions=captions,
     )

@@ -29,17 +29,29 @@ class TrainedModel:
         return (*(self.before.chain if self.before is not None else ()), self)
 
 
-def trained_model(run: Path, variant: str | None = None) -> TrainedModel:
-    """The export of a run, or any diffusers folder, of which the `variant` of the weights is read.
+def trained_model(run: Path, variant: str | None = None, config: str | None = None) -> TrainedModel:
+    """The export of a run, or any diffusers folder, of which the `variant` of the weights is read, or one file.
+
+    `config`: the diffusers folder or hub id of a model in one file.
 
     Raises:
         ConfigError: there is none, or adapters whose base model is not known or not there.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.opening.folder import family_of, scheduler_config
+    from diffusionpipe.models.opening.folder import family_of, resolve_folder, scheduler_config
     from diffusionpipe.models.parameters.lora_read import ADAPTERS
     from diffusionpipe.workflows.run_recipe import recipe_of
 
+    if run.is_file() and config is None:
+        raise ConfigError(
+            f"{run} is a model in one file; give --config, the diffusers folder or hub id that has its configurations, "
+            "tokenizers and scheduler; of adapters give the folder"
+        )
+    if run.is_file():
+        folder = resolve_folder(run, variant, config)
+        return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder), variant=variant)
+    if config is not None:
+        raise ConfigError(f"--config: it belongs to a model in one file, and {run} is none; leave it out")
     for folder in (run / "export", run):
         if (folder / "model_index.json").is_file():
             if family_of(folder).augmentation is not None:
@@ -55,7 +67,7 @@ def trained_model(run: Path, variant: str | None = None) -> TrainedModel:
         if any(folder.glob("*/model_index.json")) and recipe.is_file():
             return _cascade(folder, recipe)
     if not run.is_dir():
-        raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
+        raise ConfigError(f"there is no folder {run}; give a run's folder, a diffusers folder or a file")
     raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
 
 

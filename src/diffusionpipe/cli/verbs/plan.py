@@ -17,6 +17,7 @@ from diffusionpipe.cli.verbs.plan_options import (
     All,
     Batch,
     Cache,
+    CaptionChunks,
     Checkpoint,
     ClusterName,
     Compare,
@@ -87,6 +88,7 @@ def make(
     resolution: Resolution = None,
     lora_rank: LoraRank = None,
     frozen_dtype: FrozenDtypeName = None,
+    caption_chunks: CaptionChunks = None,
     draw: Draw = None,
     use: Use = None,
     memory: Memory = None,
@@ -110,7 +112,7 @@ def make(
     of_adapters = {"--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
     if models is not None:
         of_one = {"RECIPE": recipe, "--model": model, "--model-class": model_class, "--profile": profile, "--out": out}
-        others = {"--draw": draw, "--compare": compare, "--resolution": resolution}
+        others = {"--draw": draw, "--compare": compare, "--resolution": resolution, "--caption-chunks": caption_chunks}
         _refuse({**of_one, **others, **of_adapters, **of_training}, "--models; leave it out, or name one model")
         machines = allowed_of(used_of(cluster_of(cluster), used, source="--use"), memory)
         print_models(models, machines, batches, uses_cache=cache)
@@ -123,7 +125,13 @@ def make(
         _check_drawing(batches, {**of_training, **of_plans, **of_adapters})
         frozen_dtype = "bfloat16" if model or model_class else None  # as `sample` stores them
     named = named_model(
-        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype
+        model,
+        profile,
+        kind=model_class,
+        resolution=resolution,
+        lora_rank=lora_rank,
+        frozen_dtype=frozen_dtype,
+        caption_chunks=caption_chunks,
     )
     if recipe is not None:
         keys = {

@@ -119,6 +119,15 @@ LoraRank = Annotated[
     int | None,
     typer.Option(min=1, max=4096, help="With --model or --model-class: train adapters of this rank on the denoiser."),
 ]
+CaptionChunks = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=4,
+        help="With --model, Stable Diffusion 1, 2 and XL: parts of 75 tokens that are read of each caption.",
+        show_default=False,
+    ),
+]
 FrozenDtypeName = Annotated[
     str | None,
     typer.Option(

@@ -169,7 +169,7 @@ def _profile(
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.stated_model import named_model, profile_of
 
-    rank = origin.get("lora-rank")
+    rank, chunks = origin.get("lora-rank"), origin.get("caption-chunks")
     stated = named_model(
         model or origin.get("model"),
         file,
@@ -177,6 +177,7 @@ def _profile(
         resolution=resolution or origin.get("resolution"),
         lora_rank=int(rank) if rank is not None and rank.isdecimal() else None,
         frozen_dtype=origin.get("frozen-dtype"),
+        caption_chunks=int(chunks) if chunks is not None and chunks.isdecimal() else None,
     )
     if file is not None:
         return read_profile(file)

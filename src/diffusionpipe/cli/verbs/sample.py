@@ -23,7 +23,11 @@ _TRUE_CFG_HELP = (
 
 
 RunArgument = Annotated[
-    Path, typer.Argument(help="The run's folder, its export/, or any diffusers folder.", show_default=False)
+    Path,
+    typer.Argument(
+        help="The run's folder, its export/, any diffusers folder, or a model in one .safetensors file.",
+        show_default=False,
+    ),
 ]
 PromptOption = Annotated[list[str] | None, typer.Option(help="A caption to draw; may be given several times.")]
 PromptsOption = Annotated[Path | None, typer.Option(help="A file with a caption to draw on each line.")]
@@ -141,6 +145,14 @@ VariantOption = Annotated[
         show_default=False,
     ),
 ]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a model in one file: the diffusers folder or hub id that has its configurations, tokenizers and "
+        "scheduler.",
+        show_default=False,
+    ),
+]
 NoiseLevelOption = Annotated[
     int | None,
     typer.Option(
@@ -200,6 +212,7 @@ def sample(
     ranks: RanksOption = None,
     precision: PrecisionOption = None,
     variant: VariantOption = None,
+    config: ConfigOption = None,
     caption_chunks: ChunksOption = None,
     clip_skip: ClipSkipOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -212,7 +225,7 @@ def sample(
     check_outputs(out)
     check_drawing_file(out)
     if like is not None:
-        _draw_again(context, run, like, out, device)
+        _draw_again(context, run, like, out, device, config)
         return
     asked = Asked(
         prompts=tuple(prompt or ()),
@@ -236,6 +249,7 @@ def sample(
         until=until,
         precision=precision,
         variant=variant,
+        config=config,
         caption_chunks=caption_chunks,
         clip_skip=clip_skip,
         device=device,
@@ -265,13 +279,13 @@ def arguments_of_rank(context: typer.Context) -> list[str]:
     return ["sample", *options, "--", *positional]
 
 
-def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device: str) -> None:
+def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device: str, config: str | None) -> None:
     """Draw what a picture is; options whose values the picture has are refused."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.redraw import redraw
 
-    allowed = {"run", "like", "out", "device"}
+    allowed = {"run", "like", "out", "device", "config"}
     given = [
         name
         for name in context.params
@@ -280,7 +294,7 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
     if given:
         options = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"--like takes everything from the picture; leave out {options}")
-    caption = redraw(run, like, out, chosen_device(device), drawing_work, TERMINAL)
+    caption = redraw(run, like, out, chosen_device(device), drawing_work, TERMINAL, config=config)
     typer.echo(f'"{caption}" in {out}')
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.base.family import Clip, Family
+from diffusionpipe.models.base.family import WHOLE, CaptionReading, Clip, Family
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import REGISTRY, family_graph
@@ -33,11 +33,12 @@ def configured_graph(
     train: Collection[str] | None = None,
     lora: LoraSettings | None = None,
     clip: Clip | None = None,
+    captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
     """The published model of that name, with parameters on the meta device.
 
     None stands for the configuration's value: the resolution of the publication, the denoiser or its adapters. `clip`:
-    the size of clips, in place of square pictures.
+    the size of clips, in place of square pictures. `captions` as in `build_graph`.
 
     Raises ModelError for an unknown name, and for all that the model's family refuses.
     """
@@ -54,6 +55,7 @@ def configured_graph(
         dtype="float32",
         lora=lora,
         clip=clip,
+        captions=captions,
     )
 
 
