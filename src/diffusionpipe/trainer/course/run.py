@@ -55,6 +55,7 @@ from diffusionpipe.trainer.launching.exit_status import ExitStatus
 from diffusionpipe.trainer.launching.launch import LOGS
 from diffusionpipe.trainer.model.decisions import decided_for_run
 from diffusionpipe.trainer.model.members import Member, Model, open_model
+from diffusionpipe.trainer.optim.named_rates import LossRates, kept_rates
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
@@ -140,6 +141,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             kept=identity | state_of(settled),
             step=step,
             spikes=Spikes(recipe.training.on_spike),
+            loss_rates=_loss_rates(recipe),
             checkpoints=RunCheckpoints(
                 job,
                 folder,
@@ -225,7 +227,15 @@ def _load(state: RunState, checkpoint: Path) -> None:
     """Go on where the checkpoint was written."""
     with state.screen.work("loading the checkpoint"):
         loaded = load_training(checkpoint, state.session.state, is_verified=True)
-    state.spikes = Spikes(state.session.recipe.training.on_spike, kept_values(loaded))
+    recipe = state.session.recipe
+    state.spikes = Spikes(recipe.training.on_spike, kept_values(loaded))
+    state.loss_rates = _loss_rates(recipe, kept_rates(loaded))
+
+
+def _loss_rates(recipe: Recipe, kept: Mapping[str, object] | None = None) -> LossRates:
+    """The schedule of the rate by losses; `kept`: its values in the checkpoint from which the run continues."""
+    settings = recipe.learning_rate
+    return LossRates(settings.schedule.value, settings.arguments, recipe.optimizer.learning_rate, kept)
 
 
 def _announce(state: RunState, checkpoint: Path | None) -> None:
@@ -330,7 +340,7 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
     """The object that runs the steps, with a flush at the end of each or without."""
     session = state.session
     if session.worker.window is None:
-        return Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
+        return Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints, state.loss_rates)
     return WindowStepper(session, state.stopping, names_of(state), batches, partial(is_flush, session.recipe))
 
 
@@ -392,7 +402,7 @@ def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
 
 
 def _save(state: RunState, *, is_last: bool) -> None:
-    values = {"step": state.step, **state.kept, **state.spikes.state()}
+    values = {"step": state.step, **state.kept, **state.spikes.state(), **state.loss_rates.state()}
     is_proven = state.validated == state.step
     state.checkpoints.save(state.step, state.session.state, values, is_proven=is_proven, is_last=is_last)
 

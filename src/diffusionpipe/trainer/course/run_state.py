@@ -14,6 +14,7 @@ from diffusionpipe.trainer.course.preparation import Data
 from diffusionpipe.trainer.data.batch import sample_indices
 from diffusionpipe.trainer.data.survey import Line
 from diffusionpipe.trainer.inference.drawing import Picture
+from diffusionpipe.trainer.optim.named_rates import LossRates
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
@@ -101,6 +102,7 @@ class RunState:
     kept: Mapping[str, object]
     """The facts about the run in its checkpoints: its identity and its recipe."""
     spikes: Spikes
+    loss_rates: LossRates
     checkpoints: RunCheckpoints
     progress: TrainingProgress | None = None
     """The progress that rank 0 shows; None on the others."""

@@ -9,6 +9,7 @@ A part of a group whose optimizer differs is a group of its own: "|rest" of [opt
 pattern in [optimizer.groups].
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -142,9 +143,12 @@ def has_average(recipes: Mapping[str, Recipe]) -> bool:
 
 def learning_rates(recipe: Recipe) -> LearningRateSchedule:
     """The learning rate's course as the recipe states it."""
+    schedule = recipe.learning_rate.schedule
     return LearningRateSchedule(
         peak=recipe.optimizer.learning_rate,
-        decay=Decay(recipe.learning_rate.schedule.value),
+        decay=Decay(schedule.value) if schedule.is_own else Decay.CONSTANT,
+        named="" if schedule.is_own else schedule.value,
+        arguments=json.dumps(recipe.learning_rate.arguments, sort_keys=True),
         warmup_steps=recipe.learning_rate.warmup_steps,
         total_steps=recipe.training.num_steps,
         final_fraction=recipe.learning_rate.final,

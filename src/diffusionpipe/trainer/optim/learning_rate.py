@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.optim.named_rates import factor_at
 
 
 class Decay(StrEnum):
@@ -29,6 +30,10 @@ class LearningRateSchedule:
     """Updates of the whole training; later ones keep the final value."""
     final_fraction: float
     """The part of the peak at `total_steps`; without effect for a constant schedule, which keeps the peak."""
+    named: str = ""
+    """Name of the schedule of transformers that holds in place of `decay`."""
+    arguments: str = "{}"
+    """Its arguments, JSON."""
 
     def __post_init__(self) -> None:
         """Collects every problem of the values.
@@ -62,7 +67,18 @@ def learning_rate_at(step: int, schedule: LearningRateSchedule) -> float:
 
         linear   peak (1 - (1 - f) x)
         cosine   peak (f + (1 - f) (1 + cos(pi x)) / 2)
+
+    A named schedule has its own formula, in transformers.
     """
+    if schedule.named:
+        return schedule.peak * factor_at(
+            step,
+            schedule.named,
+            schedule.arguments,
+            peak=schedule.peak,
+            warmup_steps=schedule.warmup_steps,
+            total_steps=schedule.total_steps,
+        )
     if step < schedule.warmup_steps:
         return schedule.peak * (step + 1) / schedule.warmup_steps
     if schedule.decay is Decay.CONSTANT:

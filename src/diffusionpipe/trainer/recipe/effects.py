@@ -69,7 +69,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SILENT: "deterministic post_validation activation_checkpointing",
     },
     "optimizer": {Effect.FIXED: "name rest groups", Effect.SAID: "learning_rate arguments"},
-    "learning_rate": {Effect.SAID: "schedule warmup_steps final by_staleness"},
+    "learning_rate": {Effect.SAID: "schedule arguments warmup_steps final by_staleness"},
     "pipeline": {
         Effect.SAID: "versions delay flush_every flushed_from",
         Effect.SILENT: "plan stages microbatches schedule orders replicas data_parallel sharded splits encode_chunk "

@@ -19,11 +19,30 @@ from diffusionpipe.trainer.recipe.section import Arguments, Auto, Choice, Decay,
 
 
 class RateSchedule(StrEnum):
-    """The course of the learning rate after the warm-up."""
+    """The course of the learning rate."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
+    POLYNOMIAL = "polynomial"
+    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    INVERSE_SQRT = "inverse_sqrt"
+    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
+    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
+    WARMUP_STABLE_DECAY = "warmup_stable_decay"
+    REDUCE_LR_ON_PLATEAU = "reduce_lr_on_plateau"
+    GREEDY = "greedy"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is ours; the others are those of transformers' get_scheduler."""
+        return self in (RateSchedule.CONSTANT, RateSchedule.LINEAR, RateSchedule.COSINE)
+
+    @property
+    def reads_losses(self) -> bool:
+        """Whether the rate depends on the losses so far."""
+        return self in (RateSchedule.REDUCE_LR_ON_PLATEAU, RateSchedule.GREEDY)
 
 
 ELSEWHERE = {
@@ -41,6 +60,8 @@ ELSEWHERE = {
 
 SWITCHED_OFF = ("ema_decay", "clip_norm")
 """The keys of these that "none" switches off, for all models at once."""
+
+_OTHERS = tuple(schedule for schedule in RateSchedule if not schedule.is_own)
 
 _OF_ALL = ("fused", "foreach", "capturable", "differentiable")
 """Arguments that say how an update is computed, which torch does for all parameters alike."""
@@ -95,8 +116,10 @@ def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) 
     warmup, steps = own.warmup_steps, training.steps
     if warmup is not None and steps is not None and warmup >= steps:
         yield (f"{key}.warmup_steps: {warmup} is not less than the {steps} steps of the run; use a shorter warm-up")
-    if own.learning_rate_final not in (None, 0, 1) and rates.schedule is RateSchedule.CONSTANT:
+    if own.learning_rate_final not in (None, 0, 1) and rates.schedule in (RateSchedule.CONSTANT, *_OTHERS):
         yield (
-            f"{key}.learning_rate_final: it has no effect on a constant schedule; set learning_rate_schedule to linear "
-            "or cosine, or remove it"
+            f"{key}.learning_rate_final: it has no effect on a {rates.schedule} schedule; set learning_rate_schedule "
+            "to linear or cosine, or remove it"
         )
+    if own.learning_rate_schedule is not None and own.learning_rate_schedule.reads_losses:
+        yield f"{key}.learning_rate_schedule: one schedule reads the losses of all; set learning_rate.schedule"

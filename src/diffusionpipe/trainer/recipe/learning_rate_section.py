@@ -5,18 +5,21 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from diffusionpipe.trainer.recipe.group_section import RateSchedule
-from diffusionpipe.trainer.recipe.section import Choice, Count, Fraction, Maybe, Section
+from diffusionpipe.trainer.recipe.section import Arguments, Choice, Count, Fraction, Maybe, Section
 
 
 class LearningRateSection(Section):
     """[learning_rate]: the learning rate schedule."""
 
     schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
-    """The schedule after the warm-up."""
+    """The schedule: constant, linear or cosine after the warm-up, or one of transformers' get_scheduler."""
     warmup_steps: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Steps over which the rate rises linearly to optimizer.learning_rate."""
     final: Fraction = 0.0
     """The rate at the last step as a fraction of the highest."""
+
+    arguments: Arguments = Field(default_factory=dict)
+    """Arguments of a schedule of transformers, e.g. { num_cycles = 3 }."""
 
     by_staleness: Maybe[Count] = None
     """Without a flush after each step: the steps over which stages with old weights go from a lower rate to the usual
@@ -24,6 +27,13 @@ class LearningRateSection(Section):
 
     @model_validator(mode="after")
     def _final_has_an_effect(self) -> Self:
-        if self.schedule is RateSchedule.CONSTANT and self.final not in (0, 1):
-            raise ValueError("final: it has no effect on a constant schedule; choose linear or cosine, or remove final")
+        has_final = self.schedule in (RateSchedule.LINEAR, RateSchedule.COSINE)
+        if not has_final and self.final not in (0, 1):
+            raise ValueError(
+                f"final: it has no effect on a {self.schedule} schedule; choose linear or cosine, or remove final"
+            )
+        if self.schedule.is_own and self.arguments:
+            raise ValueError(
+                f"arguments: the {self.schedule} schedule takes none; choose one of transformers, or remove arguments"
+            )
         return self

@@ -9,7 +9,7 @@ from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.training_section import TrainingSection
 
-_STEADY = (RateSchedule.CONSTANT,)
+_STEADY = (RateSchedule.CONSTANT, RateSchedule.CONSTANT_WITH_WARMUP)
 
 
 def optimizer_suits_the_training(

@@ -53,6 +53,8 @@ SAME: Mapping[str, str] = {
     "eps adam_epsilon momentum",
     "learning_rate.schedule": "lr_scheduler lr_schedule lr_scheduler_type",
     "learning_rate.warmup_steps": "lr_warmup_steps warmup lr_warmup num_warmup_steps",
+    "learning_rate.arguments": "lr_scheduler_kwargs lr_scheduler_args lr_scheduler_num_cycles lr_scheduler_power "
+    "num_cycles lr_num_cycles lr_power",
     "learning_rate.final": "lr_end lr_scheduler_min_lr_ratio min_lr_ratio",
     "objective.kind": "prediction_type v_parameterization v_prediction",
     "objective.snr_gamma": "min_snr_gamma snr loss_weight_strength",

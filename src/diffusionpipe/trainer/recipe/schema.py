@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
@@ -279,6 +280,30 @@ def _warmup_ends_before_the_run(*, training: TrainingSection, learning_rate: Lea
         )
 
 
+def _schedule_can_be_had(
+    *, training: TrainingSection, learning_rate: LearningRateSection, pipeline: PipelineSection
+) -> Iterator[str]:
+    schedule = learning_rate.schedule
+    if schedule.is_own:
+        return
+    # Imported only here: torch takes seconds, and a recipe's schema must not need it.
+    from diffusionpipe.trainer.optim.named_rates import problem_of_schedule
+
+    steps = learning_rate.warmup_steps + 1 if training.steps is None else training.steps
+    problem = problem_of_schedule(
+        schedule.value, learning_rate.arguments, warmup_steps=learning_rate.warmup_steps, total_steps=steps
+    )
+    if problem is not None:
+        yield f"learning_rate.arguments: {problem}"
+    if schedule.reads_losses and learning_rate.warmup_steps:
+        yield f"learning_rate.warmup_steps: it has no effect on a {schedule} schedule; remove it"
+    if schedule.reads_losses and pipeline.versions is not Versions.FLUSHED:
+        yield (
+            f"learning_rate.schedule: {schedule} reads the loss of each step, which comes late without a flush; choose "
+            'another one, or set pipeline.versions = "flushed"'
+        )
+
+
 def _validation_has_data(*, data: DataSection, validation: ValidationSection) -> Iterator[str]:
     if validation.every and data.validation is None:
         yield "validation.every: there is no data to validate on; set data.validation to a folder"
@@ -366,6 +391,7 @@ _CHECKS: tuple[Check, ...] = (
     _pictures_are_read_as_they_are,
     _groups_can_be_trained,
     _warmup_ends_before_the_run,
+    _schedule_can_be_had,
     _validation_has_data,
     _start_has_something_to_show,
     versions_suit_the_training,

@@ -26,6 +26,7 @@ from diffusionpipe.errors import LossSpikeError
 from diffusionpipe.ir import Phase
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.runtime.recording.trace import Recording
+from diffusionpipe.trainer.optim.named_rates import LossRates
 from diffusionpipe.trainer.optim.optimizer import set_learning_rates
 from diffusionpipe.trainer.optim.prodigy import PATHS, SharedProdigy
 from diffusionpipe.trainer.optim.undo import Backup
@@ -113,10 +114,12 @@ class Stepper:
         names_of: NamesOf,
         spikes: Spikes | None = None,
         saves: Saves | None = None,
+        loss_rates: LossRates | None = None,
     ) -> None:
         self._session = session
         self._saves = saves
         self._spikes = spikes or Spikes(OnSpike.NONE)
+        self._loss_rates = loss_rates
         self._skipped_in_a_row = 0
         self._stopping = stopping
         self._names_of = names_of
@@ -244,7 +247,8 @@ class Stepper:
         self._end_phase("sum over all ranks")
         sums = self._sums(total)
         batch = session.plan.batch
-        results = [one.result(step.step, own, batch) for one, own in zip(self._trained, sums, strict=True)]
+        rates = 1.0 if self._loss_rates is None else self._loss_rates.factor
+        results = [one.result(step.step, own, batch, rates) for one, own in zip(self._trained, sums, strict=True)]
         broken = next((one for one in results if not (isfinite(one.loss) and isfinite(one.norm))), None)
         if broken is not None:
             if step.is_updated:
@@ -266,6 +270,8 @@ class Stepper:
             self._clip(self._sums(step.sum.total))
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
+        if self._loss_rates is not None and spike is None:
+            self._loss_rates.note(loss)
         if session.ema is not None and spike is None:
             session.ema.update(step.step)
             self._end_phase("average")
@@ -310,7 +316,8 @@ class Stepper:
 
     def _update(self, step: int) -> None:
         """The optimizer's step."""
-        rates = [one.rates_at(step) for one in self._trained]
+        factor = 1.0 if self._loss_rates is None else self._loss_rates.factor
+        rates = [{name: factor * rate for name, rate in one.rates_at(step).items()} for one in self._trained]
         set_learning_rates(self._session.optimizer, {group: rate for of in rates for group, rate in of.items()})
         if self._prodigy is not None:
             self._prodigy.step(max(rate for of in rates for rate in of.values()))

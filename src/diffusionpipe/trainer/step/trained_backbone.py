@@ -52,9 +52,9 @@ class TrainedBackbone:
         loss = sum(losses, torch.zeros((), dtype=torch.float64, device=device))
         return torch.stack([squares, loss])
 
-    def result(self, step: int, sums: Tensor, batch: int) -> BackboneResult:
-        """The result of the sums over all ranks."""
-        rates = self.rates_at(step)
+    def result(self, step: int, sums: Tensor, batch: int, factor: float = 1.0) -> BackboneResult:
+        """The result of the sums over all ranks; learning rates are multiplied by `factor`."""
+        rates = {name: rate * factor for name, rate in self.rates_at(step).items()}
         own = {name for name in rates if self.rates[name] != self.rates.get(name.partition("|")[0])}
         components = {name for name in rates if "|" not in name and name != self.backbone.name}
         return BackboneResult(
