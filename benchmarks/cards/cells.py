@@ -11,7 +11,7 @@ from benchmarks.rivals.quantised import BYTES_OF_BASE, base_of, quantised
 from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
 from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
@@ -169,9 +169,7 @@ def setting_of(case: Case, state: State, *, is_recomputed: bool) -> Setting:
         cluster=load_cluster(machine.cluster),
         workload=Workload(
             batch=case.batch,
-            parameter_bytes=state.parameter,
-            gradient_bytes=state.gradient,
-            optimizer_bytes=state.optimizer,
+            states=plain_states(parameter=state.parameter, gradient=state.gradient, optimizer=state.optimizer),
             checkpointed=("*",) if is_recomputed else (),
         ),
     )

@@ -10,7 +10,7 @@ from benchmarks.cards.cells import STATES, State
 from benchmarks.choices import checked
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.holding.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
@@ -126,9 +126,7 @@ def _setting(case: Case, state: State, batch: int) -> Setting:
         cluster=cluster_of(case.cards, case.number),
         workload=Workload(
             batch=batch,
-            parameter_bytes=state.parameter,
-            gradient_bytes=state.gradient,
-            optimizer_bytes=state.optimizer,
+            states=plain_states(parameter=state.parameter, gradient=state.gradient, optimizer=state.optimizer),
             checkpointed=("*",),
         ),
     )

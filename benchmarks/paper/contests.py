@@ -12,9 +12,9 @@ from benchmarks.tables import table
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload
 from diffusionpipe.planner.filling.filler import filler_of
-from diffusionpipe.planner.pricing.offload import can_offload, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
+from diffusionpipe.planner.pricing.storing import settings_in_storages
+from diffusionpipe.planner.search.naming import name_of, sizes_of
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.pictures import new_figure, save_figure
@@ -81,7 +81,7 @@ def by_memory() -> Iterator[Contest]:
 
 def contest(group: str, at: float, settings: Sequence[Setting]) -> Contest:
     """The fastest of each kind over these settings, and over those with their encoders in host memory."""
-    every = [*settings, *(offloaded(one) for one in settings if is_heavy(one) and can_offload(one))]
+    every = [*settings, *(moved for one in settings for moved in settings_in_storages(one))]
     return Contest(group=group, at=at, copies=_best(every, (1,)), pipeline=_best(every, UNITS))
 
 
@@ -96,7 +96,7 @@ def _best_in(setting: Setting, units: tuple[int, ...]) -> Best | None:
         return None
     candidate, proposal = winner
     words = f"{name_of(candidate)}, {sizes_of(candidate)}"
-    words += (ON_HOST if setting.workload.offload_frozen else "") + (", R" if setting.workload.checkpointed else "")
+    words += setting.workload.encoders.words + (", R" if setting.workload.checkpointed else "")
     return Best(layout=words, step=proposal.step)
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.cards import profiles
 from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
@@ -86,7 +86,7 @@ def cases(only: str = "") -> Iterator[Case]:
     """All settings, or those whose names contain this; each profile is read, or computed, when it is needed."""
     mixed, twice = load_cluster("rtx4090-rtx4080"), load_cluster("rtx4090-rtx4080:2")
     four, eight = load_cluster("rtx4090x4"), load_cluster("h100x8")
-    narrow = Workload(batch=32, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=2, checkpointed=("*",))
+    narrow = Workload(batch=32, states=plain_states(parameter=2, gradient=2, optimizer=2), checkpointed=("*",))
     made = [
         ("SD 2.1 on 4090 + 4080", mixed, "sd-2.1", "rtx4090", Workload(batch=32)),
         ("SDXL, narrow, on 4090 + 4080", mixed, "sdxl", "rtx4090", narrow),
@@ -104,7 +104,7 @@ def cases(only: str = "") -> Iterator[Case]:
         ),
         ("FLUX.1 adapters on 4 nodes, 10 Gb/s", networked(four, 10), "flux.1-dev-lora", "rtx4090", ADAPTERS),
         (f"SD 2.1 on 4 RTX 4090{EQUAL}", four, "sd-2.1", "rtx4090", Workload(batch=64)),
-        (f"SDXL on 8 H100{EQUAL}", eight, "sdxl", "h100", Workload(batch=256, ema_bytes=4)),
+        (f"SDXL on 8 H100{EQUAL}", eight, "sdxl", "h100", Workload(batch=256, states=plain_states(ema=4))),
         (f"SD 2.1 on 8 H100{EQUAL}", eight, "sd-2.1", "h100", Workload(batch=256)),
     ]
     for name, cluster, model, device, workload in made:

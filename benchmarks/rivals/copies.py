@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Cluster
+from diffusionpipe.holding import Item
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import (
@@ -74,7 +75,7 @@ def narrow_sums(judge: Judge) -> Baseline | None:
     """Whole copies whose gradients are summed in two bytes; a bucket's copies are in memory too."""
 
     def compressed(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
-        return all_reduce(cluster, num_bytes * 2 // judge.setting.workload.gradient_bytes, ranks)
+        return all_reduce(cluster, num_bytes * 2 // judge.setting.workload.width(Item.GRADIENTS), ranks)
 
     def step(samples: float, count: int) -> Seconds:
         whole, summed = gradient_times(judge, samples, compressed)
@@ -85,10 +86,10 @@ def narrow_sums(judge: Judge) -> Baseline | None:
 
 def zero1(judge: Judge) -> Baseline | None:
     """Whole copies of parameters and gradients, the optimizer's state and the average in equal parts."""
-    setting, trained = judge.setting, judge.tables.table.trained[-1]
-    workload, ranks = setting.workload, range(setting.cluster.num_ranks)
-    gathering = all_gather(setting.cluster, round(trained * workload.parameter_bytes), ranks)
-    state = round(trained * (workload.optimizer_bytes + workload.ema_bytes))
+    setting, held = judge.setting, judge.tables.table.held(0, judge.tables.num_layers)
+    ranks = range(setting.cluster.num_ranks)
+    gathering = all_gather(setting.cluster, held.parameters, ranks)
+    state = held.optimizer + held.ema
     saved = state - -(-state // len(ranks))
 
     def step(samples: float, count: int) -> Seconds:

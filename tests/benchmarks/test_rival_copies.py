@@ -21,7 +21,7 @@ from benchmarks.rivals.copies import (
     zero1,
 )
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Item, Workload
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.copy_times import zero3_times
@@ -55,7 +55,7 @@ def test_sums_in_two_bytes_take_half_as_long_and_hold_half_a_bucket_more():
 def test_zero1_scatters_gradients_and_gathers_parameters_and_holds_half_of_the_state():
     found, plain = zero1(judge()), data_parallel(judge(), is_overlapped=True)
     assert found.step == pytest.approx(2.0 + COMPUTE + (2.0 + LATENCY) + (4 * 2.0 + LATENCY))
-    state = 4 * 10**7 * judge().setting.workload.optimizer_bytes
+    state = 4 * 10**7 * judge().setting.workload.width(Item.OPTIMIZER)
     assert plain.held[0] - found.held[0] == state // 2
     assert found.updated == plain.updated / 2
 

@@ -4,8 +4,8 @@ from math import prod
 from planner import synthetic
 
 from benchmarks.rivals.quantised import base_of, quantised
+from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
 
 LAYERS = (2, 3)  # of the trained part; 10 million weights each
 
@@ -25,7 +25,7 @@ def setting_of(*, is_frozen):
 
 
 def bytes_of(setting):
-    return frozen_bytes(setting.graph, setting.graph.backbone_layers, replace(setting.workload, frozen_bytes=None))
+    return Ledger(graph=setting.graph, workload=Workload(batch=8)).frozen_of(setting.graph.backbone_layers)
 
 
 def test_only_frozen_matrices_of_the_trained_part_are_stored_in_fewer_bytes():

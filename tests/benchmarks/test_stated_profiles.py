@@ -175,5 +175,5 @@ def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys
 def test_the_base_of_adapters_is_counted_with_its_matrices_in_two_bytes():
     stated = StatedModel(name="flux.1-dev-lora", has_narrow_store=True)
     parameters = describe(stated_graph(stated), autocast=torch.bfloat16).parameters
-    held = sum(Workload(batch=1).frozen_size(one) for one in parameters if not one.is_trainable)
+    held = sum(Workload(batch=1).frozen.size(one) for one in parameters if not one.is_trainable)
     assert held / GIB == pytest.approx(31.6, abs=0.05)

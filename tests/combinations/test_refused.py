@@ -20,8 +20,8 @@ from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers, check_options
 from diffusionpipe.planner.pricing.given import Given, check_given
-from diffusionpipe.planner.pricing.offload import check_offload
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import check_storage
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.trainer.recipe import Recipe, decided, recipe_from_table
 
@@ -178,7 +178,7 @@ CASES = {
     (F.SEVERAL_MODELS, F.MASKS): [several_models(data={"train": "pictures", "resolution": 32, "masks": "edges"})],
     (F.SEVERAL_MODELS, F.LORA): [several_models(lora={"rank": 8})],
     (F.SEVERAL_MODELS, F.ORDERS_FILE): [several_models(pipeline={"orders": "orders.csv"})],
-    (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_offload(without_encoders())],
+    (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_storage(replace(without_encoders(), given=Given(encoders="host")))],
     (F.FILL, F.NO_ENCODERS): [
         lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)
     ],
@@ -203,7 +203,7 @@ CASES = {
         recipe_with(pipeline={"versions": "stashed", "orders": "orders.csv"}, **CLIPPED),
     ],
     (F.VERSIONS, F.OFFLOAD): [
-        without_flush(offload_frozen=True),
+        without_flush(encoders="host"),
         recipe_with(pipeline={"versions": "stashed", "offload_frozen": True}, **CLIPPED),
     ],
     (F.PREDICTION, F.OTHER_OPTIMIZER): [

@@ -16,12 +16,12 @@ from typing import Any
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.files import cluster_from_text, profile_from_text
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import DEVICE, HOST, Workload, plain_states
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import stored_as
 from diffusionpipe.planner.search.proposal import Proposal, predict
 
 FOLDER = Path(__file__).parent
@@ -65,13 +65,37 @@ def questions() -> tuple[Question, ...]:
 
 def setting_of(question: Question) -> Setting:
     """As the planner wants it."""
-    workload = dict(question.workload)
-    workload["checkpointed"] = tuple(workload["checkpointed"])
+    given = dict(question.given)
+    is_on_host = given.pop("offload_frozen")
     return Setting(
         profile=recorded_profile(question.profile),
         cluster=_cluster(question.cluster),
-        workload=Workload(**workload),
-        given=Given(**question.given),
+        workload=_workload_of(question.workload),
+        given=Given(**given, encoders=None if is_on_host is None else _PLACES[is_on_host].name),
+    )
+
+
+_PLACES = {False: DEVICE, True: HOST}
+
+
+def _workload_of(recorded: Mapping[str, Any]) -> Workload:
+    """The workload of a record, whose words are those of the version that wrote it."""
+    place, width = _PLACES[recorded["offload_frozen"]], recorded["frozen_bytes"]
+    storage = DEVICE if width is None else DEVICE.narrow(width)
+    return Workload(
+        batch=recorded["batch"],
+        states=plain_states(
+            parameter=recorded["parameter_bytes"],
+            gradient=recorded["gradient_bytes"],
+            master=recorded["master_bytes"],
+            optimizer=recorded["optimizer_bytes"],
+            ema=recorded["ema_bytes"],
+            has_backup=recorded["has_backup"],
+        ),
+        frozen=storage,
+        encoders=storage.at(place),
+        checkpointed=tuple(recorded["checkpointed"]),
+        encode_chunk=recorded["encode_chunk"],
     )
 
 
@@ -84,7 +108,7 @@ def recorded_plan(question: Question) -> Plan:
 def predicted(question: Question, plan: Plan) -> Proposal:
     """What today's simulator says of a plan for the question's machines."""
     setting = setting_of(question)
-    return predict(offloaded(setting) if plan.offload_frozen else setting, plan.train, plan.blocks, plan.mesh)
+    return predict(stored_as(setting, plan.encoders), plan.train, plan.blocks, plan.mesh)
 
 
 def write_questions(asked: list[Question]) -> None:

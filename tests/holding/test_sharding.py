@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -6,8 +7,8 @@ from hypothesis import strategies as st
 from planner import synthetic
 
 from diffusionpipe.costs import ParameterSpec
-from diffusionpipe.holding import Workload
-from diffusionpipe.holding.sharding import gathered_bytes, part_of_parameter, stored_bytes
+from diffusionpipe.holding import Ledger, Workload, plain_states
+from diffusionpipe.holding.sharding import part_of_parameter
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 9))
@@ -49,9 +50,10 @@ def test_frozen_parameters_weigh_less_than_trained_ones():
 def test_what_computes_in_bfloat16_is_gathered_in_two_bytes():
     dtypes = ("bfloat16", "float32", "float64")
     frozen = [ParameterSpec(name=name, shape=(5,), dtype=name, is_trainable=False) for name in dtypes]
-    workload = Workload(batch=1, parameter_bytes=8)
-    assert [gathered_bytes(one, workload, "bfloat16") for one in frozen] == [10, 10, 10]
-    assert [gathered_bytes(one, workload, "float32") for one in frozen] == [10, 20, 40]
     trained = ParameterSpec(name="trained", shape=(5,), dtype="float32")
-    assert gathered_bytes(trained, workload, "bfloat16") == 10
-    assert gathered_bytes(trained, workload, "float64") == stored_bytes(trained, workload) == 40  # the workload says it
+    graph = replace(synthetic.chain([1.0]).graph, parameters=(*frozen, trained))
+    ledger = Ledger(graph=graph, workload=Workload(batch=1, states=plain_states(parameter=8)))
+    assert [ledger.gathered(one, "bfloat16") for one in frozen] == [10, 10, 10]
+    assert [ledger.gathered(one, "float32") for one in frozen] == [10, 20, 40]
+    assert ledger.gathered(trained, "bfloat16") == 10
+    assert ledger.gathered(trained, "float64") == ledger.stored(trained) == 40  # the workload says it

@@ -6,6 +6,7 @@ import pytest
 import diffusionpipe as dp
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import plain_states
 from diffusionpipe.ir.files import plan_to_text
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.given import Given
@@ -25,7 +26,7 @@ def test_the_plan_is_the_planners(profile):
     from diffusionpipe.holding import Workload
 
     found = dp.plan(profile, cluster=CLUSTER, batch=16, stages=2, optimizer="SGD")
-    workload = Workload(batch=16, optimizer_bytes=0)
+    workload = Workload(batch=16, states=plain_states(optimizer=0))
     given = Given(stages=2)
     choice = choose(Setting(profile=profile, cluster=load_cluster(CLUSTER), workload=workload, given=given), fill=False)
     assert plan_to_text(found.plan) == plan_to_text(choice.plan())

@@ -6,6 +6,7 @@ from random import Random
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError, ScheduleError
+from diffusionpipe.holding import DEVICE, HOST
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
@@ -44,10 +45,10 @@ def planned(random: Random, families=FAMILIES, *, has_replicas=True, is_sharded=
             cluster=synthetic.cluster(sum(replicas) * d),
             workload=synthetic.workload(
                 batch,
-                ema_bytes=random.choice((0, 4)),
+                ema=random.choice((0, 4)),
                 has_backup=random.random() < 0.3,
                 checkpointed=random.choice(PATTERNS),
-                offload_frozen=random.random() < 0.2,
+                encoders=HOST if random.random() < 0.2 else DEVICE,
             ),
         )
         name = random.choice(families)

@@ -17,7 +17,7 @@ from diffusionpipe.costs import (
     Profile,
     TensorSpec,
 )
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import DEVICE, Storage, Workload, plain_states
 from diffusionpipe.planner.pricing.setting import Setting
 
 GB = 10**9
@@ -279,9 +279,23 @@ def cluster(
     )
 
 
-def workload(batch: int, **changes: object) -> Workload:
-    """Mixed precision with Adam."""
-    return Workload(**{"batch": batch, "frozen_bytes": 2, **changes})
+def workload(
+    batch: int,
+    *,
+    checkpointed: tuple[str, ...] = (),
+    width: int | None = 2,
+    encoders: Storage = DEVICE,
+    **states: int,
+) -> Workload:
+    """Mixed precision with Adam; `width`: bytes of a frozen number, None: the graph's."""
+    frozen = DEVICE if width is None else DEVICE.narrow(width)
+    return Workload(
+        batch=batch,
+        states=plain_states(**states),
+        frozen=frozen,
+        encoders=frozen.at(encoders),
+        checkpointed=checkpointed,
+    )
 
 
 def slow_pairs(*slow: tuple[int, int], num_ranks: int = 4, num_layers: int = 8) -> Setting:

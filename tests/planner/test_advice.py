@@ -99,7 +99,7 @@ def test_recomputing_is_proposed_where_it_makes_the_model_fit_with_its_memory():
 @pytest.mark.parametrize("name", ["flux.1-dev"])
 def test_the_memory_with_adapters_is_near_that_of_a_profile_with_adapters_and_not_below(name):
     """The LoRA profile is made by peft on the model itself, ours from the profile of full training."""
-    cluster, workload = load_cluster("l40sx8"), Workload(batch=8, frozen_bytes=2, checkpointed=("*",))
+    cluster, workload = load_cluster("l40sx8"), Workload(batch=8, checkpointed=("*",)).narrow(2)
     full, adapted = (
         Setting(profile=recorded_profile(one), cluster=cluster, workload=workload)
         for one in (f"{name}-rtx4090", f"{name}-lora-rtx4090")

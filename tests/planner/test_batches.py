@@ -7,6 +7,7 @@ from planner import synthetic
 
 from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.holding import DEVICE
 from diffusionpipe.planner.batches import GAIN, MOST_ROWS, found_batches, knee_of, stated_batches, with_batch
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.combined import Change, stored_narrow, ways_out
@@ -113,7 +114,7 @@ def test_frozen_matrices_are_stored_in_half_their_bytes_once():
     frozen = replace(graph.parameters[0], name="frozen.weight", shape=(8, 8), dtype="float32", is_trainable=False)
     embedding = replace(frozen, name="token_embedding.weight")
     wide = replace(toy().profile, graph=replace(graph, parameters=(*graph.parameters, frozen, embedding)))
-    workload = replace(toy().workload, frozen_bytes=None)  # each as wide as the graph says
+    workload = replace(toy().workload, frozen=DEVICE, encoders=DEVICE)  # each as wide as the graph says
     once = stored_narrow(replace(toy(), profile=wide, workload=workload))
     stored = {one.name: one.dtype for one in once.graph.parameters}
     assert (stored["frozen.weight"], stored["token_embedding.weight"]) == ("bfloat16", "float32")

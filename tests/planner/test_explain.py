@@ -9,9 +9,9 @@ from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.planner.explain import _best_pipeline, compare
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import trained_parameters, update_time
+from diffusionpipe.planner.pricing.storing import encoder_bytes
 from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.rows import Row, parts_of, update_of
 from diffusionpipe.planner.search.judge import Judge

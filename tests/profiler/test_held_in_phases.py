@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmarks.prediction.held import NotingTransport
+from diffusionpipe.holding import plain_states
 from diffusionpipe.ir import PlanPhase
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
@@ -88,7 +89,7 @@ def test_swapping_averages_takes_what_is_predicted(dtype, width):
     _, model, profile = profiled("dit", "bfloat16")
     plan = build_plan(model, Layout(batch=BATCH, stages=1, microbatches=4))
     setting = setting_of(profile, plan.mesh, plan.batch)
-    workload = replace(setting.workload, parameter_bytes=width, ema_bytes=4)
+    workload = replace(setting.workload, states=plain_states(parameter=width, ema=4))
     (phases,) = phases_of(replace(setting, workload=workload), plan)
     named = {
         spec.name: nn.Parameter(torch.ones(spec.shape, dtype=dtype)) for spec in model.parameters if spec.is_trainable

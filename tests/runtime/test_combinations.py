@@ -93,7 +93,7 @@ def layout_of(features):
         buckets=2 if Feature.BUCKETS in features else 1,
         sharded=Feature.SHARDED in features,
         checkpointed=("*",) if Feature.RECOMPUTE in features else (),
-        offload_frozen=Feature.OFFLOAD in features,
+        encoders="host" if Feature.OFFLOAD in features else "device",
     )
 
 

@@ -23,6 +23,7 @@ from tiny_models import (
 from torch import nn
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import HOST
 from diffusionpipe.ir import Op, Range
 from diffusionpipe.models.graphs.graph import Layer, canonical_names, layer_parameters
 from diffusionpipe.models.graphs.run import run_layers
@@ -33,8 +34,8 @@ from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.frozen_layers import frozen_layers
 from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.pricing.copied import CopyStream
-from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import stored
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.runtime.comm.threads import run_threads
@@ -264,14 +265,15 @@ def test_events_alone_order_copies_and_computation(monkeypatch):
     start = weights.start
 
     def watched(layer):
-        evicted = weights._ends[1].layer
-        if layer in weights.present_layers:
+        present = weights.present_layers
+        if layer in present:
             return
         streams.copied = ("copy", layer, len(streams.before))
         start(layer)
-        readers = {run for run, copy in runs if copy == stands.get(evicted)}
-        assert readers <= streams.before[streams.copied]
-        stands.pop(evicted, None)
+        for evicted in present - weights.present_layers:
+            readers = {run for run, copy in runs if copy == stands[evicted]}
+            assert readers <= streams.before[streams.copied]
+            del stands[evicted]
         stands[layer] = streams.copied
 
     monkeypatch.setattr(weights, "start", watched)
@@ -345,7 +347,7 @@ def test_loss_and_gradients_are_those_with_the_weights_on_the_device_bit_for_bit
     graph = build()
     model, inputs = described(graph), raw_inputs(graph, BATCH)
     layout = Layout(batch=BATCH, stages=2, microbatches=2, encode_chunk=3)
-    found = step_in_threads(graph, model, replace(layout, offload_frozen=True), inputs)
+    found = step_in_threads(graph, model, replace(layout, encoders="host"), inputs)
     assert_bit_for_bit(found, step_in_threads(graph, model, layout, inputs))
 
 
@@ -362,7 +364,7 @@ def test_other_layouts_stay_the_same_bit_for_bit(sizes):
     graph = tiny_stable_diffusion()
     model, inputs = described(graph), raw_inputs(graph, BATCH)
     layout = Layout(**{"batch": BATCH, "stages": 1, "microbatches": 2, "encode_chunk": 3} | sizes)
-    found = step_in_threads(graph, model, replace(layout, offload_frozen=True), inputs)
+    found = step_in_threads(graph, model, replace(layout, encoders="host"), inputs)
     assert_bit_for_bit(found, step_in_threads(graph, model, layout, inputs))
 
 
@@ -382,8 +384,8 @@ def test_fills_of_some_layers_stay_the_same_and_each_has_the_next_ones_first_lay
     model, inputs = described(graph), raw_inputs(graph, BATCH)
     layout = Layout(batch=BATCH, stages=2, microbatches=2)
 
-    def steps(offload_frozen):
-        plan = build_plan(model, replace(layout, offload_frozen=offload_frozen), filler=pieces)
+    def steps(encoders):
+        plan = build_plan(model, replace(layout, encoders=encoders), filler=pieces)
 
         def main(rank, transport):
             worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
@@ -398,8 +400,8 @@ def test_fills_of_some_layers_stay_the_same_and_each_has_the_next_ones_first_lay
         results = run_threads(2, main)
         return plan, [found for found, _ in results], results[0][1]
 
-    _, expected, _ = steps(False)
-    plan, found, copied = steps(True)
+    _, expected, _ = steps("device")
+    plan, found, copied = steps("host")
     for ranks in zip(found, expected, strict=True):
         for (loss, gradients), (expected_loss, expected_gradients) in zip(*ranks, strict=True):
             assert loss == expected_loss
@@ -419,13 +421,11 @@ def test_fills_spread_over_a_copy_give_the_same_step_and_copy_what_the_planner_c
     heavy = [name for name in model.frozen_layers if layer_parameters(graph, [name])]
     devices = tuple(replace(device, host_bandwidth=1e9) for device in synthetic.cluster(2).devices)
     fast = replace(synthetic.cluster(2), devices=devices)
-    setting = offloaded(Setting(profile=profile, cluster=fast, workload=synthetic.workload(BATCH)))
+    setting = stored(Setting(profile=profile, cluster=fast, workload=synthetic.workload(BATCH)), HOST)
     copies = {name: 1e-4 if name.startswith("text") else 1e-9 for name in heavy}
     setting = replace(setting, profile=replace(setting.profile, arriving=copies))
     frozen = frozen_layers(setting.profile)
-    layout = Layout(
-        batch=BATCH, stages=1, microbatches=2, data_parallel=2, sharded=sharded, buckets=6, offload_frozen=True
-    )
+    layout = Layout(batch=BATCH, stages=1, microbatches=2, data_parallel=2, sharded=sharded, buckets=6, encoders="host")
 
     def filler(unfilled):
         return {0: spread_fills(setting, unfilled, frozen)}
@@ -491,7 +491,7 @@ def watch_copies(host_weights):
 def test_all_frozen_weights_rest_in_host_memory_and_no_trained_ones_do():
     graph = tiny_stable_diffusion()
     model = described(graph)
-    plan = build_plan(model, Layout(batch=BATCH, stages=1, microbatches=2, offload_frozen=True))
+    plan = build_plan(model, Layout(batch=BATCH, stages=1, microbatches=2, encoders="host"))
 
     def main(rank, transport):
         own = copy.deepcopy(graph)

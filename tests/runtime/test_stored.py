@@ -30,7 +30,7 @@ LAYOUTS = {
     "zb-v, recomputed": Layout(**SIZES, schedule="zb-v", checkpointed=("*",)),
     "two copies": Layout(**SIZES | {"microbatches": 2}, data_parallel=2),
     "sharded": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, sharded=True),
-    "encoders on the host": Layout(**SIZES, offload_frozen=True, encode_chunk=3),
+    "encoders on the host": Layout(**SIZES, encoders="host", encode_chunk=3),
 }
 
 
@@ -93,7 +93,7 @@ def test_those_of_wan_are_too(monkeypatch, form, tmp_path):
 
 def test_layouts_with_the_same_micro_batches_have_the_same_losses_bit_for_bit():
     graph, description, inputs, _ = prepared("flux", "nf4")
-    layouts = [Layout(**SIZES), Layout(**SIZES, schedule="zb-h1"), Layout(**SIZES, offload_frozen=True)]
+    layouts = [Layout(**SIZES), Layout(**SIZES, schedule="zb-h1"), Layout(**SIZES, encoders="host")]
     losses = {step_in_threads(graph, description, layout, inputs, again=False).loss for layout in layouts}
     assert len(losses) == 1
 

@@ -55,7 +55,7 @@ KINDS = {
     "replicas": {"replicas": (2, 1)},
     "data-parallel": {"data_parallel": 2},
     "sharded": {"data_parallel": 2, "sharded": True},
-    "offloaded": {"offload_frozen": True},
+    "offloaded": {"encoders": "host"},
     "ahead": {},
 }
 """Kind -> what its layout has beside the schedule. Splitting the backward is a matter of the schedule."""

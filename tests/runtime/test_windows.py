@@ -19,7 +19,7 @@ from windowed import (
     recurrence,
 )
 
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, batches_held, versions_held
 from diffusionpipe.planner import build_plan
@@ -130,7 +130,13 @@ def test_bytes_of_rows_are_those_of_the_batches_that_live_at_once(fill):
     train = unroll(plan.train, 1) if fill else plan.validate
     profile = unmeasured(model, "float64")
     timeline = simulate(train, uniform_costs(train))
-    memory = peak_memory(train, timeline, plan.blocks, profile=profile, workload=Workload(batch=BATCH))
+    memory = peak_memory(
+        train,
+        timeline,
+        plan.blocks,
+        profile=profile,
+        ledger=Ledger(graph=profile.graph, workload=Workload(batch=BATCH)),
+    )
     assert batches_held(plan.train) == 4
     for use, (*_, rows) in zip(memory, pipeline_of(graph, model, plan, batches, ("sgd",), (1,)), strict=True):
         assert sum(rows.values()) == 4 * use.frozen_outputs

@@ -7,6 +7,7 @@ from planner import synthetic
 from planner.random_layouts import planned
 
 from diffusionpipe.costs import ParameterSpec
+from diffusionpipe.holding import HOST, Item, Ledger, plain_states
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
@@ -21,7 +22,7 @@ from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing import memory
 from diffusionpipe.timing.buffers import moving_through
-from diffusionpipe.timing.memory import offloaded_bytes, peak_memory
+from diffusionpipe.timing.memory import peak_memory
 
 
 def chain_setting(batch=8, **workload):
@@ -47,7 +48,7 @@ def test_the_total_is_the_sum_of_all_items():
 
 
 def test_parameters_count_with_all_that_stands_beside_them():
-    setting = chain_setting(parameter_bytes=2, gradient_bytes=4, master_bytes=4, optimizer_bytes=8, ema_bytes=4)
+    setting = chain_setting(parameter=2, gradient=4, master=4, optimizer=8, ema=4)
     first, second = memory_of(setting)
     assert (first.parameters, first.gradients, first.optimizer, first.ema) == (600, 1200, 3600, 1200)
     assert (second.parameters, second.gradients, second.optimizer, second.ema) == (1400, 2800, 8400, 2800)
@@ -61,7 +62,7 @@ def test_copies_of_weights_count_once_however_many_micro_batches_are_in_flight(m
     assert [use.copies for use in uses] == [2 * 200, 2 * 200]
     again = replace(setting, workload=replace(setting.workload, checkpointed=("layer1",)))
     assert [use.copies for use in memory_of(again, checkpointed=("layer1",))] == [200, 2 * 200]
-    narrow = replace(setting, workload=replace(setting.workload, parameter_bytes=2))
+    narrow = replace(setting, workload=replace(setting.workload, states=plain_states(parameter=2)))
     assert [use.copies for use in memory_of(narrow)] == [0, 0]
     estimated, without = (Judge(setting=s).footprint.stage_bytes(0, 2, 2, 4, 1) for s in (setting, chain_setting()))
     assert estimated - without == 2 * 200
@@ -74,7 +75,7 @@ def test_frozen_parameters_stand_where_they_are_encoded():
 
 def test_frozen_bytes_are_those_of_every_parameters_own_dtype():
     """A frozen norm inside the trained part and an embedding in float32, beside matrices in two bytes."""
-    setting = chain_setting(frozen_bytes=None)
+    setting = chain_setting(width=None)
     graph = setting.graph
     added = {
         "encode": ParameterSpec(name="embedding", shape=(3, 2), dtype="float32", is_trainable=False),
@@ -88,7 +89,8 @@ def test_frozen_bytes_are_those_of_every_parameters_own_dtype():
     mixed = replace(setting, profile=replace(setting.profile, graph=graph))
     assert [use.frozen for use in memory_of(setting)] == [8 * 2, 8 * 2]
     assert [use.frozen for use in memory_of(mixed)] == [8 * 2 + 6 * 4, 8 * 2 + 6 * 4 + 5 * 4]
-    assert offloaded_bytes(graph, ["encode", "layer3"], mixed.workload) == 8 * 2 + 6 * 4 + 400 * 4 + 5 * 4
+    moved = replace(mixed.workload, encoders=HOST)
+    assert Ledger(graph=graph, workload=moved).resting(["encode", "layer3"]).device == 8 * 2 + 6 * 4 + 5 * 4
     before, after = Judge(setting=setting), Judge(setting=mixed)
     assert after.footprint.frozen_bytes - before.footprint.frozen_bytes == 6 * 4
     assert after.footprint.stage_bytes(3, 4, 2, 4, 1) - before.footprint.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
@@ -138,7 +140,7 @@ def test_without_explicit_messages_two_of_the_largest_are_counted():
     )
     layout = Layout(batch=8, stages=2, microbatches=4)
     costs = pricing_of(setting)(silent, blocks, layout.mesh)
-    uses = peak_memory(silent, simulate(silent, costs), blocks, profile=setting.profile, workload=setting.workload)
+    uses = peak_memory(silent, simulate(silent, costs), blocks, profile=setting.profile, ledger=setting.ledger)
     assert [use.messages for use in uses] == [2 * 2 * 40, 2 * 2 * 40]
 
 
@@ -154,9 +156,7 @@ def test_frozen_outputs_are_held_twice_when_the_next_batch_is_encoded_ahead():
 
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
 def test_the_estimate_of_a_candidate_is_close_to_its_full_memory(microbatches):
-    setting = Setting(
-        profile=synthetic.unet(), cluster=synthetic.cluster(4), workload=synthetic.workload(64, ema_bytes=4)
-    )
+    setting = Setting(profile=synthetic.unet(), cluster=synthetic.cluster(4), workload=synthetic.workload(64, ema=4))
     judge = Judge(setting=setting)
     layout = Layout(batch=64, stages=4, microbatches=microbatches, splits=("down1.res0", "mid.attn", "up1.res0"))
     proposal = propose(setting, layout)
@@ -215,7 +215,7 @@ def recounted(one, worker):
             beside = moving[worker].most(span.start, span.end)
             sizes.append(beside + needs - sum(moving[worker].peak))
     total = max(sizes) + sum(workload.copies(profile.layer(name)) for name in trained - again)
-    per_parameter = 4 + 4 + 8 + workload.ema_bytes + (16 if workload.has_backup else 0)
+    per_parameter = 4 + 4 + 8 + workload.width(Item.EMA) + workload.width(Item.BACKUP)
     for parameter in graph.parameters:
         if parameter.name in graph.parameters_of(trained):
             total += prod(parameter.shape) * per_parameter

@@ -9,6 +9,7 @@ from tiny_runs import losses_of, save_pictures, save_stable_diffusion, tensors_o
 from torch import nn
 
 from diffusionpipe.errors import ConfigError, RecipeError
+from diffusionpipe.holding import Item
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.model.workload import workload_of
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
@@ -111,8 +112,8 @@ def test_a_recipe_with_components_is_written_and_read_back(place):
 
 def test_memory_counts_the_state_of_the_group_that_keeps_most(place):
     own = {"optimizer_arguments": {"momentum": 0.9}}
-    assert workload_of(recipe_of(place, "sgd", own, optimizer={"name": "SGD"})).optimizer_bytes == 8
-    assert workload_of(recipe_of(place, "sgd", {}, optimizer={"name": "SGD"})).optimizer_bytes == 0
+    assert workload_of(recipe_of(place, "sgd", own, optimizer={"name": "SGD"})).width(Item.OPTIMIZER) == 8
+    assert workload_of(recipe_of(place, "sgd", {}, optimizer={"name": "SGD"})).width(Item.OPTIMIZER) == 0
 
 
 REFUSED = {

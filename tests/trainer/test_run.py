@@ -280,7 +280,7 @@ def test_other_layouts_change_nothing(crew, recipe, profiles, exact, tmp_path, s
 
 def test_frozen_weights_in_host_memory_change_no_bit(crew, recipe, over_two, tmp_path):
     assert crew.run(train, recipe(tmp_path, pipeline={"offload_frozen": True})) == [6, 6]
-    assert read_plan(tmp_path / "plan.json").offload_frozen
+    assert read_plan(tmp_path / "plan.json").encoders == "host"
     assert numbers_of(tmp_path) == numbers_of(over_two)
     assert_identical_checkpoints(tmp_path, over_two)
     assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))

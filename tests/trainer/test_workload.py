@@ -6,6 +6,7 @@ from tiny_runs import recipe_of
 
 from diffusionpipe.costs import ParameterSpec
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import DEVICE, HOST, Item
 from diffusionpipe.holding.workload import STATE_OF_OPTIMIZER, state_of_optimizer
 from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of
 from diffusionpipe.trainer.optim.optimizer import build_optimizer, state_per_parameter
@@ -54,7 +55,7 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest():
 )
 def test_bytes_of_a_parameter_follow_from_the_recipe(sections, expected):
     found = workload_of(recipe(**sections))
-    assert (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.ema_bytes) == expected
+    assert tuple(map(found.width, (Item.PARAMETERS, Item.GRADIENTS, Item.OPTIMIZER, Item.EMA))) == expected
     assert found.batch == 4
 
 
@@ -64,7 +65,7 @@ def test_frozen_parameters_of_a_recipe_are_counted_as_they_are_stored():
         ParameterSpec(name=name, shape=(6,), dtype=dtype, is_trainable=False)
         for name, dtype in (("matrix", "bfloat16"), ("norm", "float32"))
     )
-    assert [workload.frozen_size(one) for one in (matrix, norm)] == [12, 24]
+    assert [workload.frozen.size(one) for one in (matrix, norm)] == [12, 24]
 
 
 def test_checkpointing_and_chunk_are_the_recipes():
@@ -74,9 +75,9 @@ def test_checkpointing_and_chunk_are_the_recipes():
 
 
 def test_the_recipe_offloads_the_frozen_part_unless_that_is_searched():
-    assert not workload_of(recipe()).offload_frozen
-    assert workload_of(recipe(pipeline={"offload_frozen": True})).offload_frozen
-    assert not workload_of(recipe(pipeline={"offload_frozen": True, "plan": "auto"})).offload_frozen
+    assert workload_of(recipe()).encoders is DEVICE
+    assert workload_of(recipe(pipeline={"offload_frozen": True})).encoders is HOST
+    assert workload_of(recipe(pipeline={"offload_frozen": True, "plan": "auto"})).encoders is DEVICE
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 from diffusionpipe.costs.profile import Profile
+from diffusionpipe.holding.state import Held
 from diffusionpipe.holding.workload import Workload
 from diffusionpipe.units import Bytes
 
@@ -58,22 +59,20 @@ _NAMES = tuple(field.name for field in fields(MemoryUse))
 _VALUES = attrgetter(*_NAMES)
 
 
-def use_of(num_trained: int, workload: Workload, **others: Bytes) -> MemoryUse:
-    """The memory of a rank with this number of trained parameters.
+def use_of(held: Held, **others: Bytes) -> MemoryUse:
+    """The memory of a rank with these trained parameters and all that lies beside them.
 
-    `others` are the items that do not follow from their number.
+    `others` are the items that do not follow from trained parameters.
 
-    >>> use_of(10, Workload(batch=1, optimizer_bytes=8), frozen=7).total
+    >>> use_of(Held(parameters=40, gradients=40, optimizer=80), frozen=7).total
     167
     """
-    parameters, gradients = num_trained * workload.parameter_bytes, num_trained * workload.gradient_bytes
-    optimizer = num_trained * (workload.optimizer_bytes + workload.master_bytes)
     return MemoryUse(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        ema=num_trained * workload.ema_bytes,
-        backup=parameters + gradients + optimizer if workload.has_backup else 0,
+        parameters=held.parameters,
+        gradients=held.gradients,
+        optimizer=held.optimizer,
+        ema=held.ema,
+        backup=held.backup,
         **others,
     )
 

@@ -3,10 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
-from diffusionpipe.costs.graph import ModelGraph, ParameterSpec
-from diffusionpipe.holding.workload import Workload
+from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.ir import Schedule
-from diffusionpipe.units import Bytes
 
 TRAINED_WEIGHT = 4
 """A trained parameter counts as this number of frozen ones: its gradient and Adam's two moments come with it."""
@@ -53,19 +51,3 @@ def owners_on_workers(
         if not placement.is_frozen(index):
             layers.setdefault(stage.worker, {}).update(dict.fromkeys(blocks[stage.weights]))
     return {worker: part_of_parameter(graph, own, parts) for worker, own in layers.items()}
-
-
-def stored_bytes(parameter: ParameterSpec, workload: Workload) -> Bytes:
-    """Bytes of a parameter where it is owned."""
-    if parameter.is_trainable:
-        return prod(parameter.shape) * workload.parameter_bytes
-    return workload.frozen_size(parameter)
-
-
-def gathered_bytes(parameter: ParameterSpec, workload: Workload, precision: str) -> Bytes:
-    """Bytes of a parameter as it is gathered for layers that compute in that precision.
-
-    Wider ones are cast by their owner, and narrow copies travel.
-    """
-    stored = stored_bytes(parameter, workload)
-    return min(stored, 2 * prod(parameter.shape)) if precision in ("bfloat16", "float16") else stored

@@ -1,12 +1,12 @@
 """The memory that training needs besides the model: optimizer state, master weights, averages, batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from math import prod
 
-from diffusionpipe.costs.graph import ParameterSpec
 from diffusionpipe.costs.profile import LayerProfile
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.state import Item, State, plain_states
+from diffusionpipe.holding.storage import DEVICE, Storage
 from diffusionpipe.units import Bytes, Seconds
 
 STATE_OF_OPTIMIZER = {
@@ -34,31 +34,33 @@ class Workload:
 
     batch: int
     """Samples of one step over all ranks."""
-    parameter_bytes: int = 4
-    """Bytes of one trained parameter as the layers read it."""
-    gradient_bytes: int = 4
-    master_bytes: int = 0
-    """Bytes of a float32 copy beside narrower parameters; 0 for none."""
-    optimizer_bytes: int = 8
-    """Bytes of optimizer state per trained parameter; 8 for Adam's two float32 moments."""
-    ema_bytes: int = 0
-    """Bytes of a parameter's average: 4 with a float32 average, 0 without one."""
-    frozen_bytes: int | None = None
-    """Bytes of one frozen parameter, the same for all; None: each has those of its dtype in the model graph."""
+    states: tuple[State, ...] = plain_states()
+    """What each trained parameter holds, itself included: Adam in float32 where nothing else is said."""
+    frozen: Storage = DEVICE
+    """Where frozen layers inside the trained part rest, and how wide."""
+    encoders: Storage = DEVICE
+    """Where the frozen part's weights rest, and how wide."""
     checkpointed: tuple[str, ...] = ()
     """Patterns of layers that are recomputed in the backward."""
-    has_backup: bool = False
-    """Whether a copy of trained parameters, gradients and optimizer state is kept (post-validated steps)."""
     encode_chunk: int = 16
     """Samples that go through the frozen layers at a time, at most."""
-    offload_frozen: bool = False
-    """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
-    """
+
+    def width(self, item: Item) -> int:
+        """Bytes that the states of an item take for each number of a parameter, on the device."""
+        return sum(state.width for state in self.states if state.item is item and not state.is_hosted)
+
+    def without(self, item: Item) -> "Workload":
+        """The same training whose parameters hold nothing of that item."""
+        return replace(self, states=tuple(state for state in self.states if state.item is not item))
+
+    def narrow(self, width: int) -> "Workload":
+        """The same training with all frozen weights at `width` bytes a number."""
+        return replace(self, frozen=self.frozen.narrow(width), encoders=self.encoders.narrow(width))
 
     @property
     def has_casts(self) -> bool:
         """Whether weights are wider than bfloat16, so that bfloat16 layers read copies of them."""
-        return self.parameter_bytes > 2
+        return self.width(Item.PARAMETERS) > 2
 
     def cast_time(self, layer: LayerProfile) -> Seconds:
         """Time of casting the layer's weights once; 0 where they are narrow already."""
@@ -67,12 +69,6 @@ class Workload:
     def copies(self, layer: LayerProfile) -> Bytes:
         """Bytes of the copies that this makes."""
         return layer.copies if self.has_casts else 0
-
-    def frozen_size(self, parameter: ParameterSpec) -> Bytes:
-        """Bytes that a frozen parameter takes."""
-        if self.frozen_bytes is None:
-            return parameter.num_bytes
-        return prod(parameter.shape) * self.frozen_bytes
 
 
 def state_of_optimizer(name: str) -> int:

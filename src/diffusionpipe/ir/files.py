@@ -58,8 +58,14 @@ def _sample_of_each(plan: dict[str, object]) -> None:
         plan["sample"] = [plan["sample"]]
 
 
+def _storage_of_encoders(plan: dict[str, object]) -> None:
+    """Version 2 knew two places for the weights of encoders."""
+    if plan.pop("offload_frozen", False):
+        plan["encoders"] = "host"
+
+
 SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)
-PLAN = Format("diffusionpipe-plan", 2, Plan, (_sample_of_each,))
+PLAN = Format("diffusionpipe-plan", 3, Plan, (_sample_of_each, _storage_of_encoders))
 TIMELINE = Format("diffusionpipe-timeline", 1, Timeline)
 
 

@@ -86,9 +86,9 @@ class Plan:
     """For each backbone its denoiser alone, forward only, for drawing samples."""
     checkpointed: tuple[str, ...] = ()
     """Layers whose activations are recomputed in the backward."""
-    offload_frozen: bool = False
-    """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
-    """
+    encoders: str = "device"
+    """The storage in which the frozen part's weights rest, by its name (`holding.STORAGES`). From "host", host memory,
+    they come to the device layer by layer, as they run."""
     made_with: tuple[str, ...] = ()
     """Options of the command that made it, "--cluster=rtx4090x2", and keys of its recipe, "training.batch=64"."""
 

@@ -10,10 +10,11 @@ from math import prod
 
 from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.cluster import repeated
+from diffusionpipe.holding import HOST, Item
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
-from diffusionpipe.planner.pricing.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import WORTH, can_store, encoder_bytes, leanest_place
 from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.rows import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.search.candidates import Candidate
@@ -112,9 +113,7 @@ def nearest_layout(setting: Setting) -> Nearest | None:
 
     The first one that fits is taken; None where the batch cannot be cut.
     """
-    place = setting.given.offload_frozen
-    if place or (place is None and is_heavy(setting)):
-        setting = offloaded(setting)
+    setting = leanest_place(setting)
     best: Nearest | None = None
     for search in [leanest_sharded] if setting.given.sharded else [least_overflow, leanest_sharded]:
         found = search(setting)
@@ -134,10 +133,10 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
         yield LORA, adapted
         if again:
             yield f"{LORA} and recompute all layers", recomputed(adapted) or adapted
-    if setting.workload.optimizer_bytes:
+    if setting.workload.width(Item.OPTIMIZER):
         yield (
             "an optimizer without state, e.g. Adafactor (optimizer.name, or --optimizer)",
-            replace(setting, workload=replace(setting.workload, optimizer_bytes=0)),
+            replace(setting, workload=setting.workload.without(Item.OPTIMIZER)),
         )
     if setting.given != NOTHING:
         yield "no fixed sizes: let the search choose them", replace(setting, given=NOTHING)
@@ -163,7 +162,7 @@ def _without_figures(setting: Setting) -> list[str]:
             "plan such a recipe to see its memory"
         )
     frozen, smallest = encoder_bytes(setting), min(device.memory for device in setting.cluster.devices)
-    if not can_offload(setting) and WORTH * frozen > smallest:
+    if not can_store(setting, HOST) and WORTH * frozen > smallest:
         name, unit = unit_of(frozen)
         found.append(
             f"- encoders in host memory, which are {frozen / unit:.1f} {name} on each device: give every device of the "
@@ -187,7 +186,7 @@ def _larger(setting: Setting) -> Setting | None:
     cluster, times = setting.cluster, 2
     while times * cluster.num_ranks <= min(MOST_DEVICES, setting.workload.batch):
         larger = replace(setting, cluster=repeated(cluster, times))
-        best = least_estimated_overflow(offloaded(larger) if is_heavy(larger) else larger)
+        best = least_estimated_overflow(leanest_place(larger))
         if best and best.fits:
             return larger
         times *= 2
@@ -216,7 +215,7 @@ def with_adapters(setting: Setting, rank: int = RANK) -> Setting | None:
     return replace(
         setting,
         profile=replace(profile, graph=graph, layers=layers),
-        workload=replace(setting.workload, frozen_bytes=2),
+        workload=setting.workload.narrow(2),
     )
 
 

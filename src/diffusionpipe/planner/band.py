@@ -12,8 +12,8 @@ from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import NEAR_TIE
-from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import stored
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.units import Seconds
 
@@ -73,7 +73,7 @@ def _end(choice: Choice, factor: float, fill: bool | None) -> tuple[Seconds, Fli
 def stretched(setting: Setting, factor: float) -> Setting:
     """The setting with all layer times times `factor`."""
     if setting.whole is not None:
-        return offloaded(stretched(setting.whole, factor))
+        return stored(stretched(setting.whole, factor), setting.workload.encoders)
     return replace(setting, profile=_stretched(setting.profile, factor))
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from diffusionpipe.holding import DEVICE
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.explain import Tried
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import Merits, hopeful, merits_of, rank
 from diffusionpipe.planner.pricing.given import check_given
-from diffusionpipe.planner.pricing.offload import check_offload, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import check_storage, settings_in_storages
 from diffusionpipe.planner.search.bounds import may_fit
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
@@ -44,14 +45,13 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
         num_ranks=setting.cluster.num_ranks,
         num_backbones=len(setting.graph.backbones),
     )
-    place = setting.given.offload_frozen
-    if place:
-        check_offload(setting)
+    check_storage(setting)
     if len(setting.graph.backbones) <= 2 and not may_fit(setting):  # of more the search says that it has no plan
         return None
-    ways = _ways(setting, fill, limit) if not place else []
-    if place or (place is None and is_heavy(setting) and _leaves_time(ways)):
-        ways += _ways(offloaded(setting), fill, ways[-1].step * (1 - GAIN) if ways else limit)
+    ways = _ways(setting, fill, limit) if setting.given.encoders in (None, DEVICE.name) else []
+    for moved in settings_in_storages(setting):
+        if _leaves_time(ways):
+            ways += _ways(moved, fill, ways[-1].step * (1 - GAIN) if ways else limit)
     return _of_near_ties(ways, fill) if ways else None
 
 

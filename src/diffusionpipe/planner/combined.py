@@ -145,9 +145,9 @@ def stored_narrow(setting: Setting) -> Setting | None:
         if not parameter.is_trainable and parameter.dtype == "float32" and len(parameter.shape) > 1
         if "embed" not in parameter.name and not parameter.name.endswith("shared.weight")
     ]
-    if not wide or setting.workload.frozen_bytes is not None:
+    names = {parameter.name for parameter in wide if setting.ledger.frozen[parameter.name] == parameter.num_bytes}
+    if not names:
         return None
-    names = {parameter.name for parameter in wide}
     parameters = tuple(replace(one, dtype="bfloat16") if one.name in names else one for one in graph.parameters)
     return replace(setting, profile=replace(setting.profile, graph=replace(graph, parameters=parameters)))
 

@@ -8,8 +8,8 @@ from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.actions import without_hosts
 from diffusionpipe.costs.cluster import slow_links
 from diffusionpipe.planner.pricing.given import NOTHING
-from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import encoder_bytes
 from diffusionpipe.planner.rivals.baselines import DIFFERENCES, best_baselines
 from diffusionpipe.planner.rows import GIB, Row, baseline_row, estimated_row, row_of, sizes_in
 from diffusionpipe.planner.search.candidates import Candidate
@@ -194,7 +194,7 @@ def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:
     )
     if encoders < GIB / 200:
         return text
-    which = "two encoder layers at a time" if setting.workload.offload_frozen else "the whole of the encoders"
+    which = "two encoder layers at a time" if setting.workload.encoders.brings else "the whole of the encoders"
     return f"{text} and {which} ({encoders / GIB:.2f} GiB)"
 
 

@@ -12,10 +12,9 @@ The rest is held between two iterations: parameters and all beside them, frozen 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import prod
 
-from diffusionpipe.costs.graph import ModelGraph, upstream
-from diffusionpipe.holding import Workload
+from diffusionpipe.costs.graph import upstream
+from diffusionpipe.holding import Ledger
 from diffusionpipe.holding.memory import MemoryUse, copies_of, forward_bytes
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.plan import drawing_backbone
@@ -74,7 +73,7 @@ def phases_of(
         found = _drawing(setting, plan, schedule)
         drawing = [max(pair) for pair in zip(drawing, found, strict=True)]
         first, _ = decoder_use(setting.profile, pictures, room)
-    exchanges = [_exchange(setting.graph, _trained(plan, worker), setting.workload) for worker in workers]
+    exchanges = [_exchange(setting.ledger, _trained(plan, worker)) for worker in workers]
     return tuple(
         Phases(
             validation=validation[worker],
@@ -137,12 +136,10 @@ def _trained(plan: Plan, worker: int) -> set[str]:
     }
 
 
-def _exchange(graph: ModelGraph, layers: Collection[str], workload: Workload) -> tuple[Bytes, Bytes]:
+def _exchange(ledger: Ledger, layers: Collection[str]) -> tuple[Bytes, Bytes]:
     """Bytes of the averages while they are in the parameters' place, and while they come there."""
-    if not workload.ema_bytes:
-        return 0, 0
-    names = graph.parameters_of(layers)
-    sizes = [prod(p.shape) for p in graph.parameters if p.name in names and p.is_trainable]
-    if workload.parameter_bytes < workload.ema_bytes:
-        return (sum(sizes) * workload.parameter_bytes,) * 2
-    return 0, max(sizes, default=0) * workload.parameter_bytes
+    names = ledger.graph.parameters_of(layers)
+    held = [held for name, held in ledger.trained.items() if name in names and held.ema]
+    if any(one.parameters < one.ema for one in held):
+        return (sum(one.parameters for one in held),) * 2
+    return 0, max((one.parameters for one in held), default=0)

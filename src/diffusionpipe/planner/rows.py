@@ -14,7 +14,7 @@ from diffusionpipe.planner.pricing.stage_costs import time_to_update
 from diffusionpipe.planner.rivals.baselines import Baseline
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
+from diffusionpipe.planner.search.naming import name_of, sizes_of
 from diffusionpipe.planner.search.pool import Judged
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
@@ -56,7 +56,7 @@ class Row:
 
 def sizes_in(setting: Setting, candidate: Candidate) -> str:
     """The sizes of a candidate in words, and a remark where the encoders' weights are in host memory."""
-    return sizes_of(candidate) + (ON_HOST if setting.workload.offload_frozen else "")
+    return sizes_of(candidate) + setting.workload.encoders.words
 
 
 def row_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:

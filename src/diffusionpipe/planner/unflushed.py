@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from diffusionpipe.costs import Costs
+from diffusionpipe.holding import DEVICE, Item
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
@@ -95,7 +96,8 @@ def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]
     setting = setting.whole or setting
     given, graph = setting.given, setting.graph
     is_chain = given.schedule in (None, FAMILY)
-    if len(graph.backbones) > 1 or graph.probes or given.sharded or given.offload_frozen or not is_chain:
+    is_plain = not given.sharded and given.encoders in (None, DEVICE.name)
+    if len(graph.backbones) > 1 or graph.probes or not is_plain or not is_chain:
         return ()
     tables = Tables(setting=setting)
     sizes = sorted(_sizes(tables, filler), key=lambda one: one.bound)
@@ -190,7 +192,7 @@ def _made(tables: Tables, filler: Filler | None, candidate: Candidate) -> _Windo
             simulate(unrolled, price(unrolled)),
             blocks,
             profile=setting.profile,
-            workload=setting.workload,
+            ledger=setting.ledger,
             checkpointed=checkpointed_layers(setting.workload, setting.graph.backbone_layers),
         )
 
@@ -228,7 +230,7 @@ def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
     candidate = made.candidate
     if kind is Versions.DELAYED and candidate.microbatches < candidate.workers - 1:
         return None
-    if kind is Versions.PREDICTED and not setting.workload.optimizer_bytes:
+    if kind is Versions.PREDICTED and not setting.workload.width(Item.OPTIMIZER):
         return None
     window = with_versions(made.window, kind, 1)
     memory = _memory(made, window)

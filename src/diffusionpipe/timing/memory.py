@@ -10,12 +10,11 @@ part's outputs are held for the whole iteration, and twice where the next batch 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from diffusionpipe.costs import ModelGraph, Profile
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.holding.memory import MemoryUse, copies_of, use_of, workspace_of
-from diffusionpipe.holding.sharding import gathered_bytes, owners_on_workers, stored_bytes
+from diffusionpipe.holding.sharding import owners_on_workers
 from diffusionpipe.ir import Action, Op, Range, Schedule, Timeline
 from diffusionpipe.ir.ranges import merged
 from diffusionpipe.timing.buffers import Moving, moving_through
@@ -33,10 +32,15 @@ class _Case:
     schedule: Schedule
     blocks: Sequence[Sequence[str]]
     profile: Profile
-    workload: Workload
+    ledger: Ledger
     again: frozenset[str]
     """Layers that are recomputed."""
     shard: int
+
+    @property
+    def workload(self) -> Workload:
+        """The training around the model."""
+        return self.ledger.workload
 
     @property
     def graph(self) -> ModelGraph:
@@ -66,7 +70,7 @@ def peak_memory(
     blocks: Sequence[Sequence[str]],
     *,
     profile: Profile,
-    workload: Workload,
+    ledger: Ledger,
     checkpointed: Iterable[str] = (),
     shard: int = 1,
 ) -> tuple[MemoryUse, ...]:
@@ -82,7 +86,7 @@ def peak_memory(
         schedule=schedule,
         blocks=blocks,
         profile=profile,
-        workload=workload,
+        ledger=ledger,
         again=frozenset(checkpointed),
         shard=shard,
     )
@@ -92,25 +96,21 @@ def peak_memory(
 
 
 def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
-    graph, workload = case.graph, case.workload
+    graph, workload, ledger = case.graph, case.workload, case.ledger
     trained = {name for _, layers in case.trained(worker) for name in layers}
     encoded = {name for _, layers, _ in case.encoded(worker) for name in layers}
-    if workload.offload_frozen:
-        names = graph.parameters_of(trained)
-        staged = offloaded_bytes(graph, case.blocks[-1], workload) if encoded else 0
-    else:
-        names, staged = graph.parameters_of(trained | encoded), 0
+    kept, staged = ledger.resting_parts(case.blocks[-1])
+    names = graph.parameters_of(trained | encoded.intersection(kept))
+    staged = staged if encoded else 0
     activations, messages = moving.peak
     workspace = max(_workspace(case, worker), _encoding(case, worker, moving, times) - activations - messages)
     frozen_outputs = _frozen_outputs(case, worker)
 
     def use(names: Collection[str], *, copies: Bytes = 0, gathered: Bytes = 0) -> MemoryUse:
-        held = [p for p in graph.parameters if p.name in names]
         return use_of(  # [1]
-            sum(prod(p.shape) for p in held if p.is_trainable),
-            workload,
+            ledger.held(names),
             gathered=gathered,
-            frozen=sum(workload.frozen_size(p) for p in held if not p.is_trainable) + staged,
+            frozen=ledger.frozen_bytes(names) + staged,
             copies=copies,
             activations=activations,  # [2]
             messages=messages,
@@ -127,13 +127,6 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
         own[owners[name]].add(name)
     parts = (use(held, gathered=more) for held, more in zip(own, _gathered(case, worker, owners), strict=True))
     return max(parts, key=lambda part: part.total)
-
-
-def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
-    """Bytes on the device of layers whose parameters are kept in host memory: the two largest ones."""
-    size_of = {p.name: workload.frozen_size(p) for p in graph.parameters}
-    sizes = sorted(sum(size_of[name] for name in graph.parameters_of([layer])) for layer in layers)
-    return sum(sizes[-2:])
 
 
 def _gathered(case: _Case, worker: int, owners: Mapping[str, int]) -> list[Bytes]:
@@ -153,20 +146,20 @@ def _gathered_sizes(
     case: _Case, layers: Sequence[str], owners: Mapping[str, int]
 ) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
     """Bytes of a block's gathered weights, and of its gradients that others own, by part: all but its own."""
-    names, workload = case.graph.parameters_of(layers), case.workload
+    names, ledger = case.graph.parameters_of(layers), case.ledger
     all_weights = all_gradients = 0
     own_weights, own_gradients = [0] * case.shard, [0] * case.shard
     for parameter in case.graph.parameters:
         if parameter.name not in names:
             continue
         part = owners.get(parameter.name)
-        travels = gathered_bytes(parameter, workload, case.profile.precision)
-        is_copied = travels < stored_bytes(parameter, workload)
+        travels = ledger.gathered(parameter, case.profile.precision)
+        is_copied = travels < ledger.stored(parameter)
         all_weights += travels if is_copied or part is not None else 0
         if part is None:
             continue
         own_weights[part] += 0 if is_copied else travels
-        gradient = prod(parameter.shape) * workload.gradient_bytes if parameter.is_trainable else 0
+        gradient = ledger.trained[parameter.name].gradients if parameter.is_trainable else 0
         all_gradients += gradient
         own_gradients[part] += gradient
     return [all_weights - own for own in own_weights], [all_gradients - own for own in own_gradients]

@@ -136,11 +136,12 @@ def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "
 
 def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster: "Cluster | None" = None) -> "Setting":
     """The setting that the recipe trains by this plan, on the cluster or on one machine whose memory is not known."""
+    from diffusionpipe.holding.storage import storage_of
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.trainer.model.workload import workload_of
 
     setting = setting_of(profile, plan.mesh, plan.batch, cluster=cluster)
-    workload = replace(workload_of(recipe), checkpointed=plan.checkpointed, offload_frozen=plan.offload_frozen)
+    workload = replace(workload_of(recipe), checkpointed=plan.checkpointed, encoders=storage_of(plan.encoders))
     return replace(setting, workload=workload)
 
 

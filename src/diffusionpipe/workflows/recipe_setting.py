@@ -23,7 +23,7 @@ def given_sizes(pipeline: PipelineSection) -> Given:
         schedule=pipeline.schedule,
         data_parallel=pipeline.data_parallel,
         sharded=pipeline.sharded,
-        offload_frozen=pipeline.offload_frozen,
+        encoders=pipeline.place_of_encoders,
     )
 
 

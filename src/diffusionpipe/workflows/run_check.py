@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from diffusionpipe.holding import DEVICE
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.expectation import loading_in
 
@@ -129,7 +130,7 @@ class RunCheck:
             profile=str(folder / PROFILE),
             cluster=str(folder / CLUSTER),
             plan=str(folder / PLAN),
-            workload=replace(workload_of(recipe), offload_frozen=False),
+            workload=replace(workload_of(recipe), encoders=DEVICE),
             given=given_of(recipe),
             fill=recipe.pipeline.fill if recipe.pipeline.is_searched else None,
             sample_batch=samples_drawn_together(recipe),

@@ -1,7 +1,7 @@
 """A training that options state, as the planner asks about it."""
 
 from diffusionpipe.costs import Cluster, Profile
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.holding.workload import state_of_optimizer
 from diffusionpipe.planner.pricing.setting import Setting
 
@@ -13,10 +13,12 @@ def stated_setting(
     width = 8 if profile.precision == "float64" else 4
     workload = Workload(
         batch=batch,
-        parameter_bytes=width,
-        gradient_bytes=width,
-        optimizer_bytes=width * state_of_optimizer(optimizer),
-        ema_bytes=width if has_ema else 0,
+        states=plain_states(
+            parameter=width,
+            gradient=width,
+            optimizer=width * state_of_optimizer(optimizer),
+            ema=width if has_ema else 0,
+        ),
         checkpointed=checkpoint,
     )
     return Setting(profile=profile, cluster=cluster, workload=workload)

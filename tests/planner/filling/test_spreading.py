@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
+from diffusionpipe.holding import HOST
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.filling.filler import fill_plan, filler_of
 from diffusionpipe.planner.filling.frozen_layers import frozen_layers
 from diffusionpipe.planner.filling.spreading import spread_fills
-from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_time
+from diffusionpipe.planner.pricing.storing import stored
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.timing.legal import check
 
@@ -27,7 +28,7 @@ def setting_of(*, bandwidth=1.0, memory=80.0) -> Setting:
     devices = tuple(replace(device, host_bandwidth=bandwidth * GB) for device in cluster.devices)
     cluster = replace(cluster, devices=devices)
     whole = Setting(profile=synthetic.unet(), cluster=cluster, workload=synthetic.workload(BATCH))
-    return offloaded(whole)
+    return stored(whole, HOST)
 
 
 def layout_of(*, sharded=False, buckets=24) -> Layout:

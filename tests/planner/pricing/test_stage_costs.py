@@ -46,7 +46,7 @@ def test_all_forwards_of_an_iteration_share_one_cast_but_recomputed_layers_cast_
 
 
 def test_narrow_weights_are_not_cast():
-    layers, narrow = ["layer1", "layer2"], {"parameter_bytes": 2}
+    layers, narrow = ["layer1", "layer2"], {"parameter": 2}
     assert block_costs(casting_setting(**narrow), layers, 2, microbatches=1) == block_costs(chain_setting(), layers, 2)
     table = LayerTable(profile=casting_setting().profile, workload=synthetic.workload(8, **narrow))
     assert (table.casts[-1], table.copies[-1]) == (0, 0)

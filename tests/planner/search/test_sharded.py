@@ -63,7 +63,7 @@ def test_a_compute_waits_for_its_gather_which_stands_behind_what_was_issued_befo
 
 
 def test_every_rank_holds_its_part_and_two_blocks():
-    setting = setting_of(parameter_bytes=4, gradient_bytes=4, optimizer_bytes=8)
+    setting = setting_of(parameter=4, gradient=4, optimizer=8)
     total = 8 * 50_000_000
     (use,) = propose(setting, layout_of(setting)).memory
     whole = propose(setting, layout_of(setting, sharded=False)).memory[0]

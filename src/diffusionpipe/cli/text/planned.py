@@ -80,7 +80,7 @@ def _layout(recipe: Recipe, num_ranks: int) -> Layout:
         sharded=sizes.sharded,
         buckets=0 if sizes.sharded else 1,
         encode_chunk=sizes.encode_chunk,
-        offload_frozen=sizes.offload_frozen,
+        encoders=sizes.encoders,
         splits=recipe.pipeline.splits,
         checkpointed=recipe.training.recomputed,
         sample_batch=samples_drawn_together(recipe),

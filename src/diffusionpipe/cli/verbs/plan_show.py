@@ -142,11 +142,10 @@ def _check_kept(plan: Plan, profile: Profile, path: Path) -> None:
 
 def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> _Times:
     from diffusionpipe import viz
-    from diffusionpipe.planner.pricing.offload import can_offload, offloaded
+    from diffusionpipe.planner.pricing.storing import stored_as
     from diffusionpipe.planner.search.proposal import predict
 
-    if plan.offload_frozen and can_offload(setting):
-        setting = offloaded(setting)
+    setting = stored_as(setting, plan.encoders)
     proposal = predict(setting, plan.train, plan.blocks, plan.mesh)
     return _Times(
         source=source,
@@ -202,10 +201,11 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
     if recipe.is_file():
+        from diffusionpipe.holding import DEVICE
         from diffusionpipe.trainer.model.workload import workload_of
         from diffusionpipe.trainer.recipe import recorded_recipe
 
-        workload = replace(workload_of(recorded_recipe(recipe)), checkpointed=plan.checkpointed, offload_frozen=False)
+        workload = replace(workload_of(recorded_recipe(recipe)), checkpointed=plan.checkpointed, encoders=DEVICE)
         setting, training = replace(setting, workload=workload), "the recipe's training"
         files.append("recipe.toml")
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
@@ -288,6 +288,7 @@ def _stages(plan: Plan) -> list[Sequence[str]]:
 
 def _frozen(plan: Plan) -> str:
     """The tensors of diffusers that each tensor of the authors' file joins, by name, from its first row to its last."""
+    from diffusionpipe.holding.storage import storage_of
     from diffusionpipe.ir import Op
 
     placement = plan.train.placement
@@ -302,7 +303,7 @@ def _frozen(plan: Plan) -> str:
         if any(p.is_ahead for p in encoders)
         else "each batch before its first forward"
     )
-    rest = "; their weights are kept in host memory" if plan.offload_frozen else ""
+    rest = "; their weights are kept in host memory" if storage_of(plan.encoders).brings else ""
     components = dict.fromkeys(fill.component for fill in plan.train.fills if fill.component)
     names = f" ({', '.join(components)})" if components else ""
     count = len(plan.blocks[-1])

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.runtime.machine.error_file import is_shortage
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.expectation import Expectation, expectation_of
@@ -145,7 +146,7 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     if plan.train.lead:
         sizes["versions"] = recipe.pipeline.versions.value
     sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
-    yield _line(**sizes, sharded=plan.mesh.shard > 1, offload_frozen=plan.offload_frozen)
+    yield _line(**sizes, sharded=plan.mesh.shard > 1, offload_frozen=storage_of(plan.encoders).brings)
     for number, part in enumerate(parts):
         yield _line(
             stage=number,
@@ -234,7 +235,7 @@ def _layout(start: "Start") -> str:
     words.append("filled" if plan.is_filled else "not filled")
     if plan.train.lead:
         words.append(f"no flush, weights {start.recipe.pipeline.versions.value}")
-    if plan.offload_frozen:
+    if storage_of(plan.encoders).brings:
         words.append("frozen weights in host memory")
     return ", ".join(words)
 

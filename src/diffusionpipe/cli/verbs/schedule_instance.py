@@ -25,7 +25,7 @@ def instance(
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import check_device, check_kept, read_profile
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.holding import Workload
+    from diffusionpipe.holding import Workload, plain_states
     from diffusionpipe.holding.workload import state_of_optimizer
     from diffusionpipe.ordering.instance import Placing
     from diffusionpipe.ordering.instance_file import write_instance
@@ -41,9 +41,7 @@ def instance(
     width = 8 if loaded.precision == "float64" else 4
     workload = Workload(
         batch=batch,
-        parameter_bytes=width,
-        gradient_bytes=width,
-        optimizer_bytes=width * state_of_optimizer("AdamW"),
+        states=plain_states(parameter=width, gradient=width, optimizer=width * state_of_optimizer("AdamW")),
     )
     setting = Setting(profile=loaded, cluster=machines, workload=workload)
     question = instance_of(setting, microbatches=microbatches, placing=Placing(placement), seconds=seconds)

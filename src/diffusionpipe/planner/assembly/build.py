@@ -68,7 +68,7 @@ def build_plan(
         ),
         sample=tuple(_checked(_sample_schedule(build, backbone)) for backbone in graph.backbones),
         checkpointed=tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)),
-        offload_frozen=layout.offload_frozen,
+        encoders=layout.encoders,
     )
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
+from diffusionpipe.holding import DEVICE
 from diffusionpipe.ir import Mesh, Range, Schedule, Timeline
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill, connect
@@ -96,9 +97,8 @@ class Layout:
     times: tuple[StageTimes, ...] = ()
     """Times of each stage of each of several backbones, by which the orders of both at once are listed; () for equal
     ones."""
-    offload_frozen: bool = False
-    """Whether the frozen part's parameters are kept in host memory and come to the device layer by layer, as they run.
-    """
+    encoders: str = DEVICE.name
+    """The storage in which the frozen part's weights rest, by its name (`holding.STORAGES`)."""
     probes: tuple[tuple[str, Fraction], ...] = ()
     """Backbones that read their own estimate, each with the share of samples for which it does; a plan takes
     the model's (`ModelGraph.probes`)."""

@@ -110,7 +110,7 @@ def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
         unfilled.timeline,
         unfilled.blocks,
         profile=setting.profile,
-        workload=setting.workload,
+        ledger=setting.ledger,
         checkpointed=checkpointed_layers(setting.workload, backbone),
         shard=unfilled.mesh.shard,
     )

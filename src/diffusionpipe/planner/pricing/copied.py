@@ -3,14 +3,15 @@
     copies     [ layer 1 ]      [ layer 2 ]  [ layer 3 ]          a copy begins with the layer before it:
     compute    [0 ]  F F F F F  [1 ]         [2 ] F F F F F [3 ]  there is room for two layers
 
-So compute between two fills hides the copy of the second one's first layer. This is how `HostWeights` of
-`runtime/weights/host_weights.py` works.
+So compute between two fills hides the copy of the second one's first layer. `HostWeights` of
+`runtime/weights/host_weights.py` asks the same `Staging` where a layer comes to, so both begin a copy at one moment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diffusionpipe.costs import Profile
+from diffusionpipe.holding.staging import Staging
 from diffusionpipe.units import Seconds
 
 
@@ -37,9 +38,8 @@ def computing(profile: Profile, name: str, samples: float) -> Seconds:
 
 @dataclass(slots=True)
 class _End:
-    """One of the two ends of the staging memory. Mutable."""
+    """The times of one of the two ends of the staging memory. Mutable."""
 
-    layer: str | None = None
     ready: Seconds = 0.0
     """The time at which the copy of the layer to this end is over, in seconds."""
     done: Seconds = 0.0
@@ -53,20 +53,20 @@ class CopyStream:
     copies: Mapping[str, Seconds]
     """Layer with weights -> the time of its copy."""
     _free: Seconds = 0.0
-    _ends: list[_End] = field(default_factory=lambda: [_End(), _End()])
-    """The one whose layer ran last, then the other."""
+    _staging: Staging[_End] = field(default_factory=lambda: Staging(_End(), _End()))
 
     def start(self, layer: str | None, now: Seconds) -> None:
         """Begin the copy of the layer, from now on as soon as it has room, unless it is there."""
-        if layer is None or layer not in self.copies or any(end.layer == layer for end in self._ends):
+        if layer is None or layer not in self.copies:
             return
-        end = self._ends[1]
-        self._free = max(self._free, end.done, now) + self.copies[layer]
-        end.layer, end.ready = layer, self._free
+        end = self._staging.place(layer)
+        if end is not None:
+            end.ready = self._free = max(self._free, end.done, now) + self.copies[layer]
 
     def ready(self, layer: str) -> Seconds:
         """When a layer that was started can run."""
-        return max((end.ready for end in self._ends if end.layer == layer), default=0.0)
+        end = self._staging.end_of(layer)
+        return 0.0 if end is None else end.ready
 
     def run(self, layer: str, now: Seconds, seconds: Seconds, following: str | None) -> Seconds:
         """Run the layer for so long from now on, or from the end of its copy on; the time at its end.
@@ -76,9 +76,7 @@ class CopyStream:
         if layer not in self.copies:
             return now + seconds
         self.start(layer, now)
-        if self._ends[1].layer == layer:
-            self._ends.reverse()
-        end = self._ends[0]
+        end = self._staging.run(layer)
         self.start(following, now)
         end.done = max(now, end.ready) + seconds
         return end.done

@@ -6,8 +6,8 @@ from itertools import product
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding.memory import forward_bytes
-from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import encoder_bytes
 from diffusionpipe.units import Bytes
 
 

@@ -23,8 +23,8 @@ class Given:
     """Copies of the whole pipeline."""
     sharded: bool | None = None
     """Whether data-parallel copies hold parameters, gradients and optimizer state in parts; None allows both."""
-    offload_frozen: bool | None = None
-    """Whether the frozen part is kept in host memory; None allows both."""
+    encoders: str | None = None
+    """The storage in which the frozen part's weights rest, by its name; None allows all."""
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
         """Whether `data_parallel` pipelines of `units` ranks each keep to the given sizes."""

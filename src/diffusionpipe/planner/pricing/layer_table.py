@@ -10,9 +10,8 @@ from math import prod
 from operator import add
 
 from diffusionpipe.costs import HostTimes, LayerSpec, ModelGraph, ParameterSpec, Profile
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Held, Ledger, Workload
 from diffusionpipe.holding.memory import copies_of, workspace_of
-from diffusionpipe.holding.sharding import gathered_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 Load = tuple[Bytes, int]
@@ -185,16 +184,31 @@ class LayerTable:
         return self._running_sizes({p.name: prod(p.shape) for p in self._frozen})
 
     @cached_property
+    def ledger(self) -> Ledger:
+        """The bytes of parameters and of all that lies beside them."""
+        return Ledger(graph=self.profile.graph, workload=self.workload)
+
+    def held(self, first: int, stop: int) -> Held:
+        """Bytes of the trained parameters of layers first, ..., stop - 1, and of all that lies beside them."""
+        return self._held[stop].minus(self._held[first]) if first else self._held[stop]
+
+    @cached_property
+    def _held(self) -> tuple[Held, ...]:
+        trained = self.ledger.trained
+        columns = zip(*trained.values(), strict=True) if trained else [()] * len(Held())
+        sums = [self._running_sizes(dict(zip(trained, column, strict=True))) for column in columns]
+        return tuple(map(Held._make, zip(*sums, strict=True)))
+
+    @cached_property
     def frozen_bytes(self) -> tuple[Bytes, ...]:
         """Running sums of the bytes of frozen parameters inside the trained part's layers."""
-        return self._running_sizes({p.name: self.workload.frozen_size(p) for p in self._frozen})
+        return self._running_sizes(self.ledger.frozen)
 
     @cached_property
     def gathered_bytes(self) -> tuple[Bytes, ...]:
         """Running sums of the bytes of trained and frozen parameters as they are gathered from their owners."""
-        profile, workload = self.profile, self.workload
-        sizes = {p.name: gathered_bytes(p, workload, profile.precision) for p in profile.graph.parameters}
-        return self._running_sizes(sizes)
+        ledger, precision = self.ledger, self.profile.precision
+        return self._running_sizes({p.name: ledger.gathered(p, precision) for p in ledger.graph.parameters})
 
     @property
     def _frozen(self) -> list[ParameterSpec]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.schedules.traits import is_split
@@ -47,6 +47,11 @@ class Setting:
     def graph(self) -> ModelGraph:
         """The graph of the model in the setting's profile."""
         return self.profile.graph
+
+    @property
+    def ledger(self) -> Ledger:
+        """The bytes of the model's parameters and of all that lies beside them."""
+        return self.table.ledger
 
     @cached_property
     def table(self) -> LayerTable:

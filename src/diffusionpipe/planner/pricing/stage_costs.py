@@ -6,8 +6,7 @@ from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, HostTimes, Link, ModelGraph, ParameterSpec, Profile, StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.holding import Workload
-from diffusionpipe.holding.sharding import gathered_bytes, owners_on_workers
+from diffusionpipe.holding.sharding import owners_on_workers
 from diffusionpipe.ir import Edge, Mesh, Op, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
@@ -214,11 +213,6 @@ def frozen_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
     return sum(prod(p.shape) for p in _parameters(graph, layers) if not p.is_trainable)
 
 
-def frozen_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
-    """Bytes of the frozen parameters of these layers; a tied one counts once."""
-    return sum(workload.frozen_size(p) for p in _parameters(graph, layers) if not p.is_trainable)
-
-
 def _parameters(graph: ModelGraph, layers: Collection[str]) -> list[ParameterSpec]:
     names = graph.parameters_of(layers)
     return [p for p in graph.parameters if p.name in names]
@@ -281,9 +275,10 @@ def reductions(
     schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting
 ) -> tuple[Seconds, ...]:
     """For each stage the time of the sum of its block's gradients over all that hold it, or at their owners."""
-    placement, workload = schedule.placement, setting.workload
+    placement, ledger = schedule.placement, setting.ledger
     if mesh.shard > 1:
-        gradients = {p.name: prod(p.shape) * workload.gradient_bytes * p.is_trainable for p in setting.graph.parameters}
+        gradients = dict.fromkeys(ledger.frozen, 0)
+        gradients |= {name: held.gradients for name, held in ledger.trained.items()}
         return _at_owners(schedule, blocks, mesh, setting, gradients)
     holders: dict[int, set[int]] = {}
     for index, stage in enumerate(placement.stages):
@@ -292,7 +287,7 @@ def reductions(
     seconds = {}
     for weights, workers in holders.items():
         ranks = [mesh.rank(group, w) for group in range(mesh.data_parallel) for w in sorted(workers)]
-        num_bytes = trained_parameters(setting.graph, blocks[weights]) * workload.gradient_bytes
+        num_bytes = ledger.held(ledger.graph.parameters_of(blocks[weights])).gradients
         seconds[weights] = all_reduce(setting.cluster, num_bytes, ranks)
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
 
@@ -302,7 +297,7 @@ def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, set
     if mesh.shard == 1:
         return ()
     precision = setting.profile.precision
-    sizes = {p.name: gathered_bytes(p, setting.workload, precision) for p in setting.graph.parameters}
+    sizes = {p.name: setting.ledger.gathered(p, precision) for p in setting.graph.parameters}
     seconds = _at_owners(schedule, blocks, mesh, setting, sizes)
     speeds = worker_speeds(setting.cluster, mesh)
     casts = [

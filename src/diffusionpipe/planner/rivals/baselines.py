@@ -26,13 +26,12 @@ from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.collectives import all_gather
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
-from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
+from diffusionpipe.planner.pricing.storing import settings_in_storages
 from diffusionpipe.planner.rivals.copy_times import data_parallel_times, gathered_bytes, gathering_time, zero3_times
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
+from diffusionpipe.planner.search.naming import sizes_of
 from diffusionpipe.planner.search.objectives import PlanningBound
 from diffusionpipe.units import Bytes, Seconds
 
@@ -95,10 +94,10 @@ def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
 def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Baseline | None:
     """A system with encoders on the devices or, where these are heavy, in host memory, whichever is better for it."""
     best = system(Judge(setting=setting))
-    if is_heavy(setting):
-        other = system(Judge(setting=offloaded(setting)))
+    for moved in settings_in_storages(setting):
+        other = system(Judge(setting=moved))
         if other and (best is None or is_better(other, best)):
-            return replace(other, sizes=f"{other.sizes}{ON_HOST}")
+            best = replace(other, sizes=other.sizes + moved.workload.encoders.words)
     return best
 
 
@@ -222,7 +221,7 @@ def zero3(judge: Judge) -> Baseline | None:
         held = zero3_bytes(judge, samples, count)
         one = replicated(judge, ZERO3, count, count * step, count * busy, held)
         one = replace(one, updated=one.updated / judge.setting.cluster.num_ranks)
-        if one.overflow > 0 and judge.footprint.frozen_bytes and not judge.setting.workload.offload_frozen:
+        if one.overflow > 0 and judge.footprint.frozen_bytes and not judge.setting.workload.encoders.brings:
             one = _with_sharded_encoders(judge, one, rows)
         if best is None or is_better(one, best):
             best = one
@@ -233,7 +232,7 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
     """The baseline with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
     setting = judge.setting
     ranks, layers = range(setting.cluster.num_ranks), setting.graph.frozen_layers
-    sizes = [frozen_bytes(setting.graph, (name,), setting.workload) for name in layers]
+    sizes = [setting.ledger.frozen_of([name]) for name in layers]
     gathers = [all_gather(setting.cluster, size, ranks) for size in sizes]
     slowest = min(device.speed for device in setting.cluster.devices)
     gather_of = dict(zip(layers, gathers, strict=True))
@@ -259,11 +258,10 @@ def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Byt
 
     There are `parts` parts; 0: one for each rank.
     """
-    workload, table = judge.setting.workload, judge.tables.table
-    whole = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1) - table.copies[-1]
-    held = use_of(table.trained[-1], workload, frozen=table.frozen_bytes[-1]).total
-    largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.tables.num_layers))
-    gathered = 2 * max(gathered_bytes(judge)) + largest * workload.gradient_bytes
+    table, num_layers = judge.tables.table, judge.tables.num_layers
+    whole = judge.footprint.stage_bytes(0, num_layers, samples, count, 1) - table.copies[-1]
+    held = use_of(table.held(0, num_layers), frozen=table.frozen_bytes[-1]).total
+    gathered = 2 * max(gathered_bytes(judge)) + max(table.held(i, i + 1).gradients for i in range(num_layers))
     return whole - held + -(-held // (parts or judge.setting.cluster.num_ranks)) + gathered
 
 

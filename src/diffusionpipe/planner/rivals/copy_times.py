@@ -43,7 +43,7 @@ def gradient_times(
     computed = sequences.add(COMPUTE, sums.forward[-1] / slowest)
     for layer in range(judge.tables.num_layers - 1, -1, -1):
         computed = sequences.add(COMPUTE, (sums.backward[layer + 1] - sums.backward[layer]) / slowest)
-        pending += (table.trained[layer + 1] - table.trained[layer]) * judge.setting.workload.gradient_bytes
+        pending += table.held(layer, layer + 1).gradients
         if pending >= DDP_BUCKET or not layer:
             ready.append(computed)
             seconds.append(collective(cluster, pending, ranks))
@@ -84,9 +84,7 @@ def zero3_times(
         cast + all_gather(cluster, num_bytes, ranks)
         for cast, num_bytes in zip(casts, gathered_bytes(judge), strict=True)
     ]
-    gradients = [
-        (table.trained[i + 1] - table.trained[i]) * judge.setting.workload.gradient_bytes for i in range(num_layers)
-    ]
+    gradients = [table.held(i, i + 1).gradients for i in range(num_layers)]
     sequences, begun, computed, reduction = Sequences(), START, START, 0.0
     passes = [(i, sums.forward, False) for i in range(num_layers)]
     passes += [(i, sums.backward, True) for i in range(num_layers - 1, -1, -1)]

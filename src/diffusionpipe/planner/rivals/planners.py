@@ -15,13 +15,13 @@ lacks least. `simulated` says how long that really takes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from math import gcd, lcm
 
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import settings_in_storages
 from diffusionpipe.planner.rivals.bapipe import bapipe_guesses
 from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, accumulations, places
 from diffusionpipe.planner.rivals.copy_times import DDP_BUCKET, data_parallel_times, zero3_times
@@ -61,10 +61,12 @@ def choices_of(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
     nothing fits otherwise.
     """
     found = _choices(planner, setting)
-    if is_heavy(setting) and (not found or overflow_of(found[0]) > 0):
-        other = _choices(planner, offloaded(setting))
+    for moved in settings_in_storages(setting):
+        if found and overflow_of(found[0]) <= 0:
+            break
+        other = _choices(planner, moved)
         if other and (not found or overflow_of(other[0]) < overflow_of(found[0])):
-            return other
+            found = other
     return found
 
 
@@ -80,7 +82,7 @@ def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
     cluster, batch = setting.cluster, setting.workload.batch
     node = cluster.nodes.count(0)
     levels = [(node, cluster.intra.bandwidth), (cluster.num_ranks // node, cluster.inter.bandwidth)]
-    parameters = [(after - before) * setting.workload.gradient_bytes for before, after in pairwise(table.trained)]
+    parameters = [table.held(layer, layer + 1).gradients for layer in range(len(table.names))]
     for count in (count for count in range(1, batch + 1) if batch % count == 0):
         size = batch // count
         seconds, stages = pipedream(
@@ -151,7 +153,7 @@ def _gpipe(judge: Judge) -> Iterator[PlannerEstimate]:
 
 
 def _ddp(judge: Judge) -> Iterator[PlannerEstimate]:
-    gradients = judge.tables.table.trained[-1] * judge.setting.workload.gradient_bytes
+    gradients = judge.tables.table.held(0, judge.tables.num_layers).gradients
     buckets = max(1, min(judge.tables.num_layers, -(-gradients // DDP_BUCKET)))
     for rows, count in accumulations(judge):
         passes, last = data_parallel_times(judge, rows / count, is_overlapped=True)

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.holding.sharding import gathered_bytes
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.pricing.collectives import all_gather
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import trained_parameters
 from diffusionpipe.planner.rivals.guesses import PlannerEstimate
 from diffusionpipe.planner.rivals.planners import PLANNERS, Planner, choices_of
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
+from diffusionpipe.planner.search.naming import sizes_of
 from diffusionpipe.planner.search.proposal import Proposal, exposed_frozen_time, pricing_of, propose
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
@@ -38,7 +36,7 @@ class Rival:
     @property
     def sizes(self) -> str:
         """The sizes of the other system's layout in words."""
-        return sizes_of(self.candidate) + (ON_HOST if self.setting.workload.offload_frozen else "")
+        return sizes_of(self.candidate) + (self.setting.workload.encoders.words)
 
     @property
     def step(self) -> Seconds:
@@ -110,12 +108,12 @@ def _in_equal_parts(proposal: Proposal, setting: Setting) -> Costs:
     for index, stage in enumerate(proposal.train.placement.stages):
         layers = () if proposal.train.placement.is_frozen(index) else proposal.blocks[stage.weights]
         own = setting.graph.parameters_of(layers)
-        sizes = [gathered_bytes(p, workload, setting.profile.precision) for p in setting.graph.parameters
+        sizes = [setting.ledger.gathered(p, setting.profile.precision) for p in setting.graph.parameters
                  if p.name in own]  # fmt: skip
         casts = sum(workload.cast_time(setting.profile.layer(name)) for name in layers) / min(
             device.speed for device in setting.cluster.devices
         )
         unshards[index] = all_gather(setting.cluster, sum(sizes), ranks) + casts / len(ranks)
-        gradients = trained_parameters(setting.graph, layers) * workload.gradient_bytes
+        gradients = setting.ledger.held(setting.graph.parameters_of(layers)).gradients
         reduces[index] = all_gather(setting.cluster, gradients, ranks)
     return replace(costs, unshards=tuple(unshards), reduces=tuple(reduces))

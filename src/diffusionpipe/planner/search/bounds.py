@@ -43,7 +43,7 @@ def is_step_possible(judge: Judge, places: Iterable[Place], step: Seconds) -> bo
 
 def may_fit(setting: Setting) -> bool:
     """Whether all devices together have room for what is trained, once: else no plan fits."""
-    held = use_of(setting.table.trained[-1], setting.workload, frozen=setting.table.frozen_bytes[-1])
+    held = use_of(setting.table.held(0, len(setting.table.names)), frozen=setting.table.frozen_bytes[-1])
     return held.total <= sum(device.memory for device in setting.cluster.devices)
 
 
@@ -70,7 +70,7 @@ def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) ->
     activations = table.activation(0, judge.tables.num_layers, samples)
     if setting.given.sharded is not False:
         parts = setting.cluster.num_ranks
-    held = use_of(table.trained[-1] // parts, setting.workload, activations=activations)
+    held = use_of(table.held(0, judge.tables.num_layers).part(parts), activations=activations)
     return held.total <= min(judge.tables.ground(arrangement).memories)
 
 

@@ -92,7 +92,7 @@ class Candidate:
             checkpointed=setting.workload.checkpointed,
             buckets=self.buckets,
             sharded=self.sharded,
-            offload_frozen=setting.workload.offload_frozen,
+            encoders=setting.workload.encoders.name,
             probes=setting.graph.probes,
         )
 

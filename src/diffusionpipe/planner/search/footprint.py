@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import mul
 
+from diffusionpipe.holding import Held
 from diffusionpipe.holding.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import Room, frozen_workspace
-from diffusionpipe.planner.pricing.offload import encoder_bytes
+from diffusionpipe.planner.pricing.storing import encoder_bytes
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.units import Bytes
@@ -61,7 +62,7 @@ class Footprint:
     def may_fit(self, arrangement: Arrangement, *, times: int = 1) -> bool:
         """Whether a pipeline's devices have room for `times` times its parameters and all that counts with them."""
         table = self.tables.table
-        held = use_of(table.trained[-1], self.tables.setting.workload, frozen=table.frozen_bytes[-1])
+        held = use_of(table.held(0, self.tables.num_layers), frozen=table.frozen_bytes[-1])
         return times * held.total <= sum(self.tables.ground(arrangement).memories)
 
     def stage_bytes(
@@ -93,10 +94,10 @@ class Footprint:
         `peaks` are numbers of micro-batches whose activations it holds at the same time, and of micro-batches of
         which it holds the tensors for W, stage by stage (`Holding.peaks`).
         """
-        table, trained, copies = self.tables.table, 0, 0
+        table, held, copies = self.tables.table, Held(), 0
         frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
         for first, stop in dict.fromkeys(stage[:2] for stage in stages):  # two directions may share one
-            trained += table.trained[stop] - table.trained[first]
+            held = held.plus(table.held(first, stop))
             frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
             copies += table.copies[stop] - table.copies[first]
         kept = [
@@ -107,8 +108,7 @@ class Footprint:
         activations = max(sum(map(mul, peak, kept)) for peak in peaks)
         workspace = max(table.workspace(first, stop, samples) for first, stop, _, samples in stages)
         return use_of(
-            trained,
-            self.tables.setting.workload,
+            held,
             frozen=frozen,
             copies=copies,
             activations=activations,

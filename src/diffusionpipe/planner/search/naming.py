@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Op, Plan
 from diffusionpipe.planner.search.candidates import Candidate
 
-ON_HOST = ", encoders on host"
 DATA_PARALLEL = "data parallel"
 SHARDED = "sharded data parallel"
 
@@ -66,7 +66,7 @@ def sizes_of_plan(plan: Plan) -> str:
             buckets=max(len(one.blocks) for stages in rows for one in stages),
         )
     )
-    return words + (ON_HOST if plan.offload_frozen else "")
+    return words + storage_of(plan.encoders).words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
         timeline,
         blocks,
         profile=setting.profile,
-        workload=setting.workload,
+        ledger=setting.ledger,
         checkpointed=checkpointed_layers(setting.workload, backbone),
         shard=mesh.shard,
     )

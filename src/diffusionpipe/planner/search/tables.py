@@ -171,7 +171,7 @@ class Tables:
 
     def reduction(self, ground: RankLayout, first: int, stop: int, units: Sequence[int]) -> Seconds:
         """Time of the sum of these layers' gradients over all that hold them."""
-        num_bytes = (self.table.trained[stop] - self.table.trained[first]) * self.setting.workload.gradient_bytes
+        num_bytes = self.table.held(first, stop).gradients
         rate, holders = ground.reduction(units)
         return rate.seconds(num_bytes, holders) if num_bytes else 0.0
 

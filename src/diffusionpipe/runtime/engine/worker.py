@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
 from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
@@ -125,7 +126,7 @@ def build_worker(
 ) -> Worker:
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
 
-    Where the plan offloads them, all frozen layers must be real, wherever they are, and move to host memory. `node`:
+    Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
     the memory of the machine, as `HostWeights` wants it. `sharded`: the blocks of a sharded plan that `shard` made
     already; None: they are made here.
     """
@@ -134,6 +135,7 @@ def build_worker(
     if plan.mesh.shard > 1 and sharded is None:
         sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
         sharded = {block: sharder.shard(block) for block in trained_blocks(plan, rank)}
+    hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
     held = _held(graph, plan, rank, transport, sharded if plan.mesh.shard > 1 else None)
     parts = _Parts(
         graph=graph,
@@ -146,7 +148,7 @@ def build_worker(
         gradients=held.gradients,
         sharded=sharded or {},
         casts=Casts(),
-        host_weights=host_weights_of(graph, plan.blocks[-1], device, node) if plan.offload_frozen else None,
+        host_weights=host_weights_of(graph, hosted, device, node) if hosted else None,
         watch=LayerWatch(device),
     )
     versions = _versions(plan, held)

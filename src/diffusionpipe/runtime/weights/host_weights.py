@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.staging import Staging
 from diffusionpipe.ir import Range
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.runtime.machine.buffers import memory_of
@@ -73,8 +74,6 @@ class _End:
     """The event after which the copy is on the device."""
     done: _Event
     """The event after which the layer has been computed."""
-    layer: str | None = None
-    """The layer whose weights are here, or are on their way."""
 
 
 class HostWeights:
@@ -118,8 +117,8 @@ class HostWeights:
         self._weights = {name: weights for name, weights in found.items() if weights.parameters}
         self._backend = torch.get_device_module(device)
         self._stream = self._backend.Stream()
-        self._ends = [_End(is_upper, self._backend.Event(), self._backend.Event()) for is_upper in (True, False)]
-        """The one whose layer ran last, then the other."""
+        ends = (_End(is_upper, self._backend.Event(), self._backend.Event()) for is_upper in (True, False))
+        self._ends = Staging(*ends)
         self._staging: Tensor | None = None
         self._views: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
         if device.type == "cuda" and len(self._memory):
@@ -132,7 +131,7 @@ class HostWeights:
     @property
     def present_layers(self) -> frozenset[str]:
         """Layers whose weights are on the device or on their way to it; two at most."""
-        return frozenset(end.layer for end in self._ends if end.layer is not None)
+        return self._ends.layers
 
     @property
     def device_bytes(self) -> Bytes:
@@ -144,12 +143,11 @@ class HostWeights:
 
         They take the place of the layer that ran before the last one, or of another that was started and has not run.
         """
-        if layer not in self._weights or layer in self.present_layers:
+        end = self._ends.place(layer) if layer in self._weights else None
+        if end is None:
             return
-        staging, end = self._staging_memory(), self._ends[1]
-        weights = self._weights[layer]
+        staging, weights = self._staging_memory(), self._weights[layer]
         at = len(staging) - weights.size if end.is_upper else 0
-        end.layer = layer
         end.done.wait(self._stream)
         with self._backend.stream(self._stream):
             for run in weights.runs:
@@ -165,9 +163,7 @@ class HostWeights:
             yield
             return
         self.start(layer)
-        if self._ends[1].layer == layer:
-            self._ends.reverse()
-        end = self._ends[0]
+        end = self._ends.run(layer)
         end.ready.wait(self._backend.current_stream())
         for parameter, value in zip(weights.parameters, self._views_of(layer, end), strict=True):
             parameter.data = value

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.holding import Ledger
 from diffusionpipe.runtime.comm.exchange import form_of, gather
 from diffusionpipe.runtime.job.verdict import this_member
 from diffusionpipe.runtime.machine.free_memory import free_memory
@@ -79,19 +80,15 @@ def shortage_of(demands: Sequence[MemoryNeed]) -> str | None:
 
 
 def _demand(session: Session) -> MemoryNeed:
-    workload, parameters = workload_of(session.recipe), session.worker.parameters
-    kept = workload.parameter_bytes + workload.optimizer_bytes + workload.ema_bytes
-    later = workload.gradient_bytes + workload.optimizer_bytes
-    if workload.has_backup:
-        later += workload.parameter_bytes + workload.gradient_bytes + workload.optimizer_bytes
-    held = sum(parameter.numel() for parameter in parameters.values())
-    owned = sum(parameter.numel() for name, parameter in parameters.items() if name in session.worker.owned)
+    worker = session.worker
+    ledger = Ledger(graph=worker.model, workload=workload_of(session.recipe))
+    held, owned = ledger.held(worker.parameters), ledger.held(worker.owned)
     me = this_member(session.job.membership.rank)
     return MemoryNeed(
         host=me.host,
         machine=me.machine,
-        held=held * kept,
-        owned=owned * kept,
-        later=held * later if session.job.device.type == "cpu" else 0,
+        held=held.saved,
+        owned=owned.saved,
+        later=held.gradients + held.optimizer + held.backup if session.job.device.type == "cpu" else 0,
         free=free_memory(),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import frozen_store, wider_bytes
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parameters.stored import StoredWeights
@@ -74,12 +75,11 @@ def load_weights(
             on_value=count.add,
         )
         sharded = None
-        if plan.offload_frozen:  # first, so that what trained layers use too goes to the device after it
+        hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
+        if hosted:  # first, so that what other layers use too goes to the device after it
             others = node is not None and not node.is_first
-            load(
-                layers=frozen, device="cpu", hollow=hosted_parameters(weights.graph, plan.blocks[-1]) if others else ()
-            )
-            frozen = ()
+            load(layers=hosted, device="cpu", hollow=hosted_parameters(weights.graph, hosted) if others else ())
+            frozen = tuple(layer for layer in frozen if layer not in hosted)
         if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
             sharded = {}
             for block in trained_blocks(plan, rank):

@@ -1,6 +1,7 @@
 """The memory that a recipe's training holds besides the model."""
 
-from diffusionpipe.holding import Workload
+from diffusionpipe.holding import DEVICE, Workload, plain_states
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import folder_of
 from diffusionpipe.trainer.model.parameter_groups import has_average
@@ -21,14 +22,16 @@ def workload_of(recipe: Recipe) -> Workload:
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
     return Workload(
         batch=recipe.training.batch,
-        parameter_bytes=width,
-        gradient_bytes=width,
-        optimizer_bytes=width * max(state_per_parameter(one.name, one.arguments) for one in optimizers),
-        ema_bytes=width if has_average(groups) else 0,
-        has_backup=recipe.training.post_validation,
+        states=plain_states(
+            parameter=width,
+            gradient=width,
+            optimizer=width * max(state_per_parameter(one.name, one.arguments) for one in optimizers),
+            ema=width if has_average(groups) else 0,
+            has_backup=recipe.training.post_validation,
+        ),
         checkpointed=recipe.training.recomputed,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
-        offload_frozen=recipe.pipeline.sizes.offload_frozen and not recipe.pipeline.is_searched,
+        encoders=DEVICE if recipe.pipeline.is_searched else storage_of(recipe.pipeline.sizes.encoders),
     )
 
 

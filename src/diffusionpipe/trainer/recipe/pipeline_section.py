@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.holding import DEVICE, HOST
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Named, Positive, Section, Several, raise_problems
 
@@ -51,7 +52,8 @@ class Sizes:
     encode_chunk: int
     fill: bool
     sharded: bool
-    offload_frozen: bool
+    encoders: str
+    """The storage in which the frozen part's weights rest, by its name."""
 
 
 class PipelineSection(Section):
@@ -139,6 +141,11 @@ class PipelineSection(Section):
         return num_steps if self.flushed_from is None else ceil(as_fraction(self.flushed_from) * num_steps)
 
     @property
+    def place_of_encoders(self) -> str | None:
+        """The storage in which the frozen part's weights rest, by its name; None where the file leaves it out."""
+        return None if self.offload_frozen is None else (HOST if self.offload_frozen else DEVICE).name
+
+    @property
     def sizes(self) -> Sizes:
         """The sizes, with defaults for what is left out."""
         return Sizes(
@@ -148,7 +155,7 @@ class PipelineSection(Section):
             encode_chunk=self.encode_chunk or 16,
             fill=bool(self.fill),
             sharded=bool(self.sharded),
-            offload_frozen=bool(self.offload_frozen),
+            encoders=self.place_of_encoders or DEVICE.name,
         )
 
     @model_validator(mode="after")
@@ -189,7 +196,7 @@ class PipelineSection(Section):
         sizes = self.sizes
         asked = (
             (sizes.sharded, refusal(Feature.VERSIONS, Feature.SHARDED)),
-            (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
+            (bool(self.offload_frozen), refusal(Feature.VERSIONS, Feature.OFFLOAD)),
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
         )
         raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)

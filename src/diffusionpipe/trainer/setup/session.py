@@ -7,6 +7,7 @@ from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.base.self_conditioning import is_conditioned
 from diffusionpipe.models.graphs.graph import LayerGraph
@@ -152,7 +153,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     )
     rank = job.membership.rank
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
-    node = NodeMemory(rank) if plan.offload_frozen and job.membership.world_size > 1 else None
+    node = NodeMemory(rank) if storage_of(plan.encoders).brings and job.membership.world_size > 1 else None
     sharded = load_weights(weights, plan, sharder, job.device, planning.screen, node)
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan))

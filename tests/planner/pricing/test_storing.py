@@ -5,16 +5,15 @@ from planner import synthetic
 
 from diffusionpipe.costs import Device
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import HOST
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.offload import encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import encoder_bytes, is_heavy, stored
 from diffusionpipe.planner.rivals.baselines import best_of, data_parallel
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.naming import ON_HOST
 from diffusionpipe.timing.legal import check
-from diffusionpipe.timing.memory import offloaded_bytes
 
 GB = 10**9
 TEXT = "text.0"
@@ -34,7 +33,7 @@ def setting_of(*, memory=80.0, ranks=2, bandwidth=10.0, given=None, batch=8, pro
 
 def test_a_layer_takes_its_own_time_or_that_of_its_copy_whichever_is_longer():
     setting = setting_of(bandwidth=2.0)
-    before, after = setting.profile, offloaded(setting).profile
+    before, after = setting.profile, stored(setting, HOST).profile
     copy = 2 * (340_000_000 // 23) / (2 * GB)
     assert after.forward(TEXT, 1) == pytest.approx(copy)
     assert before.forward(TEXT, 1) < copy < before.forward(TEXT, 1024) == after.forward(TEXT, 1024)
@@ -46,46 +45,46 @@ def test_the_device_that_copies_slowest_counts():
     setting = setting_of(bandwidth=2.0)
     first, second = setting.cluster.devices
     quick = replace(setting.cluster, devices=(first, replace(second, host_bandwidth=100 * GB)))
-    assert offloaded(replace(setting, cluster=quick)).profile == offloaded(setting).profile
+    assert stored(replace(setting, cluster=quick), HOST).profile == stored(setting, HOST).profile
 
 
 def test_two_layers_of_the_encoders_are_on_a_device_at_a_time():
     setting = setting_of()
-    graph, workload = setting.graph, setting.workload
+    graph, on_host = setting.graph, stored(setting, HOST)
     assert encoder_bytes(setting) == 2 * (8 * 4_000_000 + 23 * (340_000_000 // 23))
-    assert encoder_bytes(offloaded(setting)) == 2 * 2 * (340_000_000 // 23)
-    assert offloaded_bytes(graph, graph.frozen_layers[:3], workload) == 2 * 2 * 4_000_000
-    assert offloaded_bytes(graph, (), workload) == 0
+    assert encoder_bytes(on_host) == 2 * 2 * (340_000_000 // 23)
+    assert on_host.ledger.resting(graph.frozen_layers[:3]).device == 2 * 2 * 4_000_000
+    assert on_host.ledger.resting(()).device == 0
 
 
 @pytest.mark.parametrize("fill", [False, True])
 def test_a_plan_holds_so_much_less_and_says_so(fill):
-    asked = setting_of(given=Given(offload_frozen=True, stages=2))
+    asked = setting_of(given=Given(encoders="host", stages=2))
     choice = choose(asked, fill=fill)
     plan = choice.plan()
     check(plan.train)
-    assert plan.offload_frozen
-    assert choice.sizes.endswith(ON_HOST + ", filled" if fill else ON_HOST)
-    largest = offloaded_bytes(asked.graph, asked.graph.frozen_layers, asked.workload)
+    assert plan.encoders == "host"
+    assert choice.sizes.endswith(HOST.words + ", filled" if fill else HOST.words)
+    largest = encoder_bytes(stored(asked, HOST))
     assert {use.frozen for use in choice.proposal.memory} == {largest}
-    refused = choose(replace(asked, given=Given(offload_frozen=False, stages=2)), fill=fill)
-    assert not refused.plan().offload_frozen
+    refused = choose(replace(asked, given=Given(encoders="device", stages=2)), fill=fill)
+    assert refused.plan().encoders == "device"
     assert max(use.frozen for use in refused.proposal.memory) == encoder_bytes(asked)
 
 
 def test_encoders_leave_the_devices_where_nothing_fits_beside_them_and_only_there():
     roomy, tight = setting_of(memory=80), setting_of(memory=15.5)
     assert not is_heavy(roomy)
-    assert not choose(roomy).plan().offload_frozen
-    alone = replace(tight, given=Given(data_parallel=2, offload_frozen=False))
+    assert choose(roomy).plan().encoders == "device"
+    alone = replace(tight, given=Given(data_parallel=2, encoders="device"))
     heavy = replace(tight, profile=_with_large_encoders(tight.profile))
     assert is_heavy(heavy)
     with pytest.raises(ConfigError, match="No layout fits"):
         choose(replace(heavy, given=replace(alone.given, sharded=False)))
     found = choose(replace(heavy, given=Given(data_parallel=2, sharded=False)))
-    assert found.plan().offload_frozen
+    assert found.plan().encoders == "host"
     assert found.proposal.overflow <= 0
-    assert ON_HOST in found.comparison().ours[0].sizes
+    assert HOST.words in found.comparison().ours[0].sizes
 
 
 def _with_large_encoders(profile):
@@ -103,11 +102,11 @@ def test_others_may_do_the_same():
     assert copies(Judge(setting=setting)).overflow > 0
     best = best_of(copies, setting)
     assert best.overflow <= 0
-    assert best.sizes.endswith(ON_HOST)
+    assert best.sizes.endswith(HOST.words)
 
 
 def test_it_is_refused_where_it_cannot_be_or_is_not_known():
-    wanted = Given(offload_frozen=True)
+    wanted = Given(encoders="host")
     with pytest.raises(ConfigError, match="does not say how fast its devices copy"):
         choose(setting_of(bandwidth=0, given=wanted))
     profile = synthetic.chain([0.01] * 6)

@@ -1,0 +1,46 @@
+"""The two ends of a staging memory, at which layers that come from the host take turns.
+
+    staging   | 0        |      1 |    a layer comes to the end whose layer ran before the last one,
+              | 2      |        1 |    or to that of a layer that was started and has not run
+              | 2      |      3   |
+
+The clock of the planner and the copying of the runtime both ask it: a copy begins in a plan where it begins in a run.
+"""
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Staging(Generic[T]):
+    """Which layer is at which end. Mutable: it changes as layers come and run."""
+
+    def __init__(self, first: T, second: T) -> None:
+        """`first` and `second`: what the caller keeps of each end."""
+        self._ends: list[tuple[T, str | None]] = [(first, None), (second, None)]
+        """The end whose layer ran last, then the other; each with its layer."""
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Layers that are there or on their way; two at most."""
+        return frozenset(layer for _, layer in self._ends if layer is not None)
+
+    def place(self, layer: str) -> T | None:
+        """The end to which the layer comes now; None where it is there, or on its way."""
+        if layer in self.layers:
+            return None
+        end, _ = self._ends[1]
+        self._ends[1] = end, layer
+        return end
+
+    def run(self, layer: str) -> T:
+        """The end of a layer that was placed and runs now; from now on the other end takes the next one."""
+        if self._ends[1][1] == layer:
+            self._ends.reverse()
+        end, found = self._ends[0]
+        assert found == layer, "a layer runs after it was placed"
+        return end
+
+    def end_of(self, layer: str) -> T | None:
+        """The end of a layer; None where it is at none."""
+        return next((end for end, found in self._ends if found == layer), None)

@@ -1,0 +1,118 @@
+"""What lies beside a trained parameter: its gradient, the optimizer's numbers, averages, copies to go back to.
+
+Each is a `State` with a rule for its bytes. A workload holds a tuple of them, and every count of memory goes through
+`Held`, their sums by item.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from operator import add, sub
+from typing import NamedTuple
+
+from diffusionpipe.costs.graph import ParameterSpec
+from diffusionpipe.units import Bytes
+
+
+class Item(StrEnum):
+    """The item of a rank's memory as which a state counts; the names are those of `MemoryUse`."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    EMA = "ema"
+    BACKUP = "backup"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Numbers that a rank holds for each of a trained parameter's: `width` bytes each, on the device or on the host."""
+
+    item: Item
+    width: int
+    """Bytes for each number of the parameter."""
+    name: str = ""
+    """The name under which an optimizer keeps it, "exp_avg"; "" where that does not matter."""
+    is_hosted: bool = False
+    """Whether it rests in host memory, and is on the device only while the parameter is updated."""
+
+    def size(self, parameter: ParameterSpec) -> Bytes:
+        """Bytes beside this parameter."""
+        return prod(parameter.shape) * self.width
+
+
+class Held(NamedTuple):
+    """Bytes of trained parameters and of all that lies beside them, by item."""
+
+    parameters: Bytes = 0
+    gradients: Bytes = 0
+    optimizer: Bytes = 0
+    ema: Bytes = 0
+    backup: Bytes = 0
+    hosted: Bytes = 0
+    """Bytes in host memory, which count in no item of the device."""
+
+    def plus(self, other: "Held") -> "Held":
+        """The sum, item by item."""
+        return Held._make(map(add, self, other))
+
+    def minus(self, other: "Held") -> "Held":
+        """The difference, item by item."""
+        return Held._make(map(sub, self, other))
+
+    def part(self, parts: int) -> "Held":
+        """An equal part, rounded down."""
+        return Held(*(size // parts for size in self))
+
+    @property
+    def saved(self) -> Bytes:
+        """Bytes that a checkpoint holds: parameters, the optimizer's numbers and averages."""
+        return self.parameters + self.optimizer + self.ema + self.hosted
+
+    @property
+    def on_device(self) -> Bytes:
+        """Bytes on the device."""
+        return sum(self) - self.hosted
+
+
+def held_of(states: Iterable[State], parameter: ParameterSpec) -> Held:
+    """The bytes of a trained parameter, item by item.
+
+    >>> held_of(plain_states(ema=4), ParameterSpec(name="x", shape=(10,), dtype="float32", is_trainable=True))
+    Held(parameters=40, gradients=40, optimizer=80, ema=40, backup=0, hosted=0)
+    """
+    found: dict[str, Bytes] = {}
+    for state in states:
+        item = "hosted" if state.is_hosted else state.item.value
+        found[item] = found.get(item, 0) + state.size(parameter)
+    return Held(**found)
+
+
+def plain_states(
+    *,
+    parameter: int = 4,
+    gradient: int = 4,
+    master: int = 0,
+    optimizer: int = 8,
+    ema: int = 0,
+    has_backup: bool = False,
+) -> tuple[State, ...]:
+    """States of so many bytes a number, all on the device; 0 leaves one out.
+
+    Args:
+        parameter: of the parameter as layers read it.
+        gradient: of its gradient.
+        master: of a float32 copy beside a narrower parameter.
+        optimizer: of the optimizer's numbers; 8 for Adam's two float32 moments.
+        ema: of its average.
+        has_backup: parameters, gradients and the optimizer's numbers once more, to undo an update.
+    """
+    widths = (
+        (Item.PARAMETERS, parameter),
+        (Item.GRADIENTS, gradient),
+        (Item.OPTIMIZER, optimizer + master),
+        (Item.EMA, ema),
+        (Item.BACKUP, (parameter + gradient + optimizer + master) * has_backup),
+    )
+    return tuple(State(item=item, width=width) for item, width in widths if width)

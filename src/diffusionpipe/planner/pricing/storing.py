@@ -1,0 +1,100 @@
+"""The frozen part's weights in another place than the device: the costs of training so, and where it is worth a look.
+
+Of a storage that brings layers from the host two are on the device at a time: a layer's weights come while the layer
+before it runs. Of layers that follow each other, one takes its own time or the time of its copy, whichever is longer.
+`copied.py` computes the time of an order of fills with compute between them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import DEVICE, STORAGES, Storage
+from diffusionpipe.holding.storage import storage_of
+from diffusionpipe.planner.pricing.copied import CopiedProfile
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.units import Bytes
+
+WORTH = 16
+"""Encoders below this part of the smallest device's memory stay there."""
+
+
+def stored(setting: Setting, storage: Storage) -> Setting:
+    """The setting with the frozen part in that storage; the device that copies slowest counts."""
+    whole = setting.whole or setting
+    workload = replace(whole.workload, encoders=whole.workload.encoders.at(storage))
+    if not storage.brings:
+        return replace(whole, workload=workload)
+    bandwidth = min(device.host_bandwidth for device in setting.cluster.devices)
+    moved = replace(whole, workload=workload, whole=whole)
+    arriving = moved.ledger.fetches(moved.graph.frozen_layers, bandwidth)
+    profile = whole.profile
+    copied = CopiedProfile(arriving=arriving, **{field.name: getattr(profile, field.name) for field in fields(profile)})
+    return replace(moved, profile=copied)
+
+
+def stored_as(setting: Setting, name: str) -> Setting:
+    """The setting with the frozen part as a plan has it, or on the device where it is not known what copies cost."""
+    storage = storage_of(name)
+    return stored(setting, storage if can_store(setting, storage) else DEVICE)
+
+
+def settings_in_storages(setting: Setting) -> Iterator[Setting]:
+    """The setting with the frozen part in each place but the device of which the cost is known, where it is worth it.
+
+    A place that is given is the only one.
+    """
+    given = setting.given.encoders
+    if given is not None:
+        if given != DEVICE.name:
+            yield stored(setting, storage_of(given))
+        return
+    if not is_heavy(setting):
+        return
+    for storage in STORAGES.values():
+        if storage is not DEVICE and can_store(setting, storage):
+            yield stored(setting, storage)
+
+
+def can_store(setting: Setting, storage: Storage) -> bool:
+    """Whether it may be asked for: there is a frozen part, and it is known how fast devices copy what is brought."""
+    devices = setting.cluster.devices
+    return bool(setting.graph.frozen_layers) and (not storage.brings or all(d.host_bandwidth > 0 for d in devices))
+
+
+def check_storage(setting: Setting) -> None:
+    """Refuse a given place of the frozen part where that is not possible.
+
+    Raises:
+        ConfigError: there is no frozen part, the place is unknown, or the cluster does not say how fast its devices
+            copy from the host.
+    """
+    if setting.given.encoders in (None, DEVICE.name):
+        return
+    if not setting.graph.frozen_layers:
+        raise ConfigError(f"offload_frozen: {refusal(Feature.OFFLOAD, Feature.NO_ENCODERS)}")
+    if not can_store(setting, storage_of(setting.given.encoders)):
+        raise ConfigError(
+            f"offload_frozen: the cluster {setting.cluster.name} does not say how fast its devices copy from host "
+            'memory; give every device a "host_bandwidth" in bytes per second, or measure: diffusionpipe cluster'
+        )
+
+
+def is_heavy(setting: Setting) -> bool:
+    """Whether the frozen part takes a part of the smallest device at which its place in memory matters."""
+    smallest = min(device.memory for device in setting.cluster.devices)
+    knows_copies = all(device.host_bandwidth > 0 for device in setting.cluster.devices)
+    return bool(setting.graph.frozen_layers) and knows_copies and WORTH * encoder_bytes(setting) > smallest
+
+
+def encoder_bytes(setting: Setting) -> Bytes:
+    """The frozen part on a device that runs it: whole, or as much of it as is there at a time."""
+    return setting.ledger.resting(setting.graph.frozen_layers).device
+
+
+def leanest_place(setting: Setting) -> Setting:
+    """The setting with the frozen part where it takes the least memory of devices, if its place matters."""
+    moved = list(settings_in_storages(setting))
+    return min(moved, key=encoder_bytes) if moved else setting
