@@ -285,6 +285,7 @@ def workload(
     checkpointed: tuple[str, ...] = (),
     width: int | None = 2,
     encoders: Storage = DEVICE,
+    encode_chunk: int = 16,
     **states: int,
 ) -> Workload:
     """Mixed precision with Adam; `width`: bytes of a frozen number, None: the graph's."""
@@ -295,6 +296,7 @@ def workload(
         frozen=frozen,
         encoders=frozen.at(encoders),
         checkpointed=checkpointed,
+        encode_chunk=encode_chunk,
     )
 
 

@@ -59,9 +59,12 @@ def _sample_of_each(plan: dict[str, object]) -> None:
 
 
 def _storage_of_encoders(plan: dict[str, object]) -> None:
-    """Version 2 knew two places for the weights of encoders."""
+    """Version 2 knew two places for the weights of encoders, and had an axis of the mesh that nothing set."""
     if plan.pop("offload_frozen", False):
         plan["encoders"] = "host"
+    mesh = plan.get("mesh")
+    if isinstance(mesh, dict) and mesh.get("tensor") == 1:
+        del mesh["tensor"]
 
 
 SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)

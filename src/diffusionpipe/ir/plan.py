@@ -22,7 +22,6 @@ class Mesh:
     shard: int = 1
     """The number of data-parallel groups that hold each block's parameters, gradients and optimizer state once among
     them, in parts: 1, every group holds them whole, or `data_parallel`."""
-    tensor: int = 1
     adjacent: int = 1
     """The number of data-parallel groups whose ranks are interleaved, worker by worker; divides `data_parallel`."""
 
@@ -35,7 +34,7 @@ class Mesh:
     @property
     def num_ranks(self) -> int:
         """Ranks of the whole job."""
-        return self.data_parallel * self.pipeline * self.tensor
+        return self.data_parallel * self.pipeline
 
     def rank(self, group: int, worker: int) -> int:
         """The global rank of a worker of a data-parallel group."""

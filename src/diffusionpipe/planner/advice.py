@@ -10,11 +10,11 @@ from math import prod
 
 from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.cluster import repeated
-from diffusionpipe.holding import HOST, Item
+from diffusionpipe.holding import Item
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.storing import WORTH, can_store, encoder_bytes, leanest_place
+from diffusionpipe.planner.pricing.storing import WORTH, encoder_bytes, knows_copies, leanest_place
 from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.rows import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.search.candidates import Candidate
@@ -162,7 +162,7 @@ def _without_figures(setting: Setting) -> list[str]:
             "plan such a recipe to see its memory"
         )
     frozen, smallest = encoder_bytes(setting), min(device.memory for device in setting.cluster.devices)
-    if not can_store(setting, HOST) and WORTH * frozen > smallest:
+    if not knows_copies(setting) and WORTH * frozen > smallest:
         name, unit = unit_of(frozen)
         found.append(
             f"- encoders in host memory, which are {frozen / unit:.1f} {name} on each device: give every device of the "

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from diffusionpipe.holding import DEVICE
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.explain import Tried
 from diffusionpipe.planner.filling.filler import filler_of
@@ -48,7 +47,7 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
     check_storage(setting)
     if len(setting.graph.backbones) <= 2 and not may_fit(setting):  # of more the search says that it has no plan
         return None
-    ways = _ways(setting, fill, limit) if setting.given.encoders in (None, DEVICE.name) else []
+    ways = _ways(setting, fill, limit) if setting.given.encoders in (None, setting.workload.encoders.name) else []
     for moved in settings_in_storages(setting):
         if _leaves_time(ways):
             ways += _ways(moved, fill, ways[-1].step * (1 - GAIN) if ways else limit)

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.holding import DEVICE, Item
+from diffusionpipe.holding import Item
 from diffusionpipe.holding.memory import MemoryUse
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, staleness_of
@@ -96,7 +97,7 @@ def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]
     setting = setting.whole or setting
     given, graph = setting.given, setting.graph
     is_chain = given.schedule in (None, FAMILY)
-    is_plain = not given.sharded and given.encoders in (None, DEVICE.name)
+    is_plain = not given.sharded and (given.encoders is None or not storage_of(given.encoders).brings)
     if len(graph.backbones) > 1 or graph.probes or not is_plain or not is_chain:
         return ()
     tables = Tables(setting=setting)

@@ -7,7 +7,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.tied import tied_blocks, tied_problems
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.holding import DEVICE
+from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.assembly.shardable import check_homes, sharding_problems
@@ -72,7 +72,7 @@ def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
         yield refusal(Feature.VERSIONS, Feature.ORDERS)
     if graph.probes:
         yield refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)
-    if layout.encoders != DEVICE.name:
+    if storage_of(layout.encoders).brings:
         yield refusal(Feature.VERSIONS, Feature.OFFLOAD)
 
 

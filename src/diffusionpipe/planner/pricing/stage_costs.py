@@ -6,6 +6,7 @@ from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, HostTimes, Link, ModelGraph, ParameterSpec, Profile, StageCosts
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.groups import holders
 from diffusionpipe.holding.sharding import owners_on_workers
 from diffusionpipe.ir import Edge, Mesh, Op, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
@@ -280,13 +281,8 @@ def reductions(
         gradients = dict.fromkeys(ledger.frozen, 0)
         gradients |= {name: held.gradients for name, held in ledger.trained.items()}
         return _at_owners(schedule, blocks, mesh, setting, gradients)
-    holders: dict[int, set[int]] = {}
-    for index, stage in enumerate(placement.stages):
-        if not placement.is_frozen(index):
-            holders.setdefault(stage.weights, set()).add(stage.worker)
     seconds = {}
-    for weights, workers in holders.items():
-        ranks = [mesh.rank(group, w) for group in range(mesh.data_parallel) for w in sorted(workers)]
+    for weights, ranks in holders(placement, mesh).items():
         num_bytes = ledger.held(ledger.graph.parameters_of(blocks[weights])).gradients
         seconds[weights] = all_reduce(setting.cluster, num_bytes, ranks)
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)

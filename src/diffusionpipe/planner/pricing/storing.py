@@ -42,26 +42,28 @@ def stored_as(setting: Setting, name: str) -> Setting:
 
 
 def settings_in_storages(setting: Setting) -> Iterator[Setting]:
-    """The setting with the frozen part in each place but the device of which the cost is known, where it is worth it.
+    """The setting with the frozen part in each place but its own whose cost is known, where it is worth a look.
 
     A place that is given is the only one.
     """
-    given = setting.given.encoders
+    given, usual = setting.given.encoders, setting.workload.encoders.name
     if given is not None:
-        if given != DEVICE.name:
+        if given != usual:
             yield stored(setting, storage_of(given))
         return
-    if not is_heavy(setting):
-        return
-    for storage in STORAGES.values():
-        if storage is not DEVICE and can_store(setting, storage):
-            yield stored(setting, storage)
+    if is_heavy(setting):
+        others = (storage for name, storage in STORAGES.items() if name != usual)
+        yield from (stored(setting, storage) for storage in others if can_store(setting, storage))
 
 
 def can_store(setting: Setting, storage: Storage) -> bool:
     """Whether it may be asked for: there is a frozen part, and it is known how fast devices copy what is brought."""
-    devices = setting.cluster.devices
-    return bool(setting.graph.frozen_layers) and (not storage.brings or all(d.host_bandwidth > 0 for d in devices))
+    return bool(setting.graph.frozen_layers) and (knows_copies(setting) or not storage.brings)
+
+
+def knows_copies(setting: Setting) -> bool:
+    """Whether the cluster says how fast each device copies from the host."""
+    return all(device.host_bandwidth > 0 for device in setting.cluster.devices)
 
 
 def check_storage(setting: Setting) -> None:
@@ -71,7 +73,7 @@ def check_storage(setting: Setting) -> None:
         ConfigError: there is no frozen part, the place is unknown, or the cluster does not say how fast its devices
             copy from the host.
     """
-    if setting.given.encoders in (None, DEVICE.name):
+    if setting.given.encoders is None or not storage_of(setting.given.encoders).brings:
         return
     if not setting.graph.frozen_layers:
         raise ConfigError(f"offload_frozen: {refusal(Feature.OFFLOAD, Feature.NO_ENCODERS)}")
@@ -85,8 +87,7 @@ def check_storage(setting: Setting) -> None:
 def is_heavy(setting: Setting) -> bool:
     """Whether the frozen part takes a part of the smallest device at which its place in memory matters."""
     smallest = min(device.memory for device in setting.cluster.devices)
-    knows_copies = all(device.host_bandwidth > 0 for device in setting.cluster.devices)
-    return bool(setting.graph.frozen_layers) and knows_copies and WORTH * encoder_bytes(setting) > smallest
+    return bool(setting.graph.frozen_layers) and knows_copies(setting) and WORTH * encoder_bytes(setting) > smallest
 
 
 def encoder_bytes(setting: Setting) -> Bytes:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from diffusionpipe.ir import Op, Plan, Range, Schedule
+from diffusionpipe.holding.groups import holders
+from diffusionpipe.ir import Plan, Range, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,16 +25,7 @@ def place_of(plan: Plan, rank: int) -> Place:
 
 def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Trained block id -> all ranks that hold it, in order."""
-    holders: dict[int, set[int]] = {}
-    placement = plan.train.placement
-    for pipeline in placement.pipelines:
-        if Op.ENCODE not in pipeline.ops:
-            for stage in pipeline.stages:
-                ranks = holders.setdefault(placement.stages[stage].weights, set())
-                ranks.update(
-                    plan.mesh.rank(group, placement.stages[stage].worker) for group in range(plan.mesh.data_parallel)
-                )
-    return {block: tuple(sorted(ranks)) for block, ranks in sorted(holders.items())}
+    return holders(plan.train.placement, plan.mesh)
 
 
 def trained_blocks(plan: Plan, rank: int) -> tuple[int, ...]:
