@@ -94,13 +94,10 @@ schedules = st.builds(
     fills=tuples(fills, max_size=3),
 )
 meshes = st.builds(
-    lambda copies, workers, is_sharded, tensor: Mesh(
-        data_parallel=copies, pipeline=workers, shard=copies if is_sharded else 1, tensor=tensor
-    ),
+    lambda copies, workers, is_sharded: Mesh(data_parallel=copies, pipeline=workers, shard=copies if is_sharded else 1),
     sizes,
     sizes,
     st.booleans(),
-    sizes,
 )
 plans = st.builds(
     Plan,

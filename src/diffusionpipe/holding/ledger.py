@@ -1,4 +1,4 @@
-"""The ledger: for any parameters or layers of a model the bytes that a rank holds, and the time of bringing them.
+"""The ledger: the bytes that a rank holds of any parameters or layers of a model, and the time of bringing them.
 
 Peak memory, the sums of the search, phases, expectations before a run, reductions, gathers and copies from the host all
 ask it; nobody else multiplies shapes by widths.
@@ -22,7 +22,7 @@ class Resting:
     """The weights of the frozen part on a rank that runs it."""
 
     device: Bytes
-    """Bytes on the device: what is always there, and the layers that come and go."""
+    """Bytes on the device: layers that are always there, and layers that come and go."""
     host: Bytes
     """Bytes in host memory, once for all ranks of a machine."""
 

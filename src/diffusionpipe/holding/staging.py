@@ -16,7 +16,7 @@ class Staging(Generic[T]):
     """Which layer is at which end. Mutable: it changes as layers come and run."""
 
     def __init__(self, first: T, second: T) -> None:
-        """`first` and `second`: what the caller keeps of each end."""
+        """`first` and `second`: things of the caller, one for each end."""
         self._ends: list[tuple[T, str | None]] = [(first, None), (second, None)]
         """The end whose layer ran last, then the other; each with its layer."""
 

@@ -1,4 +1,4 @@
-"""What lies beside a trained parameter: its gradient, the optimizer's numbers, averages, copies to go back to.
+"""Numbers beside a trained parameter: its gradient, the state of its optimizer, averages, copies to go back to.
 
 Each is a `State` with a rule for its bytes. A workload holds a tuple of them, and every count of memory goes through
 `Held`, their sums by item.
@@ -16,7 +16,7 @@ from diffusionpipe.units import Bytes
 
 
 class Item(StrEnum):
-    """The item of a rank's memory as which a state counts; the names are those of `MemoryUse`."""
+    """The item of a rank's memory as which a state counts; `MemoryUse` has the same names."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -35,7 +35,7 @@ class State:
     name: str = ""
     """The name under which an optimizer keeps it, "exp_avg"; "" where that does not matter."""
     is_hosted: bool = False
-    """Whether it rests in host memory, and is on the device only while the parameter is updated."""
+    """Whether it is kept in host memory, and is on the device only while the parameter is updated."""
 
     def size(self, parameter: ParameterSpec) -> Bytes:
         """Bytes beside this parameter."""
@@ -67,7 +67,7 @@ class Held(NamedTuple):
 
     @property
     def saved(self) -> Bytes:
-        """Bytes that a checkpoint holds: parameters, the optimizer's numbers and averages."""
+        """Bytes that a checkpoint holds: parameters, the state of the optimizer, and averages."""
         return self.parameters + self.optimizer + self.ema + self.hosted
 
     @property
@@ -98,15 +98,15 @@ def plain_states(
     ema: int = 0,
     has_backup: bool = False,
 ) -> tuple[State, ...]:
-    """States of so many bytes a number, all on the device; 0 leaves one out.
+    """States of the usual training, all on the device; each width is in bytes a number, and 0 leaves a state out.
 
     Args:
         parameter: of the parameter as layers read it.
         gradient: of its gradient.
         master: of a float32 copy beside a narrower parameter.
-        optimizer: of the optimizer's numbers; 8 for Adam's two float32 moments.
+        optimizer: of the state of the optimizer; 8 for Adam's two float32 moments.
         ema: of its average.
-        has_backup: parameters, gradients and the optimizer's numbers once more, to undo an update.
+        has_backup: whether parameters, gradients and the state of the optimizer are there once more, to undo an update.
     """
     widths = (
         (Item.PARAMETERS, parameter),

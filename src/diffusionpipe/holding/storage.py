@@ -1,12 +1,12 @@
-"""Where the weights of frozen layers rest while nothing reads them, and what it takes to bring them.
+"""The places in which the weights of frozen layers are kept while nothing reads them, and the cost of bringing them.
 
     DEVICE        on the device, as wide as the model graph says
     narrow(2)     on the device, two bytes a number
     HOST          in host memory; a layer comes to the device while the one before it runs, so two are there at a time
 
-A storage of another kind says where its layers rest, and how many bytes a parameter takes; all that follows from it
-(memory of devices and hosts, times of copies, the runtime's copying) is derived from these answers. Whoever plans or
-runs asks the storage, and none asks which one it is.
+A storage of another kind says which of its layers are in host memory, and how many bytes a parameter takes; all that follows from it
+(memory of devices and hosts, times of copies, the runtime's copying) is derived from these answers. Planner and
+runtime ask the storage, and never which one it is.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 class Storage(ABC):
-    """Where frozen weights rest, and how wide they are there."""
+    """A place for frozen weights, and their width there."""
 
     @property
     @abstractmethod
@@ -29,11 +29,11 @@ class Storage(ABC):
 
     @abstractmethod
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
-        """The layers among these, which run in this order, whose weights rest in host memory."""
+        """The layers among these, which run in this order, whose weights are kept in host memory."""
 
     @property
     def words(self) -> str:
-        """Words behind the sizes of a layout that differs from others in this: ", encoders on host"; or ""."""
+        """Words that follow the sizes of a layout that differs from others in this: ", encoders on host"; or ""."""
         return ""
 
     def size(self, parameter: ParameterSpec) -> Bytes:
@@ -113,7 +113,7 @@ class Narrow(Storage):
         return self.of.words
 
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
-        """The layers that rest in host memory in that place."""
+        """The layers that are kept in host memory in that place."""
         return self.of.hosted(layers)
 
     def size(self, parameter: ParameterSpec) -> Bytes:
@@ -140,7 +140,7 @@ class Narrow(Storage):
 DEVICE, HOST = OnDevice(), OnHost()
 
 STORAGES: dict[str, Storage] = {storage.name: storage for storage in (DEVICE, HOST)}
-"""The places of encoders among which a search chooses, by the name in plan files. Who adds one has it searched, priced
+"""The places of encoders among which a search chooses, by the name in plan files. One that is added is searched, priced
 and run."""
 
 

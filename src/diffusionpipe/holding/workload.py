@@ -35,11 +35,11 @@ class Workload:
     batch: int
     """Samples of one step over all ranks."""
     states: tuple[State, ...] = plain_states()
-    """What each trained parameter holds, itself included: Adam in float32 where nothing else is said."""
+    """All that a trained parameter holds, itself included; by default Adam in float32."""
     frozen: Storage = DEVICE
-    """Where frozen layers inside the trained part rest, and how wide."""
+    """The storage of frozen layers inside the trained part."""
     encoders: Storage = DEVICE
-    """Where the frozen part's weights rest, and how wide."""
+    """The storage of the frozen part."""
     checkpointed: tuple[str, ...] = ()
     """Patterns of layers that are recomputed in the backward."""
     encode_chunk: int = 16

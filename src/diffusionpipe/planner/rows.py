@@ -137,6 +137,14 @@ def smallest_device(setting: Setting) -> Bytes:
     return min(device.memory for device in setting.cluster.devices)
 
 
+def in_host_memory(setting: Setting) -> str:
+    """Words about the weights of encoders that are kept in host memory; "" where none are."""
+    size = setting.ledger.resting(setting.graph.frozen_layers).host
+    if not size:
+        return ""
+    return f"; host memory of each machine: encoders {in_words(size)}"
+
+
 def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
     """The unit in which that much memory is written, and its bytes: GiB, or MiB below one."""
     return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)

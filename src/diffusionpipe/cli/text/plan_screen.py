@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.text.plan_table import decimals_of, shortened, wrapped
 from diffusionpipe.planner.band import UNCERTAINTY
-from diffusionpipe.planner.rows import GIB, parts_of, unit_of
+from diffusionpipe.planner.rows import GIB, in_host_memory, parts_of, unit_of
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.text.plan_table import Line
@@ -142,6 +142,7 @@ def _memory(choice: Choice, width: int) -> Iterator[Line]:
     room = sorted({device.memory for device in choice.setting.cluster.devices})
     limits = " or ".join(f"{memory / unit:.2f}" for memory in room)
     text = f"fullest device, {name}: {', '.join(named)}; together {use.total / unit:.2f} of {limits}"
+    text += in_host_memory(choice.setting)
     yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False))
 
 

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.planner.rows import GIB, parts_of, unit_of
+from diffusionpipe.planner.rows import GIB, in_host_memory, parts_of, unit_of
 
 if TYPE_CHECKING:
     from diffusionpipe.planner.explain import Comparison
@@ -235,4 +235,6 @@ def _memory(setting: Setting, winner: Row) -> str:
     parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(winner.use, unit).items())
     room = sorted({device.memory for device in setting.cluster.devices})
     limits = " or ".join(f"{memory / unit:.2f}" for memory in room)
-    return f"fullest device, {name}: {parts}; together {winner.use.total / unit:.2f} of {limits}"
+    return f"fullest device, {name}: {parts}; together {winner.use.total / unit:.2f} of {limits}" + in_host_memory(
+        setting
+    )

@@ -287,7 +287,7 @@ def _stages(plan: Plan) -> list[Sequence[str]]:
 
 
 def _frozen(plan: Plan) -> str:
-    """The tensors of diffusers that each tensor of the authors' file joins, by name, from its first row to its last."""
+    """The frozen part in one line: its layers, the ranks that encode, when they do, and where the weights rest."""
     from diffusionpipe.holding.storage import storage_of
     from diffusionpipe.ir import Op
 
