@@ -4,9 +4,9 @@
     narrow(2)     on the device, two bytes a number
     HOST          in host memory; a layer comes to the device while the one before it runs, so two are there at a time
 
-A storage of another kind says which of its layers are in host memory, and how many bytes a parameter takes; all that follows from it
-(memory of devices and hosts, times of copies, the runtime's copying) is derived from these answers. Planner and
-runtime ask the storage, and never which one it is.
+A storage of another kind says which of its layers are in host memory, and how many bytes a parameter takes. All that
+follows from it is derived from these answers: memory of devices and hosts, times of copies, the copying of the runtime.
+Planner and runtime ask the storage, and never which one it is.
 """
 
 from abc import ABC, abstractmethod
