@@ -260,6 +260,9 @@ class WholeGradients:
     def separate(self) -> None:
         """See `Reducible`."""
 
+    def added(self) -> None:
+        """See `Reducible`."""
+
     def reduce(self) -> None:
         """See `Reducible`."""
 

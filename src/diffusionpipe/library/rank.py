@@ -22,7 +22,8 @@ from diffusionpipe.runtime.compute.stage import Precision
 from diffusionpipe.runtime.engine.executor import Executor
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.runtime.engine.worker import build_worker
-from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.runtime.weights.squares import sum_of_squares
+from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
 from diffusionpipe.units import Seconds
 
 

@@ -34,10 +34,12 @@ from diffusionpipe.cli.verbs.plan_options import (
     Out,
     Overrides,
     ProfileFile,
+    Quality,
     RecipeFile,
     Resolution,
     Use,
 )
+from diffusionpipe.cli.verbs.plan_quality import print_quality
 from diffusionpipe.cli.verbs.plan_show import show
 from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName, cluster_named
 from diffusionpipe.cli.verbs.terminal import TERMINAL
@@ -48,6 +50,7 @@ from diffusionpipe.workflows.plan_question import (
     question_of_recipe,
     write_answer,
 )
+from diffusionpipe.workflows.run_quality import reached_by
 from diffusionpipe.workflows.stated_model import named_model, rows_a_picture
 
 if TYPE_CHECKING:
@@ -96,6 +99,7 @@ def make(
     link: LinkName = None,
     shows_all: All = False,
     models: Models = None,
+    quality: Quality = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.text.plan_compare import names_of
@@ -113,10 +117,14 @@ def make(
     if models is not None:
         of_one = {"RECIPE": recipe, "--model": model, "--model-class": model_class, "--profile": profile, "--out": out}
         others = {"--draw": draw, "--compare": compare, "--resolution": resolution, "--caption-chunks": caption_chunks}
+        others["--quality"] = quality
         _refuse({**of_one, **others, **of_adapters, **of_training}, "--models; leave it out, or name one model")
         machines = allowed_of(used_of(cluster_of(cluster), used, source="--use"), memory)
         print_models(models, machines, batches, uses_cache=cache)
         return
+    if quality is not None:
+        _refuse({"--draw": draw, "--compare": compare, "--out": out, "--all": shows_all}, "--quality; leave it out")
+        reached_by(quality)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
     stated = {"--model": model, "--model-class": model_class, "--draw": draw, **of_training}
     _check_options(recipe, stated, {"--profile or --model": profile or model or model_class})
@@ -156,6 +164,9 @@ def make(
         asked = question_of_model(named or profile, training, place, uses_cache=cache, tell=TERMINAL)
     if draw:
         print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named), out=out)
+        return
+    if quality is not None:
+        print_quality(quality, replace(asked, fill=fill if fill is not None else asked.fill), batches_named(batch))
         return
     command = PlanCommand(context.obj, asked.used, has_recipe=recipe is not None)
     asked = replace(asked, fill=fill if fill is not None else asked.fill, batches=batches)

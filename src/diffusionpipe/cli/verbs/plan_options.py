@@ -65,6 +65,15 @@ Compare = Annotated[
         "gpipe, bapipe, megatron, ddp, zero3, with commas between. With one name, --out writes that system's plan.",
     ),
 ]
+Quality = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Compare batches and layouts by the time to the loss that this run reached, from the gradient noise scale "
+        "in its metrics. With --batch: these batches.",
+        show_default=False,
+    ),
+]
 Checkpoint = Annotated[
     list[str] | None,
     typer.Option(

@@ -180,6 +180,7 @@ class Compiler(Transfers):
         key = (action.stage, action.microbatch)
         slot, route = self.slots[key], self.routes[key]
         separate = self._separation(action)
+        added = self._completion(action) if action.op is Op.B else nothing
         consumers = [self.slots[peer, action.microbatch] for peer in route.local_consumers]
         gradient_of = {name: self._compile_gradient(slot, route, name) for name in route.gradients}
         keeps_gradients = route.num_gradient_reads > 0
@@ -201,12 +202,18 @@ class Compiler(Transfers):
                     slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient  # [2]
             leaves.clear()
             separate()
+            added()
 
         return self.wait_for(route.gradient_arrivals, action), backward
 
     def _compile_weight_gradients(self, action: Action) -> Callable[[], None]:
         assert action.microbatch is not None
         return self.slots[action.stage, action.microbatch].deferred.run
+
+    def _completion(self, action: Action) -> Callable[[], None]:
+        """A function that tells the stage's gradients that a whole backward has added a micro-batch's to them."""
+        block = self.equipment.gradients.get(self.schedule.placement.stages[action.stage].weights)
+        return nothing if block is None else block.added
 
     def _separation(self, action: Action) -> Callable[[], None]:
         """A function that gives the stage's gradients memory of their own, before others are added to them."""

@@ -65,6 +65,9 @@ class VirtualReduction:
     def separate(self) -> None:
         """There are no gradients."""
 
+    def added(self) -> None:
+        """Nothing to do: there are no gradients."""
+
     def reset(self) -> None:
         """There is nothing to forget."""
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.runtime.comm.transport import Transport, Work
 from diffusionpipe.runtime.machine.buffers import num_in_memory_of
+from diffusionpipe.runtime.weights.squares import sum_of_squares
 from diffusionpipe.units import Bytes
 
 BUCKET_BYTES: Bytes = 25 * 2**20
@@ -22,6 +23,10 @@ class Reducible(Protocol):
 
     def separate(self) -> None:
         """Let no gradient lie in memory where other tensors lie, before more is added to it; after each backward."""
+        ...
+
+    def added(self) -> None:
+        """Called when a whole backward has added all gradients of a micro-batch."""
         ...
 
     def reduce(self) -> None:
@@ -53,12 +58,18 @@ class BlockGradients:
         self._works: list[Work] = []
         self._shared: list[nn.Parameter] = []
         """The parameters whose gradients may still come to lie in memory where others lie."""
+        self.is_watched = False
+        """Whether `part` is to be found in each step."""
+        self.part: Tensor | None = None
+        """The sum of squares of a part of the step's gradients, (): of the first micro-batch's where nobody else holds
+        the block, else of the rank's own before they are summed over the holders. None: not watched."""
         if len(ranks) > 1:
             for bucket in _split(self._parameters, BUCKET_BYTES):
                 self._buckets.append(_flatten_gradients(bucket))
 
     def reset(self) -> None:
         """Forget the gradients of the last step."""
+        self.part = None
         if self._buckets:
             for bucket in self._buckets:
                 bucket.zero_()
@@ -72,8 +83,20 @@ class BlockGradients:
         if self._shared:
             self._shared = [parameter for parameter in self._shared if not _is_separate(parameter)]
 
+    def added(self) -> None:
+        """Note the squares of the first micro-batch's gradients, if the block is watched and nobody else holds it."""
+        if self.is_watched and self.part is None and not self._buckets:
+            self.part = self.squares()
+
+    def squares(self) -> Tensor:
+        """The sum of squares of the gradients as they are now, float64, without dimensions."""
+        found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        return sum_of_squares(found, self._parameters[0].device if self._parameters else torch.device("cpu"))
+
     def reduce(self) -> None:
         """Start summing over the holders."""
+        if self.is_watched and self._buckets:
+            self.part = self.squares()
         self._works = [self._transport.all_reduce(bucket, self._ranks) for bucket in self._buckets]
 
     def finish(self) -> None:

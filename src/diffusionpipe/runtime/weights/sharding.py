@@ -159,6 +159,9 @@ class ShardedBlock:
     def separate(self) -> None:
         """Nothing to do: the gradients lie in memory of their own from the start."""
 
+    def added(self) -> None:
+        """Nothing to do: sharded blocks are not watched."""
+
     def reduce(self) -> None:
         """Start summing the gradients at their owners; gradients of other ranks' parameters are gone after it."""
         works, sent = [], []

@@ -11,10 +11,12 @@ from math import isnan, nan
 from types import TracebackType
 from typing import Self
 
+from diffusionpipe.costs.noise import SCALE, SQUARE, TRACE, measurements_of, noise_scale
 from diffusionpipe.runtime.machine.occupied_memory import PEAK, occupied_memory
 from diffusionpipe.trainer.course.run_state import RunState
 from diffusionpipe.trainer.data.order import num_epochs
 from diffusionpipe.trainer.data.skipped import count_skipped
+from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
 from diffusionpipe.units import Seconds
 
@@ -30,6 +32,9 @@ class StepReports:
         """Each with its wait for the batch and the memory that was in use after it."""
         self._bubble: dict[str, float] = {}
         """The last bubble that is known, under the names of the metrics."""
+        is_first = state.metrics is not None
+        self._noise = measurements_of(read_metrics(state.session.recipe.run.folder)) if is_first else []
+        """The measurements of the gradient noise scale, those before a resumed run's start included."""
 
     def __enter__(self) -> Self:
         return self
@@ -95,11 +100,21 @@ class StepReports:
                 "iteration_s": times.iteration,
                 "update_s": seconds - times.iteration,
                 **memory,
+                **self._noise_numbers(result),
                 **({"amended": 1.0} if result.is_amended else {}),
                 **({"skipped_step": 1.0} if result.is_skipped else {}),
                 **_skipped(self._state, result.step),
             },
         )
+
+    def _noise_numbers(self, result: StepResult) -> dict[str, float]:
+        """The step's measurement of the gradient noise scale, and the scale itself once it is known."""
+        if result.noise is None:
+            return {}
+        self._noise.append(result.noise)
+        scale = noise_scale(self._noise)
+        known = {SCALE: scale} if scale is not None else {}
+        return {SQUARE: result.noise[0], TRACE: result.noise[1], **known}
 
 
 def _skipped(state: RunState, step: int) -> dict[str, float]:

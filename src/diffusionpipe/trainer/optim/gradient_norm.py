@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from diffusionpipe.runtime.weights.squares import sum_of_squares
+
 
 def global_norm_clip(
     parameters: Sequence[nn.Parameter],
@@ -48,13 +50,3 @@ def scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
 def _device(gradients: Sequence[Tensor]) -> torch.device:
     """The device of the gradients; the CPU if there are none."""
     return gradients[0].device if gradients else torch.device("cpu")
-
-
-def sum_of_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of all elements' squares, float64, without dimensions."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        norms = torch._foreach_norm([g for g in gradients if g.dtype == dtype], 2, dtype=wide)
-        total = total + torch.stack(norms).double().square().sum()  # ()
-    return total

@@ -66,7 +66,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "training": {
         Effect.FIXED: "seed batch",
         Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay",
-        Effect.SILENT: "deterministic post_validation activation_checkpointing",
+        Effect.SILENT: "deterministic post_validation activation_checkpointing noise_scale_every",
     },
     "optimizer": {Effect.FIXED: "name rest groups", Effect.SAID: "learning_rate arguments"},
     "learning_rate": {Effect.SAID: "schedule arguments warmup_steps final by_staleness"},

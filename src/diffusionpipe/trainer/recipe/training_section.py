@@ -69,6 +69,9 @@ class TrainingSection(Section):
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     on_spike: Choice[OnSpike] = OnSpike.NONE
     """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
+    noise_scale_every: Maybe[Count] = 50
+    """Steps between two measurements of the gradient noise scale, which says how large a batch is worth its samples;
+    "none": it is not measured."""
     ema_decay: Maybe[Decay] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
     activation_checkpointing: Annotated[Auto[Several[str]], BeforeValidator(patterns_for_bool)] = None

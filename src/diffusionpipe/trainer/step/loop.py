@@ -33,6 +33,7 @@ from diffusionpipe.trainer.optim.undo import Backup
 from diffusionpipe.trainer.recipe import OnSpike
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.step.host_sum import HostSum
+from diffusionpipe.trainer.step.noise_scale import NoiseMeter, unmeasurable
 from diffusionpipe.trainer.step.not_finite import NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.step.spikes import Spikes
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
@@ -98,6 +99,8 @@ class _Unsettled:
     is_updated: bool = False
     """Whether the optimizer has stepped already."""
     seconds: Seconds = 0.0
+    noise: HostSum | None = None
+    """Sums of the two numbers of the gradient noise scale, where the step measures them."""
 
 
 class Stepper:
@@ -133,6 +136,9 @@ class Stepper:
         """The last step, until a sum carries its times."""
         self._times: list[StepTimes] = []
         self._phases: list[str] = []
+        every = session.recipe.training.noise_scale_every
+        self._noise_every = every if every is not None and unmeasurable(session.plan) is None else None
+        self._noise = NoiseMeter(session.worker, session.job.device) if self._noise_every else None
 
     def phases(self) -> tuple[Phase, ...]:
         """The phases of this rank since the last iteration's end. On GPUs it waits for the device."""
@@ -160,6 +166,8 @@ class Stepper:
             PeerError: another rank died.
         """
         started = perf_counter()
+        if self._noise is not None:
+            self._noise.watch(self._measures_noise(step))
         iteration = self._iterate(inputs)
         if self._saves is not None:
             self._saves.protect()
@@ -233,7 +241,11 @@ class Stepper:
         before = self._own_times()
         total = HostSum(torch.cat(sums), [before.busy if before is not None else 0.0, float(saves), float(stops)])
         self._untimed = step, iteration
-        return _Unsettled(step=step, outputs=outputs, sum=total, before=before)
+        noise = HostSum(self._noise.own(), []) if self._noise is not None and self._measures_noise(step) else None
+        return _Unsettled(step=step, outputs=outputs, sum=total, before=before, noise=noise)
+
+    def _measures_noise(self, step: int) -> bool:
+        return self._noise_every is not None and (step + 1) % self._noise_every == 0
 
     def _settle(self, step: "_Unsettled") -> StepResult:
         """Wait for the sums; step, or amend the step that was taken without them."""
@@ -287,6 +299,7 @@ class Stepper:
             is_skipped=spike is not None,
             saving_votes=saving_votes,
             distance_rate=None if self._prodigy is None else self._prodigy.rate,
+            noise=_pair(step.noise.wait()) if step.noise is not None else None,
         )
 
     def _sums(self, total: Tensor) -> tuple[Tensor, ...]:
@@ -333,3 +346,8 @@ def _shared_prodigy(session: Session) -> SharedProdigy | None:
     (own,) = session.optimizer.parts if session.optimizer is not None else (None,)
     owned = [p for name, p in session.worker.parameters.items() if name in session.worker.owned]
     return SharedProdigy(own, owned, lambda terms: HostSum(terms, []).wait(), session.job.device)
+
+
+def _pair(total: Tensor) -> tuple[float, float]:
+    square, trace = total.tolist()
+    return square, trace

@@ -33,6 +33,8 @@ class StepResult:
     """The sum of all ranks' `Saves.vote`."""
     distance_rate: float | None = None
     """Prodigy's d x the learning rate, by which the update was scaled; None for other optimizers."""
+    noise: tuple[float, float] | None = None
+    """|G|² and tr S of the gradient noise scale, where the step measured them (see `noise_scale`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone
 from diffusionpipe.runtime.engine.slot import Output
-from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.runtime.weights.squares import sum_of_squares
+from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
 from diffusionpipe.trainer.optim.learning_rate import LearningRateSchedule, learning_rate_at
 from diffusionpipe.trainer.setup.session import Session
 

@@ -24,7 +24,8 @@ from diffusionpipe.ir import Op, Phase
 from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.runtime.recording.trace import Recording
-from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.runtime.weights.squares import sum_of_squares
+from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
 from diffusionpipe.trainer.optim.lookahead import predict
 from diffusionpipe.trainer.optim.optimizer import set_learning_rates
 from diffusionpipe.trainer.optim.staleness_rates import factor_at, fading_staleness

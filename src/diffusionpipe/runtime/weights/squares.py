@@ -1,0 +1,16 @@
+"""The sum of squares of gradients of several dtypes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def sum_of_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sum of all elements' squares, float64, without dimensions."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        norms = torch._foreach_norm([g for g in gradients if g.dtype == dtype], 2, dtype=wide)
+        total = total + torch.stack(norms).double().square().sum()  # ()
+    return total
