@@ -117,8 +117,10 @@ def make(
     if models is not None:
         of_one = {"RECIPE": recipe, "--model": model, "--model-class": model_class, "--profile": profile, "--out": out}
         others = {"--draw": draw, "--compare": compare, "--resolution": resolution, "--caption-chunks": caption_chunks}
-        others["--quality"] = quality
-        _refuse({**of_one, **others, **of_adapters, **of_training}, "--models; leave it out, or name one model")
+        _refuse(
+            {**of_one, **others, "--quality": quality, **of_adapters, **of_training},
+            "--models; leave it out, or name one model",
+        )
         machines = allowed_of(used_of(cluster_of(cluster), used, source="--use"), memory)
         print_models(models, machines, batches, uses_cache=cache)
         return
