@@ -32,9 +32,8 @@ class StepReports:
         """Each with its wait for the batch and the memory that was in use after it."""
         self._bubble: dict[str, float] = {}
         """The last bubble that is known, under the names of the metrics."""
-        is_first = state.metrics is not None
-        self._noise = measurements_of(read_metrics(state.session.recipe.run.folder)) if is_first else []
-        """The measurements of the gradient noise scale, those before a resumed run's start included."""
+        self._noise: list[tuple[float, float]] | None = None
+        """The measurements of the gradient noise scale, with those before a resumed run's start; None: none is made."""
 
     def __enter__(self) -> Self:
         return self
@@ -111,6 +110,8 @@ class StepReports:
         """The step's measurement of the gradient noise scale, and the scale itself once it is known."""
         if result.noise is None:
             return {}
+        if self._noise is None:
+            self._noise = measurements_of(read_metrics(self._state.session.recipe.run.folder))
         self._noise.append(result.noise)
         scale = noise_scale(self._noise)
         known = {SCALE: scale} if scale is not None else {}
