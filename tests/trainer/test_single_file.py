@@ -24,17 +24,19 @@ from tiny_pipelines import CLIP, PIECES
 from tiny_pipelines import flux as tiny_flux
 from tiny_pipelines import sd3 as tiny_sd3
 from tiny_pipelines import sdxl as tiny_sdxl
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
+from tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
 from torch import nn
 from transformers import CLIPTextModelWithProjection
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.objectives.objective import ObjectiveSettings
 from diffusionpipe.models.opening import folder as opening
 from diffusionpipe.models.opening.configured import configured_family, configured_parts
 from diffusionpipe.models.opening.folder import REGISTRY, open_component, resolve_folder
 from diffusionpipe.models.parameters.single_file.layout import Component, layout_of, parts_of
 from diffusionpipe.models.parameters.stored import opened, stored_weights
+from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.trainer.exports.single_file import write_single_file
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -404,3 +406,32 @@ def test_sample_draws_from_the_file_as_from_the_folder_and_again_from_a_kept_pic
     )
     assert command("sample", folder, *place, *asked, "--out", tmp_path / "x.png") == 2
     assert "--config: it belongs to a model in one file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])
+def test_each_weight_of_a_file_or_a_folder_has_memory_of_its_own_that_begins_as_torchs_does(saved, name):
+    """MKL's product of one row rounds otherwise where the weight begins elsewhere, as it does in a mapped file."""
+    folder, file = saved(name)
+    for source in (folder, resolve_folder(file, None, str(folder))):
+        graph = opening.build_graph(source, objective=ObjectiveSettings(), resolution=RESOLUTION)
+        stored = {
+            part: stored_weights(source / part) if (source / part).is_dir() else None for part in graph.components
+        }
+        names = [layer.name for layer in graph.layers]
+        materialize(graph, names, stored, device="cpu", dtype=torch.float32, seed=0)
+        weights = [weight for part in graph.components.values() for weight in part.parameters()]
+        assert not [weight.shape for weight in weights if weight.data_ptr() % 64]
+        assert all(weight.untyped_storage().nbytes() == 4 * weight.numel() for weight in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_run_in_float32_from_the_file_has_the_losses_of_the_folder_bit_for_bit(saved, tmp_path, batch):
+    folder, file = saved("sd1")
+    data = save_pictures(tmp_path / "data", count=8)
+    training = {"steps": 3, "batch": batch, "precision": "float32"}
+    sections = {"training": training, "pipeline": {"microbatches": batch}}
+    train_here(recipe_of(folder, data, tmp_path / "folder", **sections))
+    model = {"path": str(file), "config": str(folder)}
+    train_here(recipe_of(file, data, tmp_path / "file", **sections, model=model))
+    assert losses_of(tmp_path / "file") == losses_of(tmp_path / "folder")

@@ -38,6 +38,8 @@ _READ_BY_AUTOCAST = (
 )
 _LISTED = 3
 """Tensors that an error lists of each kind."""
+_ALIGNED = 64
+"""Bytes: torch's own tensors on a CPU begin at multiples of it."""
 
 
 def materialize(
@@ -166,6 +168,8 @@ def _placed(
         dtype = dtypes[name] if value.is_floating_point() and has_parameters else value.dtype
         is_hollow = value.is_meta
         cast = torch.empty_like(value, dtype=dtype, device=device) if is_hollow else value.detach().to(device, dtype)
+        if old.is_meta and not is_hollow:
+            cast = _with_own_memory(cast)
         if isinstance(old, nn.Parameter) and not old.is_meta:
             old.data = cast  # keeps the parameter that an optimizer may hold already
             yield name
@@ -174,6 +178,18 @@ def _placed(
         for table, key in tied[id(old)]:
             table[key] = new
         yield name
+
+
+def _with_own_memory(value: Tensor) -> Tensor:
+    """The tensor, copied where it lies in a mapped file or is a part of another one.
+
+    A tensor lies anywhere in a file, and a product of one row rounds otherwise where its weight does not begin at a
+    multiple of 16 bytes: the same model in another file would have other last digits in float32.
+    """
+    if value.device.type != "cpu" or not value.numel():
+        return value
+    is_part = value.untyped_storage().nbytes() > value.numel() * value.element_size()
+    return value.clone() if is_part or value.data_ptr() % _ALIGNED else value
 
 
 def _initialised(
