@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from descriptions import described
@@ -13,6 +13,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph, Profile
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Op, Plan, Range
 from diffusionpipe.ir.unroll import unroll
@@ -20,6 +21,7 @@ from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
@@ -55,9 +57,10 @@ def flux() -> LayerGraph:
     return tiny_flux(torch.float32, resolution=32, transformer={"num_layers": 12, "num_single_layers": 22})
 
 
-def flux_adapters() -> LayerGraph:
+def flux_adapters(form: Form | None = None) -> LayerGraph:
     graph = flux()
     add_lora(graph.components, "transformer", LoraSettings(rank=4))
+    store(graph, lambda component: form if component != "vae" else None)
     materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float32, seed=0)
     return graph
 
@@ -67,6 +70,8 @@ MODELS: Mapping[str, Callable[[], LayerGraph]] = {
     "dit": dit,
     "flux": flux,
     "flux, adapters": flux_adapters,
+    "flux, adapters, int8": partial(flux_adapters, Form.INT8),
+    "flux, adapters, nf4": partial(flux_adapters, Form.NF4),
 }
 
 

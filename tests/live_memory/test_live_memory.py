@@ -23,6 +23,17 @@ def test_two_directions_hold_what_is_predicted(schedule, is_recomputed):
     assert LEAST <= held.ratio <= MOST
 
 
+STORED = [("1f1b", False), ("zb-h1", False), ("zb-v", True), ("interleaved", True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize(("schedule", "is_recomputed"), STORED)
+def test_beside_stored_weights_the_prediction_is_within_five_percent(form, schedule, is_recomputed):
+    case = Case(model=f"flux, adapters, {form}", schedule=schedule, ranks=2, is_recomputed=is_recomputed)
+    assert 0.95 <= held_by(case).ratio <= 1.05
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("versions", [Versions.NEWEST, Versions.STASHED])
 def test_without_a_flush_recomputed_layers_hold_what_is_predicted(versions):

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusionpipe.costs.forms import Form, shapes, stored_bytes
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.models.parameters.forms import encode, nf4_values, wide
+from diffusionpipe.models.parameters.int8_product import int8_product
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt
 from diffusionpipe.models.parameters.stored import stored_weights
 from diffusionpipe.models.parameters.stored_linear import StoredLinear, store, stored_layers
@@ -210,3 +211,59 @@ def test_no_more_than_two_wide_matrices_are_there_while_a_model_is_read(tmp_path
         expected = through(form, linear.weight.detach().bfloat16(), torch.bfloat16)
         assert torch.equal(component[number].wide(torch.bfloat16), expected)
         assert component[number].bias.dtype is torch.bfloat16
+
+
+@pytest.fixture
+def with_an_outlier():
+    """x with one input 60 times as large, w, and their product."""
+    torch.manual_seed(1)
+    weight, x = torch.randn(256, 512), torch.randn(64, 512)
+    x[:, 7] *= 60
+    return x, weight, x @ weight.t()
+
+
+def test_an_outlier_costs_what_was_measured(with_an_outlier, monkeypatch):
+    x, weight, y = with_an_outlier
+    codes, scales = encode(Form.INT8, weight)
+    assert relative(int8_product(x, codes, scales, weight), y) == pytest.approx(3.7e-3, rel=0.1)
+    per_row = weight.abs().amax(1, keepdim=True) / 127
+    assert relative(x @ ((weight / per_row).round() * per_row).t(), y) == pytest.approx(8.0e-3, rel=0.1)
+    assert relative(x @ through(Form.INT8, weight).t(), y) == pytest.approx(7.0e-3, rel=0.1)
+    monkeypatch.setattr("diffusionpipe.models.parameters.int8_product.OUTLIER", float("inf"))
+    assert relative(int8_product(x, codes, scales, weight), y) == pytest.approx(5.2e-2, rel=0.1)
+
+
+def test_the_product_of_integers_is_exact_where_nothing_is_rounded():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-5, 6, (20, 300), generator=generator).float() * 6 / 127
+    x[:, 0] = 6.0
+    weight = torch.randint(-3, 4, (24, 300), generator=generator).float()
+    weight[:, [0, 128, 256]] = 127.0
+    codes, scales = encode(Form.INT8, weight)
+    torch.testing.assert_close(int8_product(x, codes, scales, weight), x @ weight.t(), rtol=1e-5, atol=1e-4)
+
+
+def test_no_row_of_a_product_of_integers_depends_on_other_rows(with_an_outlier):
+    x, weight, _ = with_an_outlier
+    codes, scales = encode(Form.INT8, weight[:30, :300].contiguous())
+    whole = int8_product(x[:, :300], codes, scales, weight[:30, :300])
+    for rows in (slice(0, 1), slice(5, 40)):
+        torch.testing.assert_close(int8_product(x[rows, :300], codes, scales, weight[:30, :300]), whole[rows])
+
+
+def test_a_layer_multiplies_integers_where_it_is_asked_to_and_differentiates_as_before(with_an_outlier):
+    x, weight, _ = with_an_outlier
+    plain = nn.Linear(512, 256, device="meta").requires_grad_(False)
+    layer = StoredLinear(Form.INT8, plain)
+    layer.bias = nn.Parameter(torch.ones(256), requires_grad=False)
+    for name, value in layer.encoded(weight).items():
+        setattr(layer, name, nn.Parameter(value, requires_grad=False))
+    gradients, outputs = [], []
+    for asked in (False, True):
+        layer.multiplies_integers = asked
+        mine = x.clone().requires_grad_()
+        outputs.append(layer(mine))
+        outputs[-1].sum().backward()
+        gradients.append(mine.grad)
+    assert 0 < relative(outputs[1], outputs[0]) < 4e-3
+    assert torch.equal(*gradients)

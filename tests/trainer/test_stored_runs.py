@@ -160,6 +160,18 @@ def test_what_is_not_frozen_is_not_stored_and_said_before_anything_is_read(recip
         build_model(recipe("refused", kind=kind, **sections), "cpu")
 
 
+def test_a_run_multiplies_integers_where_it_is_asked_to(recipe):
+    stored = {"frozen_dtype": "int8"}
+    made = recipe("integers", model=stored | {"frozen_arithmetic": "int8"}, training={"steps": 1})
+    wide = recipe("no-integers", model=stored, training={"steps": 1})
+    assert [train_here(made), train_here(wide)] == [1, 1]
+    found, plain = losses_of(made.run.folder)[1], losses_of(wide.run.folder)[1]
+    assert found != plain
+    assert found == pytest.approx(plain, rel=0.02)
+    with pytest.raises(ValueError, match="no weights are stored in int8; set frozen_dtype"):
+        recipe("nothing-in-int8", model={"frozen_dtype": "nf4", "frozen_arithmetic": "int8"})
+
+
 @pytest.mark.parametrize("value", ["int4", {"unet": "int4"}, {}, 8, {"unet": "auto"}])
 def test_an_unknown_form_is_answered_with_those_that_there_are(recipe, value):
     with pytest.raises(ValueError, match=r'expected "bfloat16", "float8", "int8", "nf4", "none" or "auto"'):

@@ -19,6 +19,7 @@ from torch.autograd import Function
 from diffusionpipe.costs.forms import Form, shapes
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parameters.forms import encode, wide
+from diffusionpipe.models.parameters.int8_product import int8_product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class StoredLinear(nn.Linear):
         """A layer of the shape of `like`, with its bias; codes and scales are empty, on the device of its weight."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.form = like.in_features, like.out_features, form
+        self.multiplies_integers = False
+        """Whether a forward multiplies integers (see `int8_product`); for the form int8 alone."""
         device, (codes, scales) = like.weight.device, shapes(form, like.out_features, like.in_features)
         self._dtype = like.weight.dtype
         # Codes come last: libraries take the dtype of a module's first parameter for that of what it computes.
@@ -79,27 +82,32 @@ class _Product(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: StoredLinear) -> Tensor:
-        ctx.layer, ctx.dtype = layer, x.dtype
+        ctx.layer, ctx.dtype, weight = layer, x.dtype, layer.wide(x.dtype)
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
-        return nn.functional.linear(x, layer.wide(x.dtype), bias)
+        if layer.multiplies_integers:
+            y = int8_product(x, layer.codes, layer.scales, weight)
+            return y if bias is None else y + bias
+        return nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return gradients[0] @ ctx.layer.wide(ctx.dtype), None
 
 
-def store(graph: LayerGraph, form_of: Callable[[str], Form | None]) -> None:
+def store(graph: LayerGraph, form_of: Callable[[str], Form | None], *, multiplies_integers: bool = False) -> None:
     """Puts stored layers in the place of the frozen linear layers of a graph, by component.
 
     Weights that are there are encoded; others get their values later. `form_of` gives the form of a component's layers,
     None for as they are. Adapters are added before. A layer stays as it is if it is trained, if its forward is not
-    torch's own, or if its weight is read by anything but its forward.
+    torch's own, or if its weight is read by anything but its forward. `multiplies_integers`: of layers in int8.
     """
     for name, component in graph.components.items():
         form = form_of(name)
         if form is not None:
             for parent, key, layer in list(_storable(graph, name, component)):
-                setattr(parent, key, _stored(form, layer))
+                stored = _stored(form, layer)
+                stored.multiplies_integers = multiplies_integers and form is Form.INT8
+                setattr(parent, key, stored)
 
 
 def _stored(form: Form, layer: nn.Linear) -> StoredLinear:

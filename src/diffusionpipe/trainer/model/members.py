@@ -40,7 +40,7 @@ from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
-from diffusionpipe.trainer.recipe.model_section import AdapterFormat, stored_form
+from diffusionpipe.trainer.recipe.model_section import AdapterFormat, FrozenArithmetic, stored_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ def _store(graph: LayerGraph, recipe: Recipe) -> None:
         if name not in graph.components:
             known = ", ".join(key for key, one in graph.components.items() if any(True for _ in one.parameters()))
             raise RecipeError(f"model.frozen_dtype: the model has no component {name}; it has {known}")
-    store(graph, partial(form_of, recipe))
+    store(graph, partial(form_of, recipe), multiplies_integers=recipe.model.frozen_arithmetic is FrozenArithmetic.INT8)
     wanted = [name for name in graph.components if form_of(recipe, name) is not None]
     if isinstance(stated, dict):
         empty = [name for name in wanted if not stored_layers(graph.components[name])]

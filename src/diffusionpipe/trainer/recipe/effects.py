@@ -39,7 +39,11 @@ MODEL = "models"
 _OF_GROUP = "learning_rate learning_rate_schedule warmup_steps learning_rate_final optimizer_arguments ema_decay"
 _OF_MODEL = "path config train low_resolution noise_augmentation"
 _KEYS: Mapping[str, Mapping[Effect, str]] = {
-    "model": {Effect.FIXED: _OF_MODEL, Effect.SAID: "variant frozen_dtype", Effect.SILENT: "from_scratch"},
+    "model": {
+        Effect.FIXED: _OF_MODEL,
+        Effect.SAID: "variant frozen_dtype frozen_arithmetic",
+        Effect.SILENT: "from_scratch",
+    },
     MODEL: {
         Effect.FIXED: f"{_OF_MODEL} resolution",
         Effect.SAID: f"{_OF_GROUP} variant clip_norm",

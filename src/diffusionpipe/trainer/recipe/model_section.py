@@ -31,6 +31,13 @@ class FrozenDtype(StrEnum):
     NF4 = "nf4"
 
 
+class FrozenArithmetic(StrEnum):
+    """The arithmetic in forwards of layers whose weights are stored in int8."""
+
+    WIDE = "wide"
+    INT8 = "int8"
+
+
 FrozenStore = FrozenDtype | dict[str, FrozenDtype] | None
 """One dtype for all components, or one for each that is named; the others are stored in bfloat16."""
 
@@ -100,6 +107,9 @@ class ModelSection(Section):
     results. "float8", "int8", "nf4": frozen linear layers take one byte or four bits a number, with small errors; or by
     component, e.g. { transformer = "nf4", text_encoder = "int8" }. "none": frozen weights have the dtype of the trained
     weights. "auto": bfloat16 where the arithmetic is."""
+    frozen_arithmetic: Choice[FrozenArithmetic] = FrozenArithmetic.WIDE
+    """"wide": layers with stored weights multiply in bfloat16. "int8": forwards of layers in int8 multiply integers,
+    but for numbers beyond 6 (LLM.int8)."""
 
 
 class AdaptedLayers(StrEnum):

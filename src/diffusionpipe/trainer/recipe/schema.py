@@ -20,6 +20,7 @@ from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
 from diffusionpipe.trainer.recipe.model_section import (
+    FrozenArithmetic,
     FrozenDtype,
     LoraSection,
     ModelSection,
@@ -376,8 +377,12 @@ def too_wide(model: ModelSection, precision: Precision) -> str:
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
     if training.precision in (Precision.FLOAT32, Precision.FLOAT64) and is_narrow_store(model.frozen_dtype):
         yield f"model.frozen_dtype: {too_wide(model, training.precision)}"
-    form = stored_form(model.frozen_dtype)
-    if model.from_scratch and isinstance(form, FrozenDtype) and not isinstance(model.frozen_dtype, dict):
+    stated = model.frozen_dtype
+    forms = stated.values() if isinstance(stated, dict) else (stated,)
+    if model.frozen_arithmetic is FrozenArithmetic.INT8 and FrozenDtype.INT8 not in forms:
+        yield 'model.frozen_arithmetic: no weights are stored in int8; set frozen_dtype = "int8", or remove it'
+    form = stored_form(stated)
+    if model.from_scratch and isinstance(form, FrozenDtype) and not isinstance(stated, dict):
         yield f"model.frozen_dtype: {refusal(Feature.QUANTISED, Feature.FROM_SCRATCH, form=form)}"
 
 

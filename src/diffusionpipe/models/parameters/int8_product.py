@@ -1,0 +1,75 @@
+"""The product of activations with an int8 matrix in integers, but for outliers.
+
+Dettmers et al., "LLM.int8()", NeurIPS 2022, https://arxiv.org/abs/2208.07339: a few inputs of a layer are far larger
+than all others. In integers they would leave the others few steps, so they are multiplied wide, apart.
+
+    numbers of x beyond 6:   wide product with the columns of w that belong to them
+    all others:              8 bits; sum over blocks of (x_b codes_b^T), times scale of x's row and scale of w's block
+
+Differences from the paper: a scale of w for each block of 128 inputs, not for each row, so the integers are added block
+by block. And a number, not its whole column, is an outlier, so that no sample's result depends on other samples.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from diffusionpipe.costs.forms import INPUTS_OF_A_SCALE
+
+OUTLIER = 6.0
+"""The magnitude beyond which a number is an outlier."""
+_LEAST_ROWS, _UNIT = 17, 8
+"""torch's product of integers takes more than 16 rows, and sides that are multiples of 8."""
+
+
+def int8_product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
+    """The product x w^T for x of the shape (..., inputs), in the dtype of x.
+
+    `codes`, `scales`: of w in the form int8; `wide`: w in the dtype of x, of which columns with outliers are read.
+    """
+    found: Tensor = torch.ops.diffusionpipe.int8_product(x.reshape(-1, x.shape[-1]), codes, scales, wide)
+    return found.view(*x.shape[:-1], len(codes))
+
+
+@torch.library.custom_op("diffusionpipe::int8_product", mutates_args=())
+def _product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
+    is_outlier = x.abs() > OUTLIER
+    numbers, of_rows = _rounded(x.masked_fill(is_outlier, 0))
+    found = torch.zeros((len(x), len(codes)), dtype=torch.float32, device=x.device)
+    weights = codes.view(torch.int8)
+    for block, start in enumerate(range(0, x.shape[1], INPUTS_OF_A_SCALE)):
+        inputs = slice(start, start + INPUTS_OF_A_SCALE)
+        found += _integers(numbers[:, inputs], weights[:, inputs]).float() * scales[:, block]
+    found *= of_rows
+    columns = is_outlier.any(0).nonzero().squeeze(1)
+    if len(columns):
+        found += (x * is_outlier)[:, columns] @ wide[:, columns].t()
+    return found.to(x.dtype)
+
+
+@_product.register_fake
+def _(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
+    return x.new_empty((len(x), len(codes)))
+
+
+@register_flop_formula(torch.ops.diffusionpipe.int8_product)
+def _flops(x: Any, codes: Any, *_: Any, **__: Any) -> int:
+    """Operations of a wide product: integers take fewer, and outliers are computed beside them."""
+    return 2 * int(x[0]) * int(x[1]) * int(codes[0])
+
+
+def _rounded(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """(integers of 8 bits, their scale) of each row."""
+    scale = flat.abs().amax(1, keepdim=True).float() / 127
+    return (flat.float() / torch.where(scale > 0, scale, 1.0)).round_().to(torch.int8), scale
+
+
+def _integers(left: Tensor, right: Tensor) -> Tensor:
+    """The product left right^T in int32; zeros fill up the sides that torch's own does not take."""
+    rows, outputs = len(left), len(right)
+    left = torch.nn.functional.pad(left, (0, -left.shape[1] % _UNIT, 0, max(0, _LEAST_ROWS - rows)))
+    right = torch.nn.functional.pad(right, (0, -right.shape[1] % _UNIT, 0, -outputs % _UNIT))
+    found: Tensor = torch._int_mm(left.contiguous(), right.t())
+    return found[:rows, :outputs]
