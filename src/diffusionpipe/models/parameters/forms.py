@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.costs.forms import BLOCK, GROUP, INPUTS_OF_A_SCALE, Form, shapes
+from diffusionpipe.models.parameters.kernels import kernel_on, suits
 
 _PIECE = 1 << 18
 """Numbers that are encoded or widened at a time; a multiple of BLOCK * GROUP."""
@@ -55,12 +56,28 @@ def wide(form: Form, codes: Tensor, scales: Tensor, shape: tuple[int, int], dtyp
 
 @torch.library.custom_op("diffusionpipe::widen", mutates_args=())
 def _widen(codes: Tensor, scales: Tensor, form: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    found = torch.empty((rows, columns), dtype=dtype, device=codes.device)
-    if form == Form.NF4:
+    kind, shape, kernel = Form(form), (rows, columns), kernel_on(codes.device.type)
+    if kernel is None or not suits(kind, columns):
+        return widened_by_torch(codes, scales, kind, shape, dtype)
+    return kernel(*parts_for_kernels(codes, scales, kind, shape), kind, shape, dtype)
+
+
+def widened_by_torch(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The matrix of that shape by torch's own operations, on any device."""
+    found = torch.empty(shape, dtype=dtype, device=codes.device)
+    if form is Form.NF4:
         _widen_nf4(codes, scales, found.view(-1))
     else:
-        _widen_rows(codes.view(torch.int8 if form == Form.INT8 else torch.float8_e4m3fn), scales, found)
+        _widen_rows(codes.view(torch.int8 if form is Form.INT8 else torch.float8_e4m3fn), scales, found)
     return found
+
+
+def parts_for_kernels(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """(bytes of the numbers, scale of each block), as kernels of libraries read them."""
+    if form is not Form.NF4:
+        return codes, scales
+    pairs, of_blocks = _parts_of_nf4(codes, shape[0] * shape[1])
+    return pairs, _scales_of_blocks(of_blocks, scales)
 
 
 @_widen.register_fake
@@ -119,7 +136,7 @@ def _encode_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     flat, device = weight.reshape(-1), weight.device
     codes = torch.empty(num_codes, dtype=torch.uint8, device=device)
     scales = torch.empty(num_groups, dtype=torch.float32, device=device)
-    pairs, of_blocks = codes.split([(len(flat) + 1) // 2, num_codes - (len(flat) + 1) // 2])
+    pairs, of_blocks = _parts_of_nf4(codes, len(flat))
     values = torch.tensor(nf4_values(), device=device)
     borders = (values[1:] + values[:-1]) / 2
     for start in range(0, len(flat), _PIECE):
@@ -140,7 +157,7 @@ def _encode_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _widen_nf4(codes: Tensor, scales: Tensor, into: Tensor) -> None:
-    pairs, of_blocks = codes.split([(len(into) + 1) // 2, len(codes) - (len(into) + 1) // 2])
+    pairs, of_blocks = _parts_of_nf4(codes, len(into))
     values = torch.tensor(nf4_values(), device=codes.device)
     both = torch.stack([values.repeat_interleave(16), values.repeat(16)], dim=1)  # (256, 2): high and low half
     scale = _scales_of_blocks(of_blocks, scales)
@@ -150,6 +167,12 @@ def _widen_nf4(codes: Tensor, scales: Tensor, into: Tensor) -> None:
         numbers = numbers.mul_(scale[start // BLOCK :][: len(numbers), None]).view(-1)
         piece = into[start : start + _PIECE]
         piece.copy_(numbers[: len(piece)])
+
+
+def _parts_of_nf4(codes: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(two numbers in each byte, the byte of each block's scale) of a matrix of so many numbers."""
+    pairs = (count + 1) // 2
+    return codes[:pairs], codes[pairs:]
 
 
 def _scales_of_blocks(steps: Tensor, groups: Tensor) -> Tensor:

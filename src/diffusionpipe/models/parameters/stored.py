@@ -24,6 +24,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import problem_of_file, read_json
+from diffusionpipe.models.parameters.narrow_files import Widened, narrow_matrices, refuse_unknown_storage
 from diffusionpipe.models.parameters.single_file.reading import POINTER, file_behind, opened_part
 
 SAFETENSORS, BIN = "safetensors", "bin"
@@ -131,24 +132,31 @@ def missing_weights(folder: Path, why: str) -> str:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Tensors]:
-    """The tensors of a file, which are read one by one.
+    """The tensors of a file, which are read one by one; matrices stored narrow with scales are wide.
 
     Raises:
-        ModelError: it is damaged, cut short, or holds anything but tensors.
+        ModelError: it is damaged, cut short, or holds anything but tensors; it stores matrices in an unknown way.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         if file.name == POINTER:
             with opened_part(file) as part:
-                yield part
+                yield _as_wide(part, file)
         elif file.suffix == ".bin":
-            yield _Bin(_read_bin(file))
+            yield _as_wide(_Bin(_read_bin(file)), file)
         else:
             with safe_open(file, framework="pt") as tensors:
-                yield _Safetensors(tensors)
+                yield _as_wide(_Safetensors(tensors), file)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}; get the model again") from error
+
+
+def _as_wide(tensors: Tensors, file: Path) -> Tensors:
+    """The tensors, those that are stored narrow with scales as wide ones."""
+    names = tensors.names()
+    refuse_unknown_storage(names, file)
+    return Widened(tensors, file) if narrow_matrices(set(names)) else tensors
 
 
 class _Safetensors:

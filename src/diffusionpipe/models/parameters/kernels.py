@@ -1,0 +1,104 @@
+"""Kernels of libraries that widen stored matrices on GPUs in one pass, where they are there and agree with ours.
+
+Nothing is installed for it: `pip install bitsandbytes` lets a GPU widen faster. The choice is made once for each kind
+of device, by a trial: a kernel that fails, or gives other numbers than `forms`, is not used, and a warning says so.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs.forms import BLOCK, INPUTS_OF_A_SCALE, Form
+
+logger = logging.getLogger(__name__)
+
+LIBRARY = "bitsandbytes"
+
+
+class Kernel(Protocol):
+    """A matrix from its numbers, as bytes, and the scales of its blocks, one after the other."""
+
+    def __call__(
+        self, numbers: Tensor, scales: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Tensor:
+        """The wide matrix."""
+        ...
+
+
+def suits(form: Form, columns: int) -> bool:
+    """Whether the blocks of a matrix with so many inputs lie one after the other, as kernels want them."""
+    return form is Form.NF4 or columns % INPUTS_OF_A_SCALE == 0
+
+
+def operators(name: str) -> Any:
+    """The operators that a library adds to torch. Raises ImportError without the library."""
+    import_module(name)
+    return getattr(torch.ops, name)
+
+
+def kernel_of(library: Any) -> Kernel:
+    """The kernel for all forms from bitsandbytes' operators. Raises AttributeError where its version lacks one."""
+    return partial(_widened, library.dequantize_4bit, library.dequantize_blockwise)
+
+
+def _widened(
+    four_bits: Callable[..., Tensor],
+    by_blocks: Callable[..., Tensor],
+    numbers: Tensor,
+    scales: Tensor,
+    form: Form,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+) -> Tensor:
+    if form is Form.NF4:
+        return four_bits(numbers.view(-1, 1), scales, BLOCK, "nf4", list(shape), dtype)
+    kind = torch.int8 if form is Form.INT8 else torch.float8_e4m3fn
+    values = torch.arange(256, device=numbers.device).to(torch.uint8).view(kind).float()
+    return by_blocks(numbers, scales.reshape(-1), values, INPUTS_OF_A_SCALE, dtype)
+
+
+@cache
+def kernel_on(device_type: str) -> Kernel | None:
+    """The kernel with which stored matrices are widened on this kind of device; None: torch's own operations."""
+    return chosen(device_type, operators) if device_type == "cuda" else None
+
+
+def chosen(device_type: str, find: Callable[[str], Any]) -> Kernel | None:
+    """The kernel of the library whose operators `find` gives, if it is there and passes a trial on the device."""
+    try:
+        kernel = kernel_of(find(LIBRARY))
+    except ImportError:
+        logger.info("widening=torch reason=%r", f"{LIBRARY} is not installed")
+        return None
+    except AttributeError as error:
+        logger.warning("widening=torch reason=%r", f"{LIBRARY} has another version than is known: {error}")
+        return None
+    problem = _problem(kernel, device_type)
+    if problem:
+        logger.warning("widening=torch reason=%r", f"{LIBRARY} {problem}")
+        return None
+    logger.info("widening=%s", LIBRARY)
+    return kernel
+
+
+def _problem(kernel: Kernel, device_type: str) -> str:
+    """The trial's finding against a kernel; "" for none: random matrices of all forms in the dtype of training."""
+    from diffusionpipe.models.parameters.forms import encode, parts_for_kernels, widened_by_torch
+
+    shape = (64, 2 * INPUTS_OF_A_SCALE)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device_type)
+    for form in Form:
+        codes, scales = encode(form, weight)
+        expected = widened_by_torch(codes, scales, form, shape, torch.bfloat16).float()
+        try:
+            found = kernel(*parts_for_kernels(codes, scales, form, shape), form, shape, torch.bfloat16).float()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            return f"cannot widen {form} here: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        if found.shape != expected.shape or not torch.allclose(found, expected, rtol=2**-7, atol=1e-6):
+            return f"widens {form} to other numbers"
+    return ""
