@@ -387,8 +387,12 @@ def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, An
 
 
 def component_config(folder: Path, component: str) -> dict[str, Any]:
-    """A component's configuration. Raises ModelError if it is missing."""
-    return _read_json(folder / component / "config.json")
+    """A component's configuration. Raises ModelError if it is missing.
+
+    Without the words on how its file stores weights: they are read as wide ones, and exports hold wide ones.
+    """
+    found = _read_json(folder / component / "config.json")
+    return {key: value for key, value in found.items() if key != "quantization_config"}
 
 
 def weight_sources(

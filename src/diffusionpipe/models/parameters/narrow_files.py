@@ -6,8 +6,7 @@
     float8 with scales      X.weight (float8), X.weight_scale or X.scale_weight: one number, or one for each row;
                             X.weight_scale_inv: one for each block of 128 x 128
 
-A matrix is widened when it is asked for, one at a time. What becomes of it is the recipe's choice: `frozen_dtype` stores
-it in the nearest form again.
+A matrix is widened when it is asked for, one at a time. The recipe's `frozen_dtype` may store it narrow again.
 """
 
 import json
@@ -130,7 +129,7 @@ class Widened:
         return self._states[key]
 
     def _from_four_bits(self, key: str, stored: Tensor) -> Tensor:
-        """Each byte is two places in a table of 16 values, the first in its upper half; times the scale of its block."""
+        """A matrix of two places in a table of 16 values a byte, the first in its upper half, times scales of blocks."""
         state = self._state(key)
         scales: Tensor = self._tensors.get(f"{key}.absmax")
         if "nested_blocksize" in state:
