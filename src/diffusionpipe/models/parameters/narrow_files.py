@@ -129,7 +129,7 @@ class Widened:
         return self._states[key]
 
     def _from_four_bits(self, key: str, stored: Tensor) -> Tensor:
-        """A matrix of two places in a table of 16 values a byte, the first in its upper half, times scales of blocks."""
+        """A matrix of two places in a table of 16 values a byte, the upper half first, times scales of blocks."""
         state = self._state(key)
         scales: Tensor = self._tensors.get(f"{key}.absmax")
         if "nested_blocksize" in state:
