@@ -170,7 +170,7 @@ def _widen_nf4(codes: Tensor, scales: Tensor, into: Tensor) -> None:
 
 
 def _parts_of_nf4(codes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(two numbers in each byte, the byte of each block's scale) of a matrix of so many numbers."""
+    """(two numbers in each byte, the byte of each block's scale) of a matrix of `count` numbers."""
     pairs = (count + 1) // 2
     return codes[:pairs], codes[pairs:]
 

@@ -31,7 +31,7 @@ class Kernel(Protocol):
 
 
 def suits(form: Form, columns: int) -> bool:
-    """Whether the blocks of a matrix with so many inputs lie one after the other, as kernels want them."""
+    """Whether the blocks of a matrix with `columns` inputs lie one after the other, as kernels want them."""
     return form is Form.NF4 or columns % INPUTS_OF_A_SCALE == 0
 
 
