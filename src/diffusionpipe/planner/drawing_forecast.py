@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from diffusionpipe.ir.files import Format
 from diffusionpipe.planner.band import UNCERTAINTY, stretched
 from diffusionpipe.planner.drawing import Drawing, predict_drawing
+from diffusionpipe.planner.drawing_in_time import DrawingInTime, predict_in_time
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds
 
@@ -34,6 +35,8 @@ class DrawingForecast:
     band: DrawingBand | None
     """None on a measured profile."""
     drawing: Drawing
+    in_time: DrawingInTime | None = None
+    """The same pictures with denoising steps at the same time; None on one device."""
 
 
 DRAWING = Format("diffusionpipe-drawing", 1, DrawingForecast)
@@ -61,4 +64,5 @@ def forecast_drawing(setting: Setting, *, steps: int, pictures: int, rows: int, 
         latency=drawing.latency(steps),
         band=band,
         drawing=drawing,
+        in_time=predict_in_time(setting, steps=steps, pictures=pictures, rows=rows),
     )

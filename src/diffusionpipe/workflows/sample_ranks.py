@@ -131,9 +131,14 @@ def check_layers(drawing: Drawing, ranks: int) -> None:
         RecipeError: prompts and labels do not suit the model.
     """
     from diffusionpipe.models.graphs.describe import describe
+    from diffusionpipe.trainer.inference.drawing_in_time import check_ranks
     from diffusionpipe.trainer.inference.folder_drawing import open_source
 
     if ranks == 1:
+        return
+    if drawing.settings[0].tolerance is not None:
+        check_ranks(drawing.settings[0], ranks)
+        open_source(drawing.sources[0], drawing.wish, drawing.settings[0], tells=False)
         return
     for source, settings in zip(drawing.sources, drawing.settings, strict=True):
         _check_ranks(describe(open_source(source, drawing.wish, settings, tells=False).graph), ranks, source.name)
@@ -148,8 +153,11 @@ def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
         raise ConfigError(f"{ranks} ranks cannot share the {layers} layers of {denoiser}; use --ranks {layers} at most")
 
 
-def draw_as_rank(drawing: Drawing, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int]":
-    """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time."""
+def draw_as_rank(drawing: Drawing, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int | None]":
+    """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time.
+
+    All rows (None), where the ranks share the denoising steps.
+    """
     from diffusionpipe.runtime.job.membership import membership
     from diffusionpipe.runtime.job.process_group import joined, leave
     from diffusionpipe.trainer.inference.drawing import Arithmetic
@@ -163,6 +171,8 @@ def draw_as_rank(drawing: Drawing, work: Work) -> "tuple[tuple[list[Picture], ..
             drawn = draw_on_ranks(drawing.sources, drawing.wish, drawing.settings, ranks, on_step=on_step)
     except (Exception, KeyboardInterrupt) as error:
         leave(error, member)
+    if drawing.settings[-1].tolerance is not None:
+        return drawn, None
     return drawn, rows_together(len(drawing.wish) * drawing.settings[-1].copies)
 
 

@@ -42,6 +42,8 @@ class Asked:
     seed: int = 0
     scheduler: str | None = None
     noise_level: int | None = None
+    parallel_in_time: float | None = None
+    """The tolerance at which refinements end; None: denoising steps come one after the other."""
     resolution: int | None = None
     height: int | None = None
     frames: int | None = None
@@ -167,8 +169,10 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: Asked, *, ha
     Raises:
         ConfigError: the guidance has no effect, or there is no such level of noise.
     """
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.conditions import check_noise_level
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
+    from diffusionpipe.trainer.inference.drawing_in_time import check_in_time
     from diffusionpipe.trainer.model.guidance import guidance_of
 
     strength = guidance_of(
@@ -187,8 +191,14 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: Asked, *, ha
         scheduler=model.scheduler,
         scheduler_class=asked.scheduler or own.scheduler,
         noise_level=level if model.before is not None else None,
+        tolerance=asked.parallel_in_time,
     )
     check_noise_level(model.folder, settings)
+    if asked.parallel_in_time is not None and model.before is not None:
+        raise ConfigError(
+            "--parallel-in-time is for one model; draw with the first one alone (--until), or leave it out"
+        )
+    check_in_time(model.folder, settings)
     return settings
 
 

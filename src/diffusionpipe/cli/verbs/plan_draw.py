@@ -14,6 +14,7 @@ from diffusionpipe.planner.band import UNCERTAINTY
 if TYPE_CHECKING:
     from diffusionpipe.planner.drawing import Drawing, DrawingMemory
     from diffusionpipe.planner.drawing_forecast import DrawingForecast
+    from diffusionpipe.planner.drawing_in_time import DrawingInTime
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.units import Seconds
 
@@ -93,6 +94,8 @@ def drawing_lines(forecast: DrawingForecast, setting: Setting, *, width: int) ->
             width,
             break_on_hyphens=False,
         )
+    if forecast.in_time is not None:
+        yield from wrap(_in_time(forecast.in_time, steps, setting), width, break_on_hyphens=False)
     guided = " with and without its text (guidance)" if drawing.rows > drawing.pictures else ""
     yield from wrap(
         f"texts {drawing.encoding:.2f} s, then {steps} steps of {drawing.step:.2f} s, each picture{guided} through all "
@@ -112,6 +115,18 @@ def drawing_lines(forecast: DrawingForecast, setting: Setting, *, width: int) ->
         "weights are gone   of: memory of the device",
         width,
         break_on_hyphens=False,
+    )
+
+
+def _in_time(found: DrawingInTime, steps: int, setting: Setting) -> str:
+    """The facts about denoising steps at the same time, in words."""
+    peak, room = found.memory.peak, min(device.memory for device in setting.cluster.devices)
+    fits = "" if peak <= room else f", which does not fit in {room / GIB:.2f} GiB"
+    return (
+        f"in time: with DDIM or Euler steps, sample --ranks {found.ranks} --parallel-in-time 1e-3 takes about "
+        f"{_seconds(found.latency)} s, if {found.refinements} refinements suffice: {found.in_turn} evaluations one "
+        f"after the other in place of {steps}, {found.evaluations} in all; each rank has the whole denoiser, "
+        f"{peak / GIB:.2f} GiB{fits}"
     )
 
 

@@ -164,6 +164,16 @@ NoiseLevelOption = Annotated[
 ]
 
 
+InTimeOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Compute denoising steps at the same time on --ranks, each with the whole model, until the mean change of "
+        "the latents is below this, e.g. 1e-3. For DDIM and Euler steps of flows.",
+        show_default=False,
+    ),
+]
 ChunksOption = Annotated[
     int | None,
     typer.Option(
@@ -210,6 +220,7 @@ def sample(
     until: UntilOption = None,
     noise_level: NoiseLevelOption = None,
     ranks: RanksOption = None,
+    parallel_in_time: InTimeOption = None,
     precision: PrecisionOption = None,
     variant: VariantOption = None,
     config: ConfigOption = None,
@@ -242,6 +253,7 @@ def sample(
         seed=seed,
         scheduler=scheduler,
         noise_level=noise_level,
+        parallel_in_time=parallel_in_time,
         resolution=resolution,
         height=height,
         frames=frames,

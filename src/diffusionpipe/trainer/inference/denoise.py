@@ -55,6 +55,9 @@ class SamplingSettings:
     unguided: float = 1.0
     """The scale that is without guidance; diffusers' pipelines do not agree on it."""
 
+    tolerance: float | None = None
+    """Steps are computed at the same time, until the mean change of a refinement is below this; None: in turn."""
+
     @property
     def is_guided(self) -> bool:
         """Whether every sample takes two rows: with and without its condition."""
@@ -188,12 +191,12 @@ def draw(
         prediction = predict(rows, timestep)
         if latents is not None:
             assert prediction is not None
-            guided = _guide(prediction.to(latents.dtype), settings, latents.shape[1])
+            result = guided(prediction.to(latents.dtype), settings, latents.shape[1])
             if not _has_learned_variance(scheduler):
-                guided = guided[:, : latents.shape[1]]
+                result = result[:, : latents.shape[1]]
             if feed_back is not None:
-                feed_back(guided[:, : latents.shape[1]], scaled, timestep)
-            latents = _step(scheduler, guided, timestep, latents, noise)
+                feed_back(result[:, : latents.shape[1]], scaled, timestep)
+            latents = _step(scheduler, result, timestep, latents, noise)
         if on_step is not None:
             on_step(number, len(scheduler.timesteps))
     return latents
@@ -227,7 +230,7 @@ def _has_learned_variance(scheduler: Scheduler) -> bool:
     return reads and kind in ("learned", "learned_range")
 
 
-def _guide(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
+def guided(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
     """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it.
 
     Channels beyond the latents', which state variances, come from the prediction with the condition.
@@ -235,10 +238,10 @@ def _guide(prediction: Tensor, settings: SamplingSettings, channels: int) -> Ten
     if not settings.is_guided:
         return prediction
     with_condition, without = (half[:, :channels] for half in prediction.chunk(2))
-    guided = without + settings.guidance * (with_condition - without)
+    result = without + settings.guidance * (with_condition - without)
     if prediction.shape[1] == channels:
-        return guided
-    return torch.cat([guided, prediction.chunk(2)[0][:, channels:]], dim=1)
+        return result
+    return torch.cat([result, prediction.chunk(2)[0][:, channels:]], dim=1)
 
 
 def _step(

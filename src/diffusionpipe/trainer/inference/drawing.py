@@ -25,7 +25,9 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest, raw_condit
 from diffusionpipe.trainer.inference.decoding import decoded, open_vae
 from diffusionpipe.trainer.inference.denoise import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order, draw_by_pipeline, warn_of_shortage
+from diffusionpipe.trainer.inference.drawing_in_time import latents_in_time
 from diffusionpipe.trainer.inference.frozen_part import frozen_part
+from diffusionpipe.trainer.inference.parallel_in_time import ALONE, Crew
 from diffusionpipe.trainer.model.members import clip_of
 from diffusionpipe.trainer.recipe import Precision
 
@@ -187,11 +189,27 @@ def drawn(
     holds_latents: bool = True,
     is_shown: bool = True,
     on_step: Callable[[int, int], None] | None = None,
+    crew: Crew = ALONE,
 ) -> Tensor | None:
     """Latents by our loop, or decoded pictures by diffusers' pipeline, as the family wants it; None where are none.
 
     `feed_back` gets the last estimate, for a denoiser that reads it. `is_shown`: this rank decodes.
+    `crew`: the ranks that share the steps, where these are computed at the same time.
     """
+    if order.settings.tolerance is not None:
+        refined = latents_in_time(
+            predict,
+            order.settings,
+            num_samples=order.num_samples,
+            latent_shape=order.latents,
+            device=order.device,
+            spacing=spacing_of(graph),
+            crew=crew,
+            model=model,
+            on_step=on_step,
+        )
+        order.release()
+        return refined
     if family_of(order.folder).call is not None:
         return draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
     latents = draw(

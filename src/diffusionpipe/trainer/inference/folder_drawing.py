@@ -30,6 +30,7 @@ from diffusionpipe.trainer.inference.diffusers_pipeline import Order
 from diffusionpipe.trainer.inference.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
 from diffusionpipe.trainer.inference.known_pixels import with_known
+from diffusionpipe.trainer.inference.parallel_in_time import ALONE, Crew
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +118,12 @@ def latents_from_folder(
     device: torch.device,
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
+    crew: Crew = ALONE,
 ) -> Tensor:
     """Latents of pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
 
-    `small`: the small pictures that the model reads.
+    `small`: the small pictures that the model reads. `crew`: this and other processes that do the same, and share the
+    steps where these are computed at the same time.
 
     Raises:
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
@@ -136,7 +139,7 @@ def latents_from_folder(
         predict = _Predictor(stage, fed, arithmetic, times)
         remember = predict.remember if ESTIMATE in stage.reads else None
         order = opened.order(settings, len(wish), device)
-        latents = drawn(order, predict, opened.graph, model=source.name, feed_back=remember, on_step=on_step)
+        latents = drawn(order, predict, opened.graph, model=source.name, feed_back=remember, on_step=on_step, crew=crew)
     assert latents is not None
     return latents
 

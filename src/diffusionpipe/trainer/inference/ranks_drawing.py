@@ -30,9 +30,10 @@ from diffusionpipe.trainer.inference.cascade_drawing import OnStep, brought, par
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import PipelinePredictor, SamplingSettings
 from diffusionpipe.trainer.inference.drawing import MOVING, Arithmetic, Picture, decode, drawn_by_stages
-from diffusionpipe.trainer.inference.folder_drawing import Opened, Source, open_source
+from diffusionpipe.trainer.inference.folder_drawing import Opened, Source, latents_from_folder, open_source
 from diffusionpipe.trainer.inference.frozen_part import frozen_part
 from diffusionpipe.trainer.inference.known_pixels import with_known
+from diffusionpipe.trainer.inference.parallel_in_time import Crew
 
 MakePlan = Callable[[ModelGraph, int, int, int], Plan]
 """The planning half, handed in from above: (model, number of ranks, rows of all pictures, rows at a time) -> plan."""
@@ -81,7 +82,11 @@ def draw_on_ranks(
     small: Tensor | None = None
     for index, source in enumerate(sources):
         opened = _opened(source, wish, settings[index], small)
-        latents = _latents(opened, len(wish), settings[index], ranks, part_of(on_step, settings, index))
+        own = part_of(on_step, settings, index)
+        if settings[index].tolerance is None:
+            latents = _latents(opened, len(wish), settings[index], ranks, own)
+        else:
+            latents = _latents_in_time(source, wish, settings[index], ranks, own)
         if ranks.is_first:
             assert latents is not None, "the first worker shows the pictures"
             drawn.append(with_known(decode(source.folder, latents, source.variant), wish.known))
@@ -93,6 +98,17 @@ def draw_on_ranks(
 
 def _opened(source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None) -> Opened:
     return on_all(lambda: open_source(source, wish, settings, small))
+
+
+def _latents_in_time(
+    source: Source, wish: SampleRequest, settings: SamplingSettings, ranks: Ranks, on_step: OnStep | None
+) -> Tensor:
+    """Latents on every rank, each of which has the whole denoiser and computes blocks of the steps."""
+    member = ranks.job.membership
+    crew = Crew(member.rank, member.world_size)
+    return latents_from_folder(
+        source, wish, settings, device=ranks.job.device, arithmetic=ranks.arithmetic, on_step=on_step, crew=crew
+    )
 
 
 def _latents(

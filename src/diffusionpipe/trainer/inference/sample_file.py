@@ -198,6 +198,8 @@ def _check(origin: Origin) -> None:
     wrong = [name for name, (value, low, high) in whole.items() if type(value) is not int or not low <= value <= high]
     strengths = {name: getattr(settings, name) for name in ("guidance", "embedded_guidance", "unguided")}
     wrong += [n for n, value in strengths.items() if not _is_strength(value, is_optional=n == "embedded_guidance")]
+    if settings.tolerance is not None and not _is_strength(settings.tolerance, is_optional=False):
+        wrong.append("tolerance")
     if not isinstance(settings.scheduler, dict):
         wrong.append("scheduler")
     if (origin.prompt is None) == (origin.label is None):
