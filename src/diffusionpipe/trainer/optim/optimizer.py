@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, RecipeError
+from diffusionpipe.holding.rest import Rest
 from diffusionpipe.trainer.optim.classes import (
     OptimizerClass,
     check_arguments,
@@ -22,6 +23,7 @@ from diffusionpipe.trainer.optim.classes import (
     with_tuples,
 )
 from diffusionpipe.trainer.optim.entries import entries_of, roots_of, state_of
+from diffusionpipe.trainer.optim.resting import Resting
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class RankOptimizer:
         """`flat`: parameter -> the matrix of the same memory that is stepped in its place."""
         self._parts, self._flat = tuple(parts), dict(flat)
         self._is_new = True
+        self._resting: Resting | None = None
         for part in self._parts:
             set_mode(part.optimizer, is_training=True)
 
@@ -95,8 +98,18 @@ class RankOptimizer:
             matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
         with warned_once(logger.warning) if self._is_new else nullcontext():
             for optimizer in self.parts:
-                optimizer.step()
+                if self._resting is None:
+                    optimizer.step()
+                else:
+                    self._resting.step(optimizer)
         self._is_new = False
+
+    def rest(self, rest: Rest) -> None:
+        """Keep the states in that form between updates from now on; none of them is there yet.
+
+        A class that counts its steps for all parameters together cannot be stepped so (`optimizer_check`).
+        """
+        self._resting = None if rest.is_plain else Resting(rest, self.shared_keys())
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -115,6 +128,8 @@ class RankOptimizer:
         """Replace the state of a parameter."""
         stepped, part = self._place(parameter)
         part.optimizer.state[stepped] = state
+        if self._resting is not None:
+            self._resting.put(stepped, state)
 
     def forget(self) -> None:
         """Forget the states of all parameters."""

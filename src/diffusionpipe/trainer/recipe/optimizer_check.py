@@ -1,7 +1,8 @@
 """The demands of optimizers with modes, with values in their groups or with sums over all parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.group_section import RateSchedule
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
@@ -21,6 +22,7 @@ def optimizer_suits_the_training(
 ) -> Iterator[str]:
     """Settings of other sections that an optimizer of another package excludes."""
     classes = [optimizer.name, *([optimizer.rest.name] if optimizer.rest is not None else [])]
+    yield from _problems_of_states(optimizer, classes, training, pipeline)
     if not any("." in name for name in classes):
         return
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
@@ -47,3 +49,23 @@ def optimizer_suits_the_training(
             f"pipeline.versions: {name} counts steps of all its parameters together, and without a flush each stage "
             'steps by itself; set it to "flushed", or choose another optimizer'
         )
+
+
+def _problems_of_states(
+    optimizer: OptimizerSection, classes: Sequence[str], training: TrainingSection, pipeline: PipelineSection
+) -> Iterator[str]:
+    """Settings that need all states on the device, or all parameters in one step."""
+    if RESTS[optimizer.states].is_plain:
+        return
+    if training.post_validation:
+        yield "optimizer.states: a post-validated step keeps a copy of all states on the device; remove one of the two"
+    if pipeline.versions is Versions.PREDICTED:
+        yield 'optimizer.states: predicted weights read the states in every forward; set it to "device"'
+    from diffusionpipe.trainer.optim.trial import has_group_values
+
+    for name in classes:
+        if "." in name and has_group_values(name):
+            yield (
+                f"optimizer.states: {name} counts steps of all its parameters together, and states that are kept "
+                'elsewhere are stepped a bucket at a time; set it to "device", or choose another optimizer'
+            )

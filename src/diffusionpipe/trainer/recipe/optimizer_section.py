@@ -14,6 +14,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.trainer.recipe.section import Arguments, Auto, Maybe, Positive, Section, Several, raise_problems
 
 EMBEDDINGS = ("*embed*",)
@@ -45,6 +46,9 @@ class OptimizerSection(Section):
     rest: Maybe[RestSection] = None
     """The class for vectors, embeddings, the first and the last layer, where `name` is for matrices; "none": the same.
     """
+    states: str = "device"
+    """Where the optimizer's states are kept between updates: "device", or "host", from which each update brings them a
+    bucket of parameters at a time."""
     groups: dict[str, Arguments] = Field(default_factory=dict)
     """Patterns of parameters with arguments or a learning rate of their own; the first that fits holds."""
 
@@ -58,6 +62,8 @@ class OptimizerSection(Section):
             problem = problem or _problem_of(rest.name, rest.learning_rate or self.learning_rate, rest.arguments)
         if problem is not None:
             raise ValueError(f": {problem}")
+        if self.states not in RESTS:
+            raise ValueError(f"states: {self.states!r} is not known; use {' or '.join(RESTS)}")
         raise_problems(self._problems_of_groups())
         return self
 

@@ -1,0 +1,51 @@
+"""The form in which an optimizer's states are kept between updates: as they are made, or in host memory.
+
+An update brings them, a bucket of parameters at a time, and puts them back (`trainer/optim/resting.py`).
+"""
+
+from dataclasses import dataclass, replace
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.state import State
+
+WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a number of each type in which states may be kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """A form of an optimizer's states between updates."""
+
+    is_hosted: bool = False
+    """Whether they are in host memory."""
+    dtype: str | None = None
+    """The type of their numbers, a key of `WIDTHS`; None: as the optimizer makes them."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing changes between updates."""
+        return not self.is_hosted and self.dtype is None
+
+    def takes(self, key: str) -> bool:
+        """Whether the state that the optimizer keeps under this name has this form."""
+        return bool(key)
+
+    def kept(self, state: State) -> tuple[State, ...]:
+        """The optimizer's state in this form, in one or several parts."""
+        width = state.width if self.dtype is None else WIDTHS[self.dtype]
+        return (replace(state, width=width, is_hosted=self.is_hosted),)
+
+
+RESTS: dict[str, Rest] = {"device": Rest(), "host": Rest(is_hosted=True)}
+"""The forms by the name in `optimizer.states`. One that is added is counted, run, saved and resumed."""
+
+
+def rest_of(name: str) -> Rest:
+    """The form of that name.
+
+    Raises:
+        ConfigError: there is none; it names the known ones.
+    """
+    if name not in RESTS:
+        raise ConfigError(f"states of an optimizer cannot be kept in {name!r}; use {', '.join(RESTS)}")
+    return RESTS[name]

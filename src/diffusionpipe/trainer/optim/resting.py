@@ -1,0 +1,97 @@
+"""States of an optimizer that are kept in another form between updates, such as in host memory.
+
+    between updates   exp_avg and exp_avg_sq of all parameters on the host
+    update            bucket 0: its states come to the device, it is stepped, they go back; bucket 1: ...
+
+Parameters are stepped a bucket at a time, so no more than a bucket's states are on the device at once. The others have
+no gradient meanwhile, and an optimizer leaves a parameter without a gradient as it is. Each parameter gets
+the same bits as from a step of all at once, as long as a step looks at one parameter at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.holding.rest import Rest
+from diffusionpipe.units import Bytes
+
+BUCKET: Bytes = 2**28
+"""Bytes of the parameters that are stepped at a time."""
+
+
+class Resting:
+    """The states of an optimizer between its updates. Mutable: it owns the memory in which they are kept."""
+
+    def __init__(self, rest: Rest, shared: frozenset[str] = frozenset()) -> None:
+        """`shared`: entries whose memory all parameters share; these stay where they are."""
+        self._rest = rest
+        self._shared = shared
+        self._kept: dict[tuple[nn.Parameter, str], Tensor] = {}
+        self._wide: dict[str, torch.dtype] = {}
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the parameters that have gradients, a bucket at a time."""
+        stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [parameter.grad for parameter in stepped]
+        try:
+            for parameter in stepped:
+                parameter.grad = None
+            for bucket in _buckets(list(range(len(stepped))), stepped):
+                for number in bucket:
+                    stepped[number].grad = gradients[number]
+                    self._bring(stepped[number], optimizer.state.get(stepped[number], {}))
+                optimizer.step()
+                for number in bucket:
+                    self.put(stepped[number], optimizer.state.get(stepped[number], {}))
+                    stepped[number].grad = None
+        finally:
+            for parameter, gradient in zip(stepped, gradients, strict=True):
+                parameter.grad = gradient
+        if self._rest.is_hosted and stepped and stepped[0].is_cuda:
+            torch.cuda.current_stream().synchronize()  # a checkpoint may read what is in host memory
+
+    @torch.no_grad()
+    def put(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
+        """Keep a parameter's states in their form between updates."""
+        for key, value in self._own(state):
+            dtype = value.dtype
+            if self._rest.dtype is not None and dtype.is_floating_point:
+                dtype = getattr(torch, self._rest.dtype)
+            device = torch.device("cpu") if self._rest.is_hosted else value.device
+            if (dtype, device) == (value.dtype, value.device):
+                continue
+            self._wide.setdefault(key, value.dtype)
+            kept = self._kept.get((parameter, key))
+            if kept is None or kept.shape != value.shape:
+                kept = torch.empty_like(
+                    value, dtype=dtype, device=device, pin_memory=value.is_cuda and device.type == "cpu"
+                )
+                self._kept[parameter, key] = kept
+            state[key] = kept.copy_(value, non_blocking=True)
+
+    @torch.no_grad()
+    def _bring(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
+        """Bring a parameter's states to its device, as wide as the optimizer made them."""
+        for key, value in self._own(state):
+            wide = self._wide.get(key, parameter.dtype) if value.dtype.is_floating_point else value.dtype
+            state[key] = value.to(device=parameter.device, dtype=wide, non_blocking=True)
+
+    def _own(self, state: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
+        """The states of more than one number that are kept in another form."""
+        for key, value in list(state.items()):
+            if isinstance(value, Tensor) and value.ndim and self._rest.takes(key) and key not in self._shared:
+                yield key, value
+
+
+def _buckets(numbers: Sequence[int], parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
+    """The numbers of neighbouring parameters of about `BUCKET` bytes together."""
+    bucket, size = list[int](), 0
+    for number in numbers:
+        if bucket and size + parameters[number].nbytes > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(number)
+        size += parameters[number].nbytes
+    if bucket:
+        yield bucket
