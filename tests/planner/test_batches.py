@@ -7,10 +7,11 @@ from planner import synthetic
 
 from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding import DEVICE
 from diffusionpipe.planner.batches import GAIN, MOST_ROWS, found_batches, knee_of, stated_batches, with_batch
 from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.combined import Change, stored_narrow, ways_out
+from diffusionpipe.planner.combined import Change, stored_in, stored_narrow, ways_out
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import GIB
 from diffusionpipe.workflows.stated_setting import stated_setting
@@ -107,6 +108,39 @@ def test_smaller_pictures_are_asked_about_only_where_they_can_help():
     asked.clear()
     assert ways_out(replace(toy(1, devices=1), workload=heavy.workload), smaller=[pictures]) == []
     assert not asked
+
+
+def test_a_way_out_stores_frozen_linear_layers_in_one_byte_or_four_bits():
+    plain = toy(devices=1)
+    frozen = replace(
+        plain.graph.parameters[0], name="unet.weight", shape=(100, 128), dtype="bfloat16", is_trainable=False
+    )
+    rest = [replace(frozen, name=name, shape=shape) for name, shape in (("vae.w", (9, 9)), ("unet.conv", (3, 3, 3)))]
+    graph = replace(plain.graph, parameters=(*plain.graph.parameters, frozen, *rest))
+    workload = replace(plain.workload, frozen=DEVICE, encoders=DEVICE)
+    profile = replace(plain.profile, graph=graph, precision="bfloat16")
+    setting = replace(plain, profile=profile, workload=workload)
+    for form, size in ((Form.INT8, 100 * (128 + 4)), (Form.NF4, 100 * 128 // 2 + 200 + 4)):
+        changed = stored_in(form, setting)
+        sizes = {one.name: one.num_bytes for one in changed.graph.parameters}
+        assert (sizes["unet.weight"], sizes["vae.w"], sizes["unet.conv"]) == (size, 162, 54)
+        assert changed.ledger.frozen["unet.weight"] == size
+        assert stored_in(form, changed) is None
+    large = replace(frozen, shape=(10**5, 10**5))
+    graph = replace(
+        plain.graph,
+        parameters=(*plain.graph.parameters, large),
+        layers=tuple(
+            replace(one, parameters=(*one.parameters, large.name)) if one.name in plain.graph.frozen_layers else one
+            for one in plain.graph.layers
+        ),
+    )
+    setting = replace(toy(20, devices=1), profile=replace(profile, graph=graph), workload=workload)
+    assert not fits(setting)
+    (way, *_) = ways_out(setting)
+    assert [change.option for change in way.changes if change.option[0] != "--checkpoint"] == [
+        ("--frozen-dtype", "int8")
+    ]
 
 
 def test_frozen_matrices_are_stored_in_half_their_bytes_once():

@@ -1,8 +1,8 @@
 """Ways out where nothing fits: the fewest changes that fit together, each way with the command that asks for it.
 
-Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, a smaller batch. Where they
-do not fit together, more cards of the same kind, adapters in place of the whole model, or smaller pictures are added. A
-way is offered only if a layout of it is found that fits.
+Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, frozen weights in one byte
+or four bits, a smaller batch. Where they do not fit together, more cards of the same kind, adapters in place of the
+whole model, or smaller pictures are added. A way is offered only if a layout of it is found that fits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +11,8 @@ from functools import partial
 from itertools import combinations
 
 from diffusionpipe.costs.cluster import Cluster, with_memory
+from diffusionpipe.costs.forms import Form, stored_bytes
+from diffusionpipe.costs.graph import BYTES_OF_STORED
 from diffusionpipe.planner.advice import RANK, Nearest, nearest_layout, recomputed, with_adapters
 from diffusionpipe.planner.batches import with_batch
 from diffusionpipe.planner.fewer import least_of
@@ -48,7 +50,7 @@ def ways_out(
     layers: bool = True,
     smaller: Sequence[Change] = (),
 ) -> list[Way]:
-    """The ways out of a setting for which nothing fits, at most four.
+    """The ways out of a setting for which nothing fits, at most five.
 
     Args:
         setting: the training as it was asked for.
@@ -63,7 +65,9 @@ def ways_out(
         for chosen in combinations(cheap, count):
             if way := _way(setting, chosen):
                 return [way]
+    again = [change for change in (_recomputation(setting),) if change]
     found = [
+        _first(setting, again, _forms(setting) if layers else ()),
         _first(setting, cheap, _batches(setting) if batch else ()),
         _first(setting, cheap, [_cards(cluster, setting) for cluster in larger]),
         _first(setting, cheap, [_adapters()] if layers else ()),
@@ -143,13 +147,50 @@ def stored_narrow(setting: Setting) -> Setting | None:
         parameter
         for parameter in graph.parameters
         if not parameter.is_trainable and parameter.dtype == "float32" and len(parameter.shape) > 1
-        if "embed" not in parameter.name and not parameter.name.endswith("shared.weight")
+        if not _is_table(parameter.name)
     ]
     names = {parameter.name for parameter in wide if setting.ledger.frozen[parameter.name] == parameter.num_bytes}
     if not names:
         return None
     parameters = tuple(replace(one, dtype="bfloat16") if one.name in names else one for one in graph.parameters)
     return replace(setting, profile=replace(setting.profile, graph=replace(graph, parameters=parameters)))
+
+
+def _forms(setting: Setting) -> Iterator[Change]:
+    """Frozen linear layers in one byte, then in four bits a number."""
+    for form in (Form.INT8, Form.NF4) if setting.profile.precision == "bfloat16" else ():
+        if stored_in(form, setting) is not None:
+            yield Change(
+                words=f"store frozen weights in {form}",
+                option=("--frozen-dtype", form.value),
+                key=f"model.frozen_dtype={form}",
+                apply=partial(stored_in, form),
+            )
+
+
+def stored_in(form: Form, setting: Setting) -> Setting | None:
+    """The training with frozen linear layers, but for the VAE's, in that form; None: none would be smaller.
+
+    Matrices are taken for the weights of linear layers, but for embeddings. Times stay as they are: the command of the
+    way counts the widening.
+    """
+    setting = stored_narrow(setting) or setting
+    graph, frozen = setting.graph, setting.ledger.frozen
+    smaller = {}
+    for one in graph.parameters:
+        if one.is_trainable or one.dtype in BYTES_OF_STORED or len(one.shape) != 2 or _is_table(one.name):
+            continue
+        size = stored_bytes(form, *one.shape)
+        if size < frozen[one.name] == one.num_bytes and not one.name.startswith("vae."):
+            smaller[one.name] = replace(one, shape=(size,), dtype=form.value)
+    if not smaller:
+        return None
+    parameters = tuple(smaller.get(one.name, one) for one in graph.parameters)
+    return replace(setting, profile=replace(setting.profile, graph=replace(graph, parameters=parameters)))
+
+
+def _is_table(name: str) -> bool:
+    return "embed" in name or name.endswith("shared.weight")
 
 
 def _recomputation(setting: Setting) -> Change | None:
