@@ -1,17 +1,25 @@
 """Models that are stated with frozen weights in one byte or four bits a number: their bytes, their times, errors."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+from golden.plans import recorded_profile
 from torch import nn
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
+from diffusionpipe.cli.verbs.plan_widths import line_of
+from diffusionpipe.costs.cluster import with_memory
+from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.forms import Form
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import own_parameters
+from diffusionpipe.workflows.plan_question import PlanQuestion
 from diffusionpipe.workflows.stated_model import StatedModel, named_model, stated_graph
+from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.workflows.widths import Width, fastest_of, tried_widths
 
 
 def _frozen_bytes(name, form, **options):
@@ -56,7 +64,7 @@ def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
 def test_the_option_names_the_forms():
     stated = named_model("flux.1-dev", None, lora_rank="16", frozen_dtype="nf4")
     assert (stated.form, stated.has_narrow_store) == (Form.NF4, True)
-    with pytest.raises(ConfigError, match="use bfloat16, float8, int8, nf4 or none"):
+    with pytest.raises(ConfigError, match="use bfloat16, float8, int8, nf4, none or auto"):
         named_model("flux.1-dev", None, frozen_dtype="int4")
 
 
@@ -84,3 +92,35 @@ def test_a_model_that_is_trained_whole_has_nothing_to_store():
         ],
     )
     assert "nothing of it is frozen; give --lora-rank" in " ".join(str(result.exception).split())
+
+
+def _width(name, step):
+    return Width(name=name, asked=name, choice=None if step is None else SimpleNamespace(step=step), nearest=None)
+
+
+def test_of_the_widths_that_fit_the_fastest_is_planned_and_of_near_ties_the_widest():
+    def of(*steps):
+        return fastest_of(
+            [_width(name, step) for name, step in zip(("bfloat16", "int8", "nf4"), steps, strict=True)]
+        ).name
+
+    assert of(1.0, 0.995, 0.99) == "bfloat16"
+    assert of(1.0, 0.9, 0.89) == "int8"
+    assert of(None, 1.0, 1.2) == "int8"
+    assert of(None, None, 1.0) == "nf4"
+    assert of(None, None, None) == "nf4"
+
+
+def test_each_width_has_a_line_with_its_step_or_what_it_lacks():
+    profile, cluster = recorded_profile("sd-2.1-a100-80"), load_cluster("a100-80x1")
+    asked = {None: 1.0, Form.INT8: 8.0, Form.NF4: 80.0}
+
+    def ask(model):
+        machines = with_memory(cluster, round(asked[model.form] * 2**30))
+        setting = stated_setting(profile, machines, 1, checkpoint=(), has_ema=False, optimizer="AdamW")
+        return PlanQuestion(setting=setting, may_recompute=True)
+
+    lines = [line_of(one) for one in tried_widths(StatedModel(name="sd-2.1"), ask)]
+    assert re.fullmatch(r"frozen weights in bfloat16: lacks \d+\.\d GiB: .*", lines[0])
+    assert re.fullmatch(r"frozen weights in int8: lacks \d+\.\d GiB: .*", lines[1])
+    assert re.fullmatch(r"frozen weights in nf4: \d+\.\d ms for a batch of 1, fullest device \d+\.\d GiB: .*", lines[2])

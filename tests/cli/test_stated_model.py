@@ -130,7 +130,10 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
         (["--model-class", "X", "--profile", "x.json"], "--profile and --model-class are both given"),
         (["recipe.toml", "--model-class", "X"], "--model-class: the recipe sets this"),
         (["--profile", "x.json", "--resolution", "512"], "--resolution: only a model that --model or --model-class"),
-        (["--model", "sd-2.1", "--frozen-dtype", "int4"], "use bfloat16, float8, int8, nf4 or none, or leave it out"),
+        (
+            ["--model", "sd-2.1", "--frozen-dtype", "int4"],
+            "use bfloat16, float8, int8, nf4, none or auto, or leave it out",
+        ),
         *(
             (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
             for size in ("4", "16385", "64x64", "64x0x5", "99999x8x5", "64x64x0", "64x64x5x5", "x", "-8", "1e3")

@@ -123,7 +123,7 @@ def named_model(
     forms = {form.value: form for form in Form}
     if frozen_dtype not in {None, "bfloat16", "none", *forms}:
         known = ", ".join(("bfloat16", *forms))
-        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use {known} or none, or leave it out")
+        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use {known}, none or auto, or leave it out")
     if kind is not None and caption_chunks is not None:
         raise ConfigError("--caption-chunks: a class of --model-class has no text encoders; leave it out")
     side, clip = (None, None) if resolution is None else _size(resolution)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,7 @@ def make(
     from diffusionpipe.cli.text.plan_compare import names_of
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand, batches_named, check_memory, ranks_named
+    from diffusionpipe.cli.verbs.plan_widths import asked_by_width
     from diffusionpipe.workflows.plan_question import StatedPlace, StatedTraining, question_of_model
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
@@ -134,13 +136,14 @@ def make(
         of_plans = {"--compare": compare, "--fill/--no-fill": fill is not None}
         _check_drawing(batches, {**of_training, **of_plans, **of_adapters})
         frozen_dtype = "bfloat16" if model or model_class else None  # as `sample` stores them
+    is_auto = frozen_dtype == "auto"
     named = named_model(
         model,
         profile,
         kind=model_class,
         resolution=resolution,
         lora_rank=lora_rank,
-        frozen_dtype=frozen_dtype,
+        frozen_dtype="bfloat16" if is_auto and (model or model_class) else frozen_dtype,
         caption_chunks=caption_chunks,
     )
     if recipe is not None:
@@ -163,7 +166,8 @@ def make(
             is_drawn=bool(draw),
         )
         place = StatedPlace(cluster=cluster, used=used, memory=memory)
-        asked = question_of_model(named or profile, training, place, uses_cache=cache, tell=TERMINAL)
+        ask = partial(question_of_model, training=training, place=place, uses_cache=cache, tell=TERMINAL)
+        asked = asked_by_width(named, ask) if named is not None and is_auto else ask(named or profile)
     if draw:
         print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named), out=out)
         return

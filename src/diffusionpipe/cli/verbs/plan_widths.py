@@ -1,0 +1,40 @@
+"""`diffusionpipe plan --frozen-dtype auto`: a line for each width of frozen weights, then the plan of the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from diffusionpipe.workflows.plan_question import PlanQuestion
+    from diffusionpipe.workflows.stated_model import StatedModel
+    from diffusionpipe.workflows.widths import Width
+
+
+def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> PlanQuestion:
+    """The question with the width that is fastest among those that fit; prints a line for each."""
+    from diffusionpipe.workflows.widths import fastest_of, tried_widths
+
+    widths = []
+    for width in tried_widths(model, ask):
+        typer.echo(line_of(width))
+        widths.append(width)
+    return fastest_of(widths).asked
+
+
+def line_of(width: Width) -> str:
+    """What a width costs: the step, the memory of the fullest device, and the layout; or the memory that it lacks."""
+    from diffusionpipe.planner.rows import GIB
+
+    begin = f"frozen weights in {width.name}:"
+    if width.choice is not None:
+        row, batch = width.choice.row, width.choice.setting.workload.batch
+        return (
+            f"{begin} {width.choice.step * 1e3:.1f} ms for a batch of {batch}, fullest device {row.memory / GIB:.1f} "
+            f"GiB: {width.choice.sizes}"
+        )
+    if width.nearest is None:
+        return f"{begin} no layout can divide the batch"
+    return f"{begin} lacks {width.nearest.proposal.overflow / GIB:.1f} GiB: {width.nearest.layout}"
