@@ -25,7 +25,7 @@ def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion
 
 
 def line_of(width: Width) -> str:
-    """What a width costs: the step, the memory of the fullest device, and the layout; or the memory that it lacks."""
+    """The cost of a width: the step, the memory of the fullest device, and the layout; or the memory that it lacks."""
     from diffusionpipe.planner.rows import GIB
 
     begin = f"frozen weights in {width.name}:"
