@@ -406,6 +406,9 @@ def test_sample_draws_from_the_file_as_from_the_folder_and_again_from_a_kept_pic
     )
     assert command("sample", folder, *place, *asked, "--out", tmp_path / "x.png") == 2
     assert "--config: it belongs to a model in one file" in capsys.readouterr().err
+    save_file({"lora_unet_conv_in.lora_down.weight": torch.zeros(1)}, tmp_path / "adapters.safetensors")
+    assert command("sample", tmp_path / "adapters.safetensors", *place, *asked, "--out", tmp_path / "x.png") == 2
+    assert "holds adapters alone; give the run's folder" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("name", ["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])

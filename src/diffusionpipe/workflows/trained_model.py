@@ -38,14 +38,19 @@ def trained_model(run: Path, variant: str | None = None, config: str | None = No
         ConfigError: there is none, or adapters whose base model is not known or not there.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.opening.folder import family_of, resolve_folder, scheduler_config
+    from diffusionpipe.models.opening.folder import SINGLE, family_of, resolve_folder, scheduler_config
     from diffusionpipe.models.parameters.lora_read import ADAPTERS
     from diffusionpipe.workflows.run_recipe import recipe_of
 
+    if run.is_file() and run.suffix.lower() == SINGLE and _holds_adapters(run):
+        raise ConfigError(
+            f"{run} holds adapters alone; give the run's folder, its export/ or a folder of its adapters/, or load "
+            "them with diffusers' load_lora_weights"
+        )
     if run.is_file() and config is None:
         raise ConfigError(
             f"{run} is a model in one file; give --config, the diffusers folder or hub id that has its configurations, "
-            "tokenizers and scheduler; of adapters give the folder"
+            "tokenizers and scheduler"
         )
     if run.is_file():
         folder = resolve_folder(run, variant, config)
@@ -69,6 +74,14 @@ def trained_model(run: Path, variant: str | None = None, config: str | None = No
     if not run.is_dir():
         raise ConfigError(f"there is no folder {run}; give a run's folder, a diffusers folder or a file")
     raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
+
+
+def _holds_adapters(file: Path) -> bool:
+    """Whether the names in a file are those of adapters."""
+    from diffusionpipe.models.parameters.single_file.reading import shapes_in
+
+    names = shapes_in(file)
+    return bool(names) and all("lora" in name or name.endswith((".diff", ".alpha")) for name in names)
 
 
 def _cascade(exports: Path, recipe: Path) -> TrainedModel:

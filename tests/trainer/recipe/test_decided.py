@@ -43,7 +43,23 @@ def test_five_keys_leave_plan_arithmetic_storage_and_recomputation_to_the_machin
     assert sections(recipe) == (Precision.AUTO, FrozenDtype.AUTO, None)
 
 
-@pytest.mark.parametrize("key", ["pipeline.microbatches=2", "pipeline.plan=none", "pipeline.encode_chunk=16"])
+@pytest.mark.parametrize(
+    "keys", [["pipeline.memory=2.5"], ["pipeline.cluster=cpux2"], ["pipeline.use=[0]", "pipeline.memory=1"]]
+)
+def test_keys_that_only_the_search_uses_leave_the_layout_to_it(file, keys):
+    assert load_recipe(file, keys).pipeline.plan == "auto"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "pipeline.microbatches=2",
+        "pipeline.plan=none",
+        "pipeline.encode_chunk=16",
+        "pipeline.memory=none",
+        "pipeline.use=[0]",
+    ],
+)
 def test_one_key_of_pipeline_keeps_the_defaults_of_the_others(file, key):
     recipe = load_recipe(file, [key])
     assert recipe.pipeline.plan is None

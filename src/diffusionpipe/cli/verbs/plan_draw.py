@@ -98,8 +98,8 @@ def drawing_lines(forecast: DrawingForecast, setting: Setting, *, width: int) ->
         yield from wrap(_in_time(forecast.in_time, steps, setting), width, break_on_hyphens=False)
     guided = " with and without its text (guidance)" if drawing.rows > drawing.pictures else ""
     yield from wrap(
-        f"texts {drawing.encoding:.2f} s, then {steps} steps of {drawing.step:.2f} s, each picture{guided} through all "
-        f"stages; {_decoding(drawing)}",
+        f"texts {_seconds(drawing.encoding)} s, then {steps} steps of {_seconds(drawing.step)} s, each picture{guided} "
+        f"through all stages; {_decoding(drawing)}",
         width,
         break_on_hyphens=False,
     )

@@ -308,6 +308,7 @@ RESULTS = {
     "timeline.png": "",
     "trace.json": " (open in ui.perfetto.dev)",
     "export": "/",
+    "adapters": "/ (of each checkpoint)",
     "metrics.jsonl": "",
 }
 """The files that a run may leave for people, each with a word on it."""

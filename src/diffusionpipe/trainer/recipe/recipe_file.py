@@ -89,7 +89,7 @@ def recipe_from_table(
     """
     overridden = override(table, overrides)
     followed, differing = with_plan_keys(overridden.table) if follows_plan else (overridden.table, [])
-    full, models, wrong = without_models(_with_run_folder(followed, Path(source)))
+    full, models, wrong = without_models(_searched(_with_run_folder(followed, Path(source))))
     sections, problems = _validate(full)
     members, problems_of_members = _validate_models(models)
     problems += [*wrong, *problems_of_members, *differing]
@@ -107,6 +107,15 @@ def recipe_from_table(
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
         raise RecipeError(f"{source}: {count}\n" + "\n".join(f"  {line}" for line in lines))
     return Recipe(models=members, **sections)  # type: ignore[arg-type]  # keys and classes are those of Recipe's fields
+
+
+def _searched(table: dict[str, object]) -> dict[str, object]:
+    """The table with `plan = "auto"` where [pipeline] has cluster or memory alone, which only the search uses."""
+    own = table.get("pipeline")
+    if not isinstance(own, dict) or not own.keys() <= {"cluster", "memory", "use"}:
+        return table
+    is_asked = any(own.get(key, "none") != "none" for key in ("cluster", "memory"))
+    return {**table, "pipeline": {"plan": AUTO, **own}} if is_asked else table
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
