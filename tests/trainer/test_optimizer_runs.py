@@ -6,7 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
+from test_optimizer_bytes import held_by
 from torch import nn
+
+from diffusionpipe.holding import Ledger
+from diffusionpipe.trainer.model.workload import workload_of
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
@@ -100,24 +104,26 @@ def test_a_run_over_two_stages_goes_on_in_one_process_and_back(crew, recipe, alo
 @pytest.fixture(scope="module")
 def noted(recipe, place):
     """Weights before the first step, gradients of each, and the last checkpoint, of Muon with rest and groups."""
-    before, gradients, update = {}, [], Stepper._update
+    before, gradients, held, update = {}, [], [], Stepper._update
 
     def note(self, step):
         named = self._session.worker.parameters
         before.update({name: p.detach().clone() for name, p in named.items()} if step == 0 else {})
         gradients.append({name: p.grad.clone() for name, p in named.items()})
         update(self, step)
+        counted = Ledger(graph=self._session.model, workload=workload_of(self._session.recipe, self._session.model))
+        held.append((counted.held(named.keys()).optimizer, held_by(self._session.optimizer)))
 
     groups = {"*.bias": {"weight_decay": 0.0, "learning_rate": 0.002}, "*ff*": {"weight_decay": 0.3}}
     optimizer = {"name": "Muon", "rest": {"name": "AdamW", "learning_rate": 0.001}, "groups": groups}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "_update", note)
         assert train_here(recipe("noted", optimizer, training={"steps": 3}, checkpoint={"every": 3})) == 3
-    return before, gradients, tensors_of(latest(place / "noted"))
+    return before, gradients, tensors_of(latest(place / "noted")), held
 
 
 def test_muon_steps_matrices_and_rest_all_others_as_torchs_own_optimizers_do(noted):
-    before, gradients, found = noted
+    before, gradients, found, _ = noted
     held = {name: nn.Parameter(value.clone()) for name, value in before.items()}
     outer = ("transformer.pos_embed.", "transformer.proj_out_", "transformer.norm_out")
     rest = {name for name, p in held.items() if p.ndim < 2 or "embed" in name or name.startswith(outer)}
@@ -141,6 +147,12 @@ def test_muon_steps_matrices_and_rest_all_others_as_torchs_own_optimizers_do(not
         adamw.step()
     for name, p in (held | matrices).items():
         assert torch.equal(found[f"model.{name}"].view_as(p), p), name
+
+
+def test_the_bytes_of_muon_and_rest_are_those_that_a_plan_counts(noted):
+    counted, held = noted[3][-1]
+    assert counted == held
+    assert counted > 0
 
 
 def test_metrics_have_the_rates_of_groups_that_differ(noted, place):

@@ -52,9 +52,14 @@ class Ledger:
         }
 
     def held(self, names: Collection[str]) -> Held:
-        """The sum over the trained ones of these parameters, each once."""
-        trained = self.trained
-        return reduce(Held.plus, (trained[name] for name in trained.keys() & names), NOTHING)
+        """The sum over the trained ones of these parameters, each once, on a rank that holds them."""
+        own = [self.trained[name] for name in self.trained.keys() & names]
+        return reduce(Held.plus, own, self.base if own else NOTHING)
+
+    @property
+    def base(self) -> Held:
+        """The bytes of a rank that trains anything, whatever it is."""
+        return Held(optimizer=self.workload.once)
 
     def frozen_bytes(self, names: Collection[str]) -> Bytes:
         """Bytes of the frozen ones of these parameters, each once."""

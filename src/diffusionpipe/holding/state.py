@@ -7,6 +7,7 @@ Each is a `State` with a rule for its bytes. A workload holds a tuple of them, a
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from operator import add, sub
 from typing import NamedTuple
@@ -37,8 +38,17 @@ class State:
     is_hosted: bool = False
     """Whether it is kept in host memory, and is on the device only while the parameter is updated."""
 
+    sizes: tuple[tuple[str, Bytes], ...] = ()
+    """Bytes by the name of a parameter, where they do not follow from its numbers; the width is their mean then."""
+
+    @cached_property
+    def _by_name(self) -> dict[str, Bytes]:
+        return dict(self.sizes)
+
     def size(self, parameter: ParameterSpec) -> Bytes:
         """Bytes beside this parameter."""
+        if self.sizes and parameter.name in self._by_name:
+            return self._by_name[parameter.name]
         return prod(parameter.shape) * self.width
 
 

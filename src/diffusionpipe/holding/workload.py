@@ -36,6 +36,8 @@ class Workload:
     """Samples of one step over all ranks."""
     states: tuple[State, ...] = plain_states()
     """All that a trained parameter holds, itself included; by default Adam in float32."""
+    once: Bytes = 0
+    """Bytes that the optimizer holds once on each rank that trains anything, such as tables of codes."""
     frozen: Storage = DEVICE
     """The storage of frozen layers inside the trained part."""
     encoders: Storage = DEVICE

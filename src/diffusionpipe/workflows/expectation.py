@@ -141,7 +141,8 @@ def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster:
     from diffusionpipe.trainer.model.workload import workload_of
 
     setting = setting_of(profile, plan.mesh, plan.batch, cluster=cluster)
-    workload = replace(workload_of(recipe), checkpointed=plan.checkpointed, encoders=storage_of(plan.encoders))
+    workload = workload_of(recipe, profile.graph)
+    workload = replace(workload, checkpointed=plan.checkpointed, encoders=storage_of(plan.encoders))
     return replace(setting, workload=workload)
 
 

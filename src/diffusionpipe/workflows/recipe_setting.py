@@ -30,7 +30,8 @@ def given_sizes(pipeline: PipelineSection) -> Given:
 def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
     """A recipe's training on a cluster, with as much memory of its devices as the recipe allows."""
     allowed = allowed_of(cluster, recipe.pipeline.memory)
-    return Setting(profile=profile, cluster=allowed, workload=workload_of(recipe), given=given_of(recipe))
+    workload = workload_of(recipe, profile.graph)
+    return Setting(profile=profile, cluster=allowed, workload=workload, given=given_of(recipe))
 
 
 def decided_for(recipe: Recipe, cluster: Cluster) -> Recipe:

@@ -130,7 +130,7 @@ class RunCheck:
             profile=str(folder / PROFILE),
             cluster=str(folder / CLUSTER),
             plan=str(folder / PLAN),
-            workload=replace(workload_of(recipe), encoders=DEVICE),
+            workload=replace(workload_of(recipe, start.model), encoders=DEVICE),
             given=given_of(recipe),
             fill=recipe.pipeline.fill if recipe.pipeline.is_searched else None,
             sample_batch=samples_drawn_together(recipe),

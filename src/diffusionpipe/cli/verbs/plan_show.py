@@ -205,7 +205,8 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
         from diffusionpipe.trainer.model.workload import workload_of
         from diffusionpipe.trainer.recipe import recorded_recipe
 
-        workload = replace(workload_of(recorded_recipe(recipe)), checkpointed=plan.checkpointed, encoders=DEVICE)
+        workload = workload_of(recorded_recipe(recipe), loaded.graph)
+        workload = replace(workload, checkpointed=plan.checkpointed, encoders=DEVICE)
         setting, training = replace(setting, workload=workload), "the recipe's training"
         files.append("recipe.toml")
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training

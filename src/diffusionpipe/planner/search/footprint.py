@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import mul
 
-from diffusionpipe.holding import Held
 from diffusionpipe.holding.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
@@ -94,7 +93,7 @@ class Footprint:
         `peaks` are numbers of micro-batches whose activations it holds at the same time, and of micro-batches of
         which it holds the tensors for W, stage by stage (`Holding.peaks`).
         """
-        table, held, copies = self.tables.table, Held(), 0
+        table, held, copies = self.tables.table, self.tables.setting.ledger.base, 0
         frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
         for first, stop in dict.fromkeys(stage[:2] for stage in stages):  # two directions may share one
             held = held.plus(table.held(first, stop))

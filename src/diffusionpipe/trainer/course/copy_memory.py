@@ -81,7 +81,7 @@ def shortage_of(demands: Sequence[MemoryNeed]) -> str | None:
 
 def _demand(session: Session) -> MemoryNeed:
     worker = session.worker
-    ledger = Ledger(graph=worker.model, workload=workload_of(session.recipe))
+    ledger = Ledger(graph=worker.model, workload=workload_of(session.recipe, worker.model))
     held, owned = ledger.held(worker.parameters), ledger.held(worker.owned)
     me = this_member(session.job.membership.rank)
     return MemoryNeed(

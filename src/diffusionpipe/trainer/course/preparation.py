@@ -34,6 +34,7 @@ from diffusionpipe.trainer.inference.conditions import null_label, open_tokenize
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
 from diffusionpipe.trainer.model.members import Model
+from diffusionpipe.trainer.model.optimizer_states import optimizer_states
 from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import OnError, Recipe, with_values
@@ -274,6 +275,7 @@ def check_optimizer(opened: Model) -> None:
         ConfigError: names the parameters, or the arguments.
     """
     groups = parameter_groups(opened.recipe, opened.model)
+    optimizer_states(opened.recipe, opened.model)  # refuses those that cannot be counted
     for group, recipe in groups.recipes.items():
         settings, is_flat = recipe.optimizer, recipe.optimizer.rest is not None and not is_of_rest(group)
         shapes = {

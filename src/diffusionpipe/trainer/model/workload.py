@@ -1,34 +1,43 @@
 """The memory that a recipe's training holds besides the model."""
 
+from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import DEVICE, Workload, plain_states
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import folder_of
-from diffusionpipe.trainer.model.parameter_groups import has_average
-from diffusionpipe.trainer.optim.optimizer import state_per_parameter
+from diffusionpipe.trainer.model.optimizer_states import optimizer_states, with_optimizer
+from diffusionpipe.trainer.model.parameter_groups import is_averaged
 from diffusionpipe.trainer.recipe import Precision, Recipe
 
 
-def workload_of(recipe: Recipe) -> Workload:
+def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
     """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
 
-    Where groups of parameters differ in what the optimizer keeps, the most counts for all.
+    Where groups of parameters differ in what the optimizer keeps, the most counts for all. States that do not follow
+    from the number of parameters are counted for those of `model`; without one a matrix stands for all.
     With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
     are counted as wide as the model's description says, which has them as they will be stored.
     Where the frozen part rests is the search's to say, if there is one.
+
+    Raises:
+        RecipeError: the states of the optimizer cannot be counted.
     """
     groups = recipe.groups()
-    optimizers = [group.optimizer for group in groups.values()]
+    state, once = optimizer_states(recipe, model)
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
     return Workload(
         batch=recipe.training.batch,
-        states=plain_states(
-            parameter=width,
-            gradient=width,
-            optimizer=width * max(state_per_parameter(one.name, one.arguments) for one in optimizers),
-            ema=width if has_average(groups) else 0,
-            has_backup=recipe.training.post_validation,
+        states=with_optimizer(
+            state,
+            plain_states(
+                parameter=width,
+                gradient=width,
+                optimizer=0 if state is None else state.width,
+                ema=width if is_averaged(groups) else 0,
+                has_backup=recipe.training.post_validation,
+            ),
         ),
+        once=once,
         checkpointed=recipe.training.recomputed,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
         encoders=DEVICE if recipe.pipeline.is_searched else storage_of(recipe.pipeline.sizes.encoders),

@@ -1,0 +1,91 @@
+"""The bytes that a recipe's optimizer keeps beside each trained parameter."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.holding import Item, State
+from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
+from diffusionpipe.trainer.optim.optimizer import state_per_parameter
+from diffusionpipe.trainer.optim.trial import Kept, Shape, kept_bytes
+from diffusionpipe.trainer.recipe import Precision, Recipe
+from diffusionpipe.units import Bytes
+
+_EXAMPLE: Shape = (128, 128)
+"""A parameter whose states stand for all where the model is not known."""
+
+
+def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | None, Bytes]:
+    """The optimizer's states of a recipe's parameters, None if it keeps none; and its bytes once on each rank.
+
+    Classes of torch.optim keep whole tensors of each parameter's shape: their bytes for each number are enough. Of
+    others, of Adafactor, and where two classes share the parameters, the states of each shape are counted.
+
+    Raises:
+        RecipeError: they cannot be counted.
+    """
+    subgroups = [one for group in recipe.groups().values() for one in group.subgroups().values()]
+    width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
+    if all(_is_plain(one) for one in subgroups):
+        most = max(state_per_parameter(one.optimizer.name, one.optimizer.arguments) for one in subgroups)
+        return (State(item=Item.OPTIMIZER, width=width * most) if most else None), 0
+    dtype = torch.float64 if width == 8 else torch.float32
+    if model is None:
+        examples = [_kept(one, [_EXAMPLE], dtype) for one in subgroups]
+        mean = max(kept.by_shape[_EXAMPLE] for kept in examples) // prod(_EXAMPLE)
+        return State(item=Item.OPTIMIZER, width=mean), 0
+    groups = parameter_groups(recipe, model)
+    sizes: dict[str, Bytes] = {}
+    once: dict[str, Bytes] = {}
+    for group, own in groups.recipes.items():
+        is_flat = own.optimizer.rest is not None and not is_of_rest(group)
+        shapes = {
+            p.name: (p.shape[0], prod(p.shape[1:])) if is_flat and len(p.shape) > 2 else p.shape
+            for p in model.parameters
+            if groups.group_of.get(p.name) == group
+        }
+        if shapes:
+            kept = _kept(own, list(shapes.values()), dtype)
+            sizes |= {name: kept.by_shape[shape] for name, shape in shapes.items()}
+            once[own.optimizer.name] = kept.shared
+    return counted_state(sizes, model), sum(once.values())
+
+
+def stated_states(
+    name: str, arguments: Mapping[str, object], model: ModelGraph, *, is_wide: bool
+) -> tuple[State | None, Bytes]:
+    """The states of one class for all trained parameters of a model, and its bytes once on each rank.
+
+    `is_wide`: parameters are float64.
+
+    Raises:
+        RecipeError: they cannot be counted.
+    """
+    shapes = {p.name: p.shape for p in model.parameters if p.is_trainable}
+    kept = kept_bytes(name, arguments, list(shapes.values()), torch.float64 if is_wide else torch.float32)
+    return counted_state({key: kept.by_shape[shape] for key, shape in shapes.items()}, model), kept.shared
+
+
+def with_optimizer(state: State | None, states: Sequence[State]) -> tuple[State, ...]:
+    """The states with this one of the optimizer in place of any other."""
+    others = [one for one in states if one.item is not Item.OPTIMIZER]
+    place = sum(one.item in (Item.PARAMETERS, Item.GRADIENTS) for one in others)
+    return (*others[:place], *([] if state is None else [state]), *others[place:])
+
+
+def counted_state(sizes: Mapping[str, Bytes], model: ModelGraph) -> State:
+    """The state of these bytes by parameter."""
+    numbers = sum(prod(p.shape) for p in model.parameters if p.name in sizes)
+    mean = sum(sizes.values()) // max(1, numbers)
+    return State(item=Item.OPTIMIZER, width=mean, sizes=tuple(sorted(sizes.items())))
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    settings = recipe.optimizer
+    return settings.rest is None and "." not in settings.name and settings.name != "Adafactor"
+
+
+def _kept(recipe: Recipe, shapes: list[Shape], dtype: torch.dtype) -> Kept:
+    return kept_bytes(recipe.optimizer.name, recipe.optimizer.arguments, shapes, dtype)
