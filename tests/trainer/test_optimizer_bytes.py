@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from held_states import held_by
+from torch import nn
 
 from diffusionpipe.costs import ModelGraph, ParameterSpec
+from diffusionpipe.errors import RecipeError
 from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.trainer.model.optimizer_states import stated_states, with_optimizer
 from diffusionpipe.trainer.optim.optimizer import build_optimizer
+from diffusionpipe.trainer.optim.trial import kept_bytes
 
 SHAPES = {"a": (10,), "b": (4095,), "c": (64, 64), "d": (1000, 1000), "e": (64, 64)}
 CLASSES = (
@@ -25,24 +28,6 @@ CLASSES = (
 )
 QUICK = ("Adafactor", "pytorch_optimizer.SOAP")
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CLASSES]
-
-
-def held_by(optimizer):
-    """The bytes of all storages among the states of torch optimizers, each once."""
-    storages = {}
-
-    def note(value):
-        if isinstance(value, Tensor):
-            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif isinstance(value, list | tuple):
-            for one in value:
-                note(one)
-
-    for part in optimizer.parts:
-        for state in part.state.values():
-            for value in state.values():
-                note(value)
-    return sum(storages.values())
 
 
 def step_thrice(name, shapes):
@@ -63,16 +48,14 @@ def test_the_ledger_has_the_bytes_that_torch_holds_after_three_steps(name):
     graph = ModelGraph(layers=(), parameters=tuple(specs), tensors=(), inputs=())
     state, once = stated_states(name, {}, graph, is_wide=False)
     workload = Workload(batch=1, states=with_optimizer(state, Workload(batch=1).states), once=once)
-    assert Ledger(graph=graph, workload=workload).held(shapes.keys()).optimizer == held_by(
-        step_thrice(name, shapes, {})
-    )
+    assert Ledger(graph=graph, workload=workload).held(shapes.keys()).optimizer == held_by(step_thrice(name, shapes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("shape", [(3200, 1408), (50_000,), (640, 320, 3, 3), (4096, 4096)])
+@pytest.mark.parametrize("shape", [(50_000,), (1600, 320, 3, 3), (2560, 2048)])
 def test_large_parameters_are_counted_by_the_rule_of_smaller_ones(name, shape):
-    if name.endswith("SOAP") and shape != (640, 320, 3, 3):
+    if name.endswith("SOAP") and len(shape) > 1:
         pytest.skip("its steps take minutes there")
     kept = kept_bytes(name, {}, [shape])
     assert kept.by_shape[shape] + kept.shared == held_by(step_thrice(name, {"own": shape}))
@@ -81,8 +64,12 @@ def test_large_parameters_are_counted_by_the_rule_of_smaller_ones(name, shape):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("pytorch_optimizer.Shampoo", (4095,), "would keep 134,168,580 bytes for one parameter of shape .4095,., which has"),
-        ("pytorch_optimizer.SOAP", (18432, 64), "matrices over the sides of a parameter; one of 18,432 is too long"),
+        (
+            "pytorch_optimizer.Shampoo",
+            (4095,),
+            "would keep 134,168,580 bytes for one parameter of shape",
+        ),
+        ("pytorch_optimizer.SOAP", (9000, 9000), "matrices over the sides of a parameter; one of 9,000 is too long"),
         ("pytorch_optimizer.ScalableShampoo", (8, 8), "keeps an object of the class"),
         ("pytorch_optimizer.SAM", (8, 8), "refuses its arguments"),
     ],

@@ -4,17 +4,16 @@ import shutil
 
 import pytest
 import torch
+from held_states import held_by
 from safetensors.torch import load_file
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
-from test_optimizer_bytes import held_by
 from torch import nn
 
-from diffusionpipe.holding import Ledger
-from diffusionpipe.trainer.model.workload import workload_of
-
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import Ledger
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import FOLDER
+from diffusionpipe.trainer.model.workload import workload_of
 from diffusionpipe.trainer.step.loop import Stepper
 
 pytestmark = pytest.mark.usefixtures("one_thread")

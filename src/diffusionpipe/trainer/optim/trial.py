@@ -172,7 +172,7 @@ def _sum(tensors: Mapping[str, _Tensor], shared: Mapping[str, Bytes]) -> Bytes:
 
 def _has_squares(name: str, key: str, shape: Shape, dtype: torch.dtype) -> bool:
     """Whether some states are matrices over a side, whose steps take its third power of time."""
-    first, _ = _smaller(shape, 0)
+    first, _ = _smaller(tuple(side + index for index, side in enumerate(shape)), 0)  # no two sides are equal
     tensors = _tried(name, key, first, dtype).values()
     return any(len(one.shape) == 2 and one.shape[0] == one.shape[1] > 2 and one.shape != first for one in tensors)
 
