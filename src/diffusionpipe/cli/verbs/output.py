@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 NOISE = (
     ("torch._subclasses.fake_tensor", "failed while attempting to run meta for"),
     ("transformers.utils.import_utils", "requires torchvision (not installed)"),
+    ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"),
 )
-"""(logger, words) of messages about what we handle: a model that does not fit together becomes our own error, and no
-picture goes through transformers' processors."""
+"""(logger, words) of messages about what we handle: a model that does not fit together becomes our own error, no
+picture goes through transformers' processors, and nothing needs a faster kernel of bitsandbytes, which peft imports."""
 NOISY_WARNINGS = ("Mismatch dtype between input and weight",)
 """Beginnings of warnings about what is meant: norms in float32 under autocast."""
 

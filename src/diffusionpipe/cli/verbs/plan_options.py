@@ -87,7 +87,11 @@ Ema = Annotated[
     typer.Option(help="Keep an exponential moving average (EMA) of the trained parameters. Not with a recipe."),
 ]
 OptimizerName = Annotated[
-    str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
+    str | None,
+    typer.Option(
+        help="A class of torch.optim, e.g. SGD, or the path of another, e.g. bitsandbytes.optim.AdamW8bit; default: "
+        "AdamW. Not with a recipe."
+    ),
 ]
 ModelName = Annotated[
     str | None,

@@ -14,7 +14,7 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
     """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
 
     Where groups of parameters differ in what the optimizer keeps, the most counts for all. States that do not follow
-    from the number of parameters are counted for those of `model`; without one a matrix stands for all.
+    from the number of parameters are counted for the parameters of `model`; without one a matrix stands for all.
     With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
     are counted as wide as the model's description says, which has them as they will be stored.
     Where the frozen part rests is the search's to say, if there is one.

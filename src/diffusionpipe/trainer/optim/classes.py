@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 import io
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -113,9 +114,14 @@ def with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hides what a library prints and warns of while its optimizers are only tried."""
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

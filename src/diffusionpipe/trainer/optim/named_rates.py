@@ -72,13 +72,13 @@ def problem_of_schedule(name: str, arguments: Mapping[str, Any], *, warmup_steps
 class LossRates:
     """The factor of the learning rate by a schedule that reads the loss of each step. Mutable.
 
-    The losses are those of the whole batch, so every rank has the same factor.
+    A loss is the mean over the whole batch, so every rank has the same factor.
     """
 
     def __init__(
         self, name: str, arguments: Mapping[str, Any], peak: float, kept: Mapping[str, object] | None = None
     ) -> None:
-        """`kept`: what `state` has returned before.
+        """`kept`: values that `state` has returned before.
 
         Raises:
             CheckpointError: no run has written that.

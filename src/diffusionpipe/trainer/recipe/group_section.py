@@ -36,7 +36,7 @@ class RateSchedule(StrEnum):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is ours; the others are those of transformers' get_scheduler."""
+        """Whether the formula is ours; the others come from transformers' get_scheduler."""
         return self in (RateSchedule.CONSTANT, RateSchedule.LINEAR, RateSchedule.COSINE)
 
     @property
