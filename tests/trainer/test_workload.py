@@ -7,6 +7,7 @@ from tiny_runs import recipe_of
 from diffusionpipe.costs import ParameterSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import DEVICE, HOST, Item
+from diffusionpipe.holding.state import held_of
 from diffusionpipe.holding.workload import STATE_OF_OPTIMIZER, state_of_optimizer
 from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of
 from diffusionpipe.trainer.optim.optimizer import build_optimizer, state_per_parameter
@@ -57,6 +58,12 @@ def test_bytes_of_a_parameter_follow_from_the_recipe(sections, expected):
     found = workload_of(recipe(**sections))
     assert tuple(map(found.width, (Item.PARAMETERS, Item.GRADIENTS, Item.OPTIMIZER, Item.EMA))) == expected
     assert found.batch == 4
+
+
+def test_states_that_rest_on_the_host_count_there():
+    parameter = ParameterSpec(name="x", shape=(6,), dtype="float32", is_trainable=True)
+    found = held_of(workload_of(recipe(optimizer={"states": "host"})).states, parameter)
+    assert (found.optimizer, found.hosted) == (0, 48)
 
 
 def test_frozen_parameters_of_a_recipe_are_counted_as_they_are_stored():

@@ -7,6 +7,7 @@ import torch
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import Item, State
+from diffusionpipe.holding.rest import RESTS, Rest
 from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
 from diffusionpipe.trainer.optim.optimizer import state_per_parameter
 from diffusionpipe.trainer.optim.trial import Kept, Shape, kept_bytes
@@ -68,11 +69,11 @@ def stated_states(
     return counted_state({key: kept.by_shape[shape] for key, shape in shapes.items()}, model), kept.shared
 
 
-def with_optimizer(state: State | None, states: Sequence[State]) -> tuple[State, ...]:
-    """The states with this one of the optimizer in place of any other."""
+def with_optimizer(state: State | None, states: Sequence[State], rest: Rest = RESTS["device"]) -> tuple[State, ...]:
+    """The states with this one of the optimizer in place of any other, in the form that it has between updates."""
     others = [one for one in states if one.item is not Item.OPTIMIZER]
     place = sum(one.item in (Item.PARAMETERS, Item.GRADIENTS) for one in others)
-    return (*others[:place], *([] if state is None else [state]), *others[place:])
+    return (*others[:place], *(() if state is None else rest.kept(state)), *others[place:])
 
 
 def counted_state(sizes: Mapping[str, Bytes], model: ModelGraph) -> State:
