@@ -2,6 +2,7 @@
 
 python -m benchmarks.recipes speed            # SpeeD, about eight minutes on one core
 python -m benchmarks.recipes masks            # holes of pictures, about six minutes
+python -m benchmarks.recipes prototypes       # embeddings of classes, about eight minutes
 """
 
 import argparse
@@ -9,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.recipes.masks import masks
+from benchmarks.recipes.prototypes import prototypes
 from benchmarks.recipes.speed import speed
 
-RECIPES = {"speed": speed, "masks": masks}
+RECIPES = {"speed": speed, "masks": masks, "prototypes": prototypes}
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def materialize(
     component without parameters keep theirs. Codes and scales of stored layers keep theirs; each weight is encoded as
     soon as it is read, so no more than one is there as it was read. With `frozen_dtype` what `frozen_factors` names
     takes that. With `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
-    `started`: values of adapters by canonical name, each the first part of a value of a higher rank.
+    `started`: values by canonical name, of adapters each the first part of a value of a higher rank.
     Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
     `on_value` is called with the canonical name of every tensor that is in its place.
 
@@ -98,7 +98,11 @@ def materialize(
             values[name] = filled | empty_base | stored
             values[name] |= added | _initialised(name, component, added, seed, problems)
         if not problems:
-            fresh = {key: value for key, value in values[name].items() if is_adapter(key) and needed[key].is_meta}
+            fresh = {
+                key: value
+                for key, value in values[name].items()
+                if needed[key].is_meta and (is_adapter(key) or f"{name}.{key}" in started)
+            }
             values[name] |= _started(name, fresh, started)
             values[name] |= _magnitudes(component, values[name], dtype)
             problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"

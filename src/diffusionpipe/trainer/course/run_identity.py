@@ -8,7 +8,7 @@ from diffusionpipe.trainer.course.recipe_changes import refusal
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.model.lora import lora_identity
 from diffusionpipe.trainer.model.members import Member, Model
-from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection
+from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
 
 GROWTH = "growth"
 OF_DATA = ("data", "picture files", GROWTH)
@@ -59,9 +59,16 @@ def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
         "prediction": ", ".join(str(member.prediction) for member in opened.members),
         "objective": objective_identity(recipe.objective),
         **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
+        **_class_embeddings(recipe),
         **_low_resolutions(opened.members),
         **_clips(recipe.data),
     }
+
+
+def _class_embeddings(recipe: Recipe) -> dict[str, str]:
+    """The file that embeddings of classes are read from, by its contents."""
+    place = recipe.model.class_embeddings
+    return {} if place is None else {"class embeddings": f"fingerprint {sha256(place.read_bytes()).hexdigest()[:12]}"}
 
 
 def _clips(data: DataSection) -> dict[str, str]:

@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ class Export:
 
     Of a component with adapters all of its own weights, by their names beside the adapters.
     """
+    fixed: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values of `untrained` parameters that the source folder does not have, by the same names."""
     shift: float | None = None
     """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
     has_learned_range: bool = False
@@ -373,6 +375,7 @@ def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: 
     """Writes one trained component's configuration and weights; returns whether averages were among them."""
     untrained = {name for name in module.state_dict() if f"{folder.name}.{name}" in settings.untrained}
     kept = _kept(module, settings.source_model / folder.name, untrained, settings.variant)
+    kept |= {name: settings.fixed.get(f"{folder.name}.{name}", kept[name]) for name in untrained}
     names = [name for name in module.state_dict() if name not in kept]
     tensors, is_average = _trained_tensors(checkpoint, names, folder.name, prefix, use_ema=settings.use_ema)
     dtype = next(iter(tensors.values())).dtype

@@ -6,7 +6,7 @@ from pathlib import Path
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.trainer.exports.export import Export, export, export_adapters
 from diffusionpipe.trainer.model.lora import lora_of
-from diffusionpipe.trainer.model.members import Member, folder_of, learns_variance, open_member
+from diffusionpipe.trainer.model.members import Member, class_embeddings_of, folder_of, learns_variance, open_member
 from diffusionpipe.trainer.recipe import Recipe
 
 CHECKPOINT_ADAPTERS = "adapters"
@@ -23,6 +23,7 @@ def export_settings(member: Member) -> Export:
         trained={name: f"{member.component(name)}." for name in trained},
         prediction=member.prediction,
         untrained={name for p, name in names.items() if name.partition(".")[0] in trained and not p.requires_grad},
+        fixed=class_embeddings_of(member),
         shift=recipe.objective.shift,
         has_learned_range=learns_variance(recipe, member.folder),
         base_model=recipe.model.path,

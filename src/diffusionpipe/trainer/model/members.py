@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
@@ -27,6 +28,7 @@ from diffusionpipe.models.opening.folder import (
     weight_sources,
 )
 from diffusionpipe.models.parameters.adapter_names import check_readable
+from diffusionpipe.models.parameters.class_embeddings import class_tables, values_of_tables
 from diffusionpipe.models.parameters.lora import adapted_layers
 from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_adapters
 from diffusionpipe.models.parameters.stored import StoredWeights
@@ -239,6 +241,10 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         clip=clip_of(recipe),
         captions=captions_of(recipe),
     )
+    if recipe.model.class_embeddings is not None:
+        values_of_tables(recipe.model.class_embeddings, graph.components)  # refused here, before anything is read
+        for table in class_tables(graph.components).values():
+            table.requires_grad_(not recipe.model.freeze_class_embeddings)
     check_masks(graph, folder, is_masked=recipe.data.masks is not None)
     if AdapterFormat.COMFY in recipe.lora.formats:
         _check_names(graph, folder)
@@ -246,6 +252,16 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)
     return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
+
+
+def class_embeddings_of(member: Member) -> dict[str, Tensor]:
+    """The embeddings of classes that are read from a file, by canonical name; {} where the recipe names none.
+
+    Raises:
+        ModelError: as `values_of_tables`.
+    """
+    place = member.recipe.model.class_embeddings
+    return {} if place is None else values_of_tables(place, member.graph.components)
 
 
 def check_masks(graph: LayerGraph, folder: Path, *, is_masked: bool) -> None:

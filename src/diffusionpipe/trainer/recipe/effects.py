@@ -40,7 +40,7 @@ _OF_GROUP = "learning_rate learning_rate_schedule warmup_steps learning_rate_fin
 _OF_MODEL = "path config train low_resolution noise_augmentation"
 _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "model": {
-        Effect.FIXED: _OF_MODEL,
+        Effect.FIXED: f"{_OF_MODEL} class_embeddings freeze_class_embeddings",
         Effect.SAID: "variant frozen_dtype frozen_arithmetic",
         Effect.SILENT: "from_scratch",
     },

@@ -110,6 +110,19 @@ class ModelSection(Section):
     frozen_arithmetic: Choice[FrozenArithmetic] = FrozenArithmetic.WIDE
     """"wide": layers with stored weights multiply in bfloat16. "int8": forwards of layers in int8 multiply integers,
     but for numbers beyond 6 (LLM.int8)."""
+    class_embeddings: Maybe[Place] = None
+    """For a model of classes: a .safetensors file of `diffusionpipe prototypes`, a prototype of each class, from which
+    the embeddings of classes are read; "none": they start as the model has them."""
+    freeze_class_embeddings: bool = True
+    """Whether embeddings that are read from that file stay as they are."""
+
+    @model_validator(mode="after")
+    def _prototypes_are_there_to_be_trained(self) -> Self:
+        if self.class_embeddings is None and not self.freeze_class_embeddings:
+            raise ValueError(
+                "freeze_class_embeddings: without class_embeddings the embeddings are trained anyway; remove it"
+            )
+        return self
 
 
 class AdaptedLayers(StrEnum):

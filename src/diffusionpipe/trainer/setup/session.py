@@ -31,6 +31,7 @@ from diffusionpipe.trainer.model.members import (
     Member,
     Model,
     autocast_of,
+    class_embeddings_of,
     only,
     open_model,
     parameter_dtype,
@@ -135,6 +136,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     sources = on_all(lambda: {name: path for one in opened.members for name, path in sources_of(one).items()})
     # A checkpoint has the adapters of a resumed run, whose file may be gone.
     started = StartedAdapters() if planning.is_resumed else on_all(lambda: started_of(opened))
+    embeddings = {name: value for one in opened.members for name, value in class_embeddings_of(one).items()}
     for text in started.said if job.membership.rank == 0 else ():
         logger.warning("lora.start: %s", text)
     plan = agree_on_plan(graph, model, recipe, job, planning)
@@ -150,7 +152,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         dtype=parameter_dtype(recipe),
         frozen_dtype=frozen_dtype_of(recipe),
         seed=recipe.training.seed,
-        started=started.values,
+        started={**started.values, **embeddings},
     )
     rank = job.membership.rank
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)

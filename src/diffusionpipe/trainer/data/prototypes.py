@@ -1,0 +1,88 @@
+"""A prototype of each class of pictures: the mean of a frozen encoder's features, projected to a model's width."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import DataError, ModelError
+from diffusionpipe.models.opening.folder import open_component, open_components
+from diffusionpipe.models.parameters.class_embeddings import class_tables
+from diffusionpipe.trainer.data.dataset import Condition, scan
+from diffusionpipe.trainer.data.dataset_problems import problems_of_labels
+from diffusionpipe.trainer.data.images import load_pixels
+from diffusionpipe.trainer.data.randomness import normal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prototypes:
+    """The prototypes of a model's classes."""
+
+    values: Tensor
+    """(classes, width), of mean 0 over the classes and of deviation 1."""
+    pictures: int
+    features: int
+    """Numbers of a picture that were averaged and projected."""
+
+
+def prototypes_of(
+    data: Path,
+    model: Path,
+    *,
+    resolution: int,
+    seed: int,
+    device: torch.device,
+    on_picture: Callable[[int, int], None] | None = None,
+) -> Prototypes:
+    """The prototypes of the labelled pictures in a folder for the model in a diffusers folder.
+
+    The features of a picture are the means of its latents in the model's own VAE, or its pixels where it has none. The
+    class means lose their common mean; a matrix of normal numbers, keyed by the seed, projects them to the width of the
+    model's class embeddings.
+
+    Raises:
+        DataError: a picture has no label, or a class of the model has no picture.
+        ModelError: the model has no classes.
+    """
+    components = open_components(model)
+    tables = class_tables(components)
+    if not tables:
+        raise ModelError(f"{model} has no embeddings of classes; give a model of classes, e.g. a DiT")
+    rows, width = next(iter(tables.values())).shape
+    dataset = scan(data, Condition.LABEL, check_headers=False)
+    if problems := problems_of_labels(dataset, rows - 1):
+        raise DataError("\n".join(problems))
+    vae = open_component(model, "vae", device=device) if "vae" in components else None
+    sums: dict[int, Tensor] = {}
+    counts = [0] * (rows - 1)
+    for number, sample in enumerate(dataset.samples):
+        pixels = load_pixels(dataset.path(number), resolution=resolution).unsqueeze(0).to(device)
+        label = int(sample.label or 0)
+        features = _features(vae, pixels).double().cpu()
+        sums[label] = sums[label] + features if label in sums else features
+        counts[label] += 1
+        if on_picture is not None:
+            on_picture(number + 1, len(dataset.samples))
+    if missing := [label for label, count in enumerate(counts) if not count]:
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        raise DataError(f"{data}: no picture has the label {shown}; a prototype is the mean of a class's pictures")
+    means = torch.stack([sums[label] / counts[label] for label in range(rows - 1)])  # (classes, features)
+    means = means - means.mean(0)
+    matrix = normal(seed=seed, purpose="prototypes", step=0, positions=range(means.shape[1]), shape=(width,)).double()
+    projected = means @ matrix  # (classes, width)
+    spread = projected.std(unbiased=False)
+    if not spread > 0:
+        raise DataError(f"{data}: the mean pictures of all classes are equal, so prototypes would be too")
+    return Prototypes(values=(projected / spread).float(), pictures=len(dataset.samples), features=means.shape[1])
+
+
+def _features(vae: Any, pixels: Tensor) -> Tensor:
+    """The features of a picture (1, 3, H, W), (features,)."""
+    if vae is None:
+        return pixels.flatten()
+    with torch.no_grad():
+        mean: Tensor = vae.encode(pixels).latent_dist.mean
+    return mean.flatten()
