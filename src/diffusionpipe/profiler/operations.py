@@ -70,6 +70,11 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.note(func, args, kwargs, result)
+        return result
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: object) -> bool:
+        """Note an operation that has run; False where it ran no kernel."""
         packet = func._overloadpacket
         read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         written = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
@@ -82,7 +87,8 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
                 scores=float(_scores(kind, args)),
             )  # fmt: skip
             self.operations.append(operation)
-        return result
+            return True
+        return False
 
 
 def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bool:

@@ -19,9 +19,11 @@ from diffusionpipe.costs.files import (
     read_profile,
 )
 from diffusionpipe.costs.graph import frozen_store
+from diffusionpipe.costs.operations import OperationReport
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.decoding import decoding_of_graph
+from diffusionpipe.profiler.layer_operations import computed_operations, measured_operations
 from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
@@ -173,6 +175,42 @@ def computed_recipe_profile(
             opened.graph, opened.model, device=device, precision=precision, batch_sizes=tuple(sizes), progress=report
         )
     return replace(profile, decoding=decoding_of_graph(opened.graph))
+
+
+def recipe_operations(
+    recipe: Path, overrides: Sequence[str], *, analytic: str | None, device: str, repeats: int, tell: Telling = SILENCE
+) -> OperationReport:
+    """The operations of a recipe's layers on one micro-batch: computed for a known device, else measured here.
+
+    Raises:
+        ConfigError: the recipe or its model is wrong, the device is not known, or it is not here.
+    """
+    known = device_rates(analytic) if analytic is not None else None
+    place = None if known is not None else chosen_device(device)
+    loaded = load_recipe(recipe, overrides)
+    if known is not None:
+        loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
+        device_rates(known.name, precision=loaded.training.precision.value)
+    elif place is not None:
+        loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
+    precision, sizes = loaded.training.precision.value, loaded.pipeline.sizes
+    samples = max(1, loaded.training.batch // (sizes.microbatches * (loaded.pipeline.data_parallel or 1)))
+    opened = build_model(loaded, "cpu" if place is None else place.type)
+    with tell.progress() as report:
+        if known is not None:
+            return computed_operations(
+                opened.graph, opened.model, device=known.name, precision=precision, samples=samples, progress=report
+            )
+        assert place is not None
+        return measured_operations(
+            opened.graph,
+            opened.model,
+            device=place.type,
+            precision=precision,
+            samples=samples,
+            repeats=repeats,
+            progress=report,
+        )
 
 
 def _device_here(cluster: Cluster) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,9 @@ NUM_SLOWEST = 12
 
 
 def profile(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)],
+    recipe: Annotated[
+        Path, typer.Argument(help="The recipe, a TOML file; or a file of operations to show.", show_default=False)
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Keys to change: key.path=value, e.g. data.resolution=512.", show_default=False),
@@ -43,10 +45,29 @@ def profile(
         float,
         typer.Option(min=0.0, max=1e9, help="After this number of seconds, no larger batch size is measured."),
     ] = 120.0,
+    operations: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="In place of the profile: where the time of the layers goes, operation by operation, on one "
+            "micro-batch of the recipe; written as JSON.",
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --operations, or for their file: a picture of them.")
+    ] = None,
 ) -> None:
     """Measure the time and memory of each layer for `plan`, or compute them for another device."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.costs.files import write_profile
+    from diffusionpipe.errors import ConfigError
+
+    if operations is not None or recipe.suffix == ".json":
+        made_of = {"analytic": analytic, "device": device, "repeats": repeats}
+        _operations(recipe, overrides or (), operations, png, made_of)
+        return
+    if png is not None:
+        raise ConfigError("--png: only operations are drawn; give --operations FILE too")
     from diffusionpipe.workflows.recipe_profile import computed_recipe_profile, measured_profile
 
     sizes = _batch_sizes(batch_sizes)
@@ -59,6 +80,35 @@ def profile(
     _print_report(made)
     write_profile(made, out)
     typer.echo(f"Written to {out}")
+
+
+def _operations(
+    source: Path, overrides: Sequence[str], out: Path | None, png: Path | None, made_of: Mapping[str, Any]
+) -> None:
+    """Show operations: of a file, or of a recipe, which are written first."""
+    from diffusionpipe.cli.text.operation_table import draw_operations, operation_lines
+    from diffusionpipe.cli.verbs.outputs import check_outputs
+    from diffusionpipe.costs.operations import read_report, report_to_text
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.files.output_file import write_atomically
+
+    check_outputs(out, pictures=(png,))
+    if out is None:
+        report = read_report(source)
+    elif source.suffix == ".json":
+        raise ConfigError(f"--operations: {source} is no recipe; give the recipe, or leave out --operations to show it")
+    else:
+        from diffusionpipe.workflows.recipe_profile import recipe_operations
+
+        report = recipe_operations(source, overrides, **made_of, tell=TERMINAL)
+        write_atomically(out, report_to_text(report))
+    for line in operation_lines(report):
+        typer.echo(line)
+    if png is not None:
+        draw_operations(report, png)
+    for path in (out, png):
+        if path is not None:
+            typer.echo(f"wrote {path}", err=True)
 
 
 def _batch_sizes(text: str) -> tuple[int, ...]:
