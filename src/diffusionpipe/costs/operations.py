@@ -1,4 +1,4 @@
-"""Where the time of a model's layers goes, operation by operation, and what follows from it; plain data.
+"""The time of a model's layers, operation by operation, and the figures that follow from it; plain data.
 
 An operation with W floating-point operations and Q bytes takes at least max(W / peak, Q / bandwidth) on a device: the
 roofline (Williams, Waterman, Patterson, 2009, https://doi.org/10.1145/1498765.1498785). Operations that run side by
@@ -34,7 +34,7 @@ class OperationUse:
     """The operation's name in torch, e.g. "addmm"; or `OUTSIDE`."""
     calls: int
     seconds: Seconds
-    """Of all calls together."""
+    """The time of all calls together."""
     flops: float
     num_bytes: float
     computing: Seconds

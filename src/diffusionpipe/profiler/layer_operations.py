@@ -3,7 +3,7 @@
     computed   the sum of the roofline model's times of a layer's operations; the rest of its time, the host's
                dispatch, is a line of its own
     measured   passes with every operation timed and passes with none take turns. A layer's time is the median of the
-               latter; what its operations do not account for is a line of its own
+               latter; the time outside its operations is a line of its own
 
 On a CPU with one thread times are the thread's own processor time, so that other programs do not count; waits that the
 thread itself asks for are added, the least of all passes. On a GPU each operation is waited for, so that short ones
@@ -215,7 +215,7 @@ Pass = tuple[list[Timed], Seconds]
 
 
 def _measure(run: LayerRun, device: torch.device, repeats: int) -> tuple[tuple[Tensor, ...], tuple[Pass, Pass]]:
-    """What the layer writes, and its forward and backward."""
+    """The outputs of the layer, and its forward and backward."""
     written, *_ = _once(run, device, None)  # what is done once, such as choosing kernels, is done now
     plain: list[tuple[_Took, _Took]] = []
     traced: list[tuple[_TimedTrace, _TimedTrace]] = []
@@ -250,7 +250,7 @@ def _traced(work: Callable[[], Any], device: torch.device, trace: _TimedTrace | 
 
 
 def _medians(traces: Sequence[_TimedTrace]) -> list[Timed]:
-    """Each operation with its time; where passes run different ones, those of the last pass with its times."""
+    """Each operation with its time; where passes run different ones, the last pass's operations with its times."""
     last = traces[-1]
     if len({tuple(operation.name for operation in trace.operations) for trace in traces}) > 1:
         return [(operation, took.computing) for operation, took in zip(last.operations, last.took, strict=True)]
