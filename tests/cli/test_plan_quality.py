@@ -114,6 +114,6 @@ def test_another_model_and_another_folder_are_refused(place, plan_of):
     code, _, problem = plan_of(run)
     assert (code, "trained another model" in problem) == (2, True)
     code, _, problem = plan_of(place / "data")
-    assert (code, "is no folder of a run" in problem) == (2, True)
+    assert (code, "is not the folder of a run" in problem) == (2, True)
     code, _, problem = plan_of(run, "--compare", "all")
     assert (code, "--compare: no effect on --quality" in problem) == (2, True)

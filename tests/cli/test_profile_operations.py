@@ -36,7 +36,7 @@ def test_operations_of_a_recipe_are_shown_written_drawn_and_shown_again(run, tmp
     assert all(len(line) <= 110 for line in shown.splitlines())
     assert run(out)[:2] == (0, shown)
     code, _, problem = run(out, "--operations", tmp_path / "other.json")
-    assert (code, "is no recipe; give the recipe" in problem) == (2, True)
+    assert (code, "is not a recipe; give the recipe" in problem) == (2, True)
 
 
 def test_a_picture_of_a_profile_and_a_missing_file_are_refused(run, tmp_path):

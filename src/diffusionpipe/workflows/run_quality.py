@@ -67,7 +67,7 @@ def _recipe_of(folder: Path) -> Recipe:
     from diffusionpipe.trainer.recipe import load_recipe
 
     if not (folder / "recipe.toml").exists() or not (folder / "plan.json").exists():
-        raise ConfigError(f"--quality: {folder} is no folder of a run: it has no recipe.toml or no plan.json")
+        raise ConfigError(f"--quality: {folder} is not the folder of a run: it has no recipe.toml or no plan.json")
     return load_recipe(folder / "recipe.toml")
 
 
