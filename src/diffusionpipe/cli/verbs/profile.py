@@ -96,7 +96,9 @@ def _operations(
     if out is None:
         report = read_report(source)
     elif source.suffix == ".json":
-        raise ConfigError(f"--operations: {source} is not a recipe; give the recipe, or leave out --operations to show it")
+        raise ConfigError(
+            f"--operations: {source} is not a recipe; give the recipe, or leave out --operations to show it"
+        )
     else:
         from diffusionpipe.workflows.recipe_profile import recipe_operations
 
