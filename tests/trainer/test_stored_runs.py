@@ -16,7 +16,9 @@ from tiny_runs import (
     train,
     train_here,
 )
+from typer.testing import CliRunner
 
+from diffusionpipe import cli
 from diffusionpipe.costs.forms import Form, stored_bytes
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.models.parameters.lora import is_adapter
@@ -158,6 +160,30 @@ def test_forms_by_component_store_these_alone_and_the_description_has_their_byte
 def test_what_is_not_frozen_is_not_stored_and_said_before_anything_is_read(recipe, kind, sections, message):
     with pytest.raises(RecipeError, match=message):
         build_model(recipe("refused", kind=kind, **sections), "cpu")
+
+
+def test_sample_draws_from_the_stored_base_of_the_run(recipe, tmp_path):
+    made = recipe("drawn", sampling=DRAWN | {"at_start": False}, training={"ema_decay": "none"})
+    assert train_here(made) == 2
+    (drawn,) = np.load(made.run.folder / "samples" / "step-00000002.npy")
+    found = {}
+    for name, folder in (("run", made.run.folder), ("adapters alone", None)):
+        kept = {}
+
+        def keep(pictures, path, *, kept=kept, **options):
+            kept["pictures"] = pictures
+            path.touch()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("diffusionpipe.viz.grid.sample_grid", keep)
+            if folder is None:  # as before it drew from stored weights
+                patch.setattr("diffusionpipe.trainer.model.lora.stored_form", lambda stated, component="": None)
+            words = ["--prompt", "a b", "--steps", "2", "--guidance", "2", "--out", str(tmp_path / "grid.png")]
+            result = CliRunner().invoke(cli.app, ["sample", str(made.run.folder), *words, "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+        ((_, found[name]),) = kept["pictures"]
+    assert np.abs(found["run"].astype(int) - drawn).max() <= 1
+    assert np.abs(found["adapters alone"].astype(int) - drawn).max() > 1
 
 
 def test_a_run_multiplies_integers_where_it_is_asked_to(recipe):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
-from diffusionpipe.costs.graph import upstream
+from diffusionpipe.costs.graph import BYTES_OF_STORED, upstream
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Plan
@@ -177,5 +177,7 @@ def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
 
 
 def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
+    if parameter.dtype in BYTES_OF_STORED or parameter.name.endswith(".scales"):
+        return parameter.num_bytes
     is_factor = len(parameter.shape) > 1
     return prod(parameter.shape) * _NARROW if is_factor and precision == "bfloat16" else parameter.num_bytes

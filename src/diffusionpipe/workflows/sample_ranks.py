@@ -40,6 +40,7 @@ class Drawing:
     def sources(self) -> "list[Source]":
         """The folders that are drawn from."""
         from diffusionpipe.trainer.inference.folder_drawing import Source
+        from diffusionpipe.trainer.recipe import Precision
 
         return [
             Source(
@@ -51,6 +52,7 @@ class Drawing:
                 clip=self.size.clip,
                 captions=self.captions,
                 variant=one.variant,
+                frozen=one.frozen if self.precision is Precision.BFLOAT16 else None,
             )
             for one in self.model.chain
         ]

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.recipe.model_section import FrozenStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class TrainedModel:
     """Side of its pictures; None: as the run's recipe or diffusers' pipeline says."""
     variant: str | None = None
     """Variant of the folder's weights, as `model.variant` of a recipe."""
+    frozen: "FrozenStore" = None
+    """The storage of frozen weights that its adapters were trained on."""
     before: "TrainedModel | None" = None
     """Draws the small pictures that it reads."""
 
@@ -130,7 +136,10 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
     loaded = recorded_recipe(recipe)
     folder = folder_of(loaded)
     scheduler = sampling_scheduler(folder, prediction_of(loaded, folder), loaded.objective.shift)
-    return TrainedModel(folder=folder, adapters=adapters, scheduler=scheduler, variant=loaded.model.variant)
+    frozen = loaded.model.frozen_dtype
+    return TrainedModel(
+        folder=folder, adapters=adapters, scheduler=scheduler, variant=loaded.model.variant, frozen=frozen
+    )
 
 
 def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:

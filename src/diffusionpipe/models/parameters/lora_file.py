@@ -100,8 +100,7 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         dora = any(adapter.magnitude is not None for adapter in found.values())
         inject(module, ranks, {layer: float(rank) for layer, rank in ranks.items()}, dora=dora)
     for layer, adapter in found.items():
-        base = module.get_submodule(f"{layer}.base_layer").weight
-        assert isinstance(base, Tensor)
+        base = next(module.get_submodule(f"{layer}.base_layer").parameters())
         for name, value in parameters_of(layer, scaled(adapter)).items():
             holder: Any = module.get_submodule(name.removesuffix(".weight"))
             if not base.is_meta:

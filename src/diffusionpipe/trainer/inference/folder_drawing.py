@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from diffusionpipe.models.opening.folder import build_graph, family_of, reads_es
 from diffusionpipe.models.parameters.lora_file import adapted_components, has_norms, load_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.models.parameters.narrow_weights import upcast_in_forward
+from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.runtime.compute.stage import LayerStage
 from diffusionpipe.runtime.job.agreement import rank_in
@@ -31,6 +33,8 @@ from diffusionpipe.trainer.inference.drawing import MOVING, PLAIN, Arithmetic, P
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
 from diffusionpipe.trainer.inference.known_pixels import with_known
 from diffusionpipe.trainer.inference.parallel_in_time import ALONE, Crew
+from diffusionpipe.trainer.model.lora import form_in
+from diffusionpipe.trainer.recipe.model_section import FrozenStore
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +84,8 @@ class Source:
     """How texts are read."""
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
+    frozen: FrozenStore = None
+    """The form in which linear layers are stored in one process, as a recipe's `frozen_dtype` says it."""
 
     @property
     def low(self) -> LowResolution | None:
@@ -130,6 +136,7 @@ def latents_from_folder(
         RecipeError: prompts and labels do not suit the model.
     """
     opened = open_source(source, wish, settings, small)
+    opened.store()
     conditions = opened.conditions(device, arithmetic)
     opened.materialize(opened.trained, device, arithmetic)
     stage = LayerStage(opened.trained, opened.graph.components, outputs=["prediction"])
@@ -163,6 +170,12 @@ class Opened:
     def denoiser(self) -> str:
         """The name of the component that predicts."""
         return self.trained[-1].component
+
+    def store(self) -> None:
+        """Puts stored layers in place, as the source says; before anything is materialized."""
+        for component in self.graph.components.values():
+            component.requires_grad_(False)
+        store(self.graph, partial(form_in, self.source.frozen))
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
         """The tensors that the denoiser reads beside latents and times.

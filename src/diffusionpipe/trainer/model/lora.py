@@ -6,7 +6,7 @@ from diffusionpipe.costs.forms import Form
 from diffusionpipe.models.parameters.lora import LoraSettings
 from diffusionpipe.models.parameters.lora_targets import ATTENTION, Breadth, Targets
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe.model_section import AdaptedLayers, is_narrow_store, stored_form
+from diffusionpipe.trainer.recipe.model_section import AdaptedLayers, FrozenStore, is_narrow_store, stored_form
 
 
 def lora_of(recipe: Recipe) -> LoraSettings | None:
@@ -55,5 +55,10 @@ def frozen_dtype_of(recipe: Recipe) -> torch.dtype | None:
 
 def form_of(recipe: Recipe, component: str) -> Form | None:
     """The form in which the frozen linear layers of a component are stored; None for a dtype of torch."""
-    form = stored_form(recipe.model.frozen_dtype, component)
+    return form_in(recipe.model.frozen_dtype, component)
+
+
+def form_in(stated: FrozenStore, component: str) -> Form | None:
+    """The form of a component's frozen linear layers where a recipe states `frozen_dtype` so; None for none."""
+    form = stored_form(stated, component)
     return None if form is None else Form(form.value)

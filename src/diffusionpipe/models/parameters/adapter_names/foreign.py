@@ -7,6 +7,7 @@ they may hold peft's adapters already or not, and their weights may be on the me
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -316,9 +317,8 @@ def _misfit(
 ) -> str | None:
     """The sizes of an adapter and of its layer as text, where they differ."""
     component, layer = place
-    weight = modules[component].get_submodule(layer.parts[0].module).weight
-    assert isinstance(weight, Tensor)
-    here = (sum(part.rows for part in layer.parts), *weight.shape[1:])
+    module: Any = modules[component].get_submodule(layer.parts[0].module)
+    here = (sum(part.rows for part in layer.parts), *module.weight.shape[1:])
     there = (pair["up"].shape[0], *pair["down"].shape[1:])
     if there == here and pair["up"].shape[1] == pair["down"].shape[0]:
         return None
