@@ -8,6 +8,7 @@ Only cores that would else be idle work for it, so that training does not wait. 
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,7 +20,7 @@ from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.holding import Workload
-from diffusionpipe.ir.files import Format, from_text, to_text, write_plan
+from diffusionpipe.ir.files import write_plan
 from diffusionpipe.planner import Given, Setting
 from diffusionpipe.planner.correction.suggestion import suggest
 from diffusionpipe.runtime.job.parent_death import end_with_parent
@@ -52,9 +53,6 @@ class Request:
     """The number of the process that asks."""
 
 
-REQUEST = Format("diffusionpipe-replanning", 1, Request)
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """The result of a search: the layout whose plan it has written."""
@@ -74,13 +72,12 @@ class Replanning:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
-                encoding="utf-8",
                 start_new_session=True,  # Ctrl-C ends the training first, which then ends this
             )
         self._started, self._limit = monotonic(), TIME_LIMIT
         assert self._process.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(to_text(request, REQUEST))
+            pickle.dump(request, pipe)  # to a process of the same code, which reads nothing else
 
     def is_over(self) -> bool:
         """Whether it has ended; it is ended here if it has had its time."""
@@ -95,7 +92,7 @@ class Replanning:
             OSError: it has failed, or was stopped.
         """
         assert self._process.stdout is not None, "it is a pipe"
-        text = self._process.stdout.read()
+        text = self._process.stdout.read().decode()
         if self._process.wait():
             raise OSError(f"the search ended with status {self._process.returncode}")
         found = json.loads(text)
@@ -109,7 +106,7 @@ class Replanning:
 
 def main() -> None:
     """Answer the request on the standard input."""
-    request = from_text(sys.stdin.read(), REQUEST, source="the request")
+    request: Request = pickle.load(sys.stdin.buffer)
     if not end_with_parent(request.parent):
         return
     _yield_to_training()
