@@ -169,6 +169,7 @@ def test_a_run_says_why_no_search_for_another_layout_can_start_and_goes_on(found
     start = SimpleNamespace(
         recipe=recipe_of(Path("models/sd"), Path("data/birds"), tmp_path, pipeline=sections),
         plan=SimpleNamespace(mesh=SimpleNamespace(num_ranks=2)),
+        model=None,
         hosts=("a", "a"),
     )
     check = RunCheck(ConsoleReport(Console()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))

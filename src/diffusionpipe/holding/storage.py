@@ -152,6 +152,6 @@ def storage_of(name: str) -> Storage:
     """
     if name not in STORAGES:
         raise ConfigError(
-            f"weights of encoders rest in {name!r}, which this version does not know; known are {', '.join(STORAGES)}"
+            f"weights of encoders cannot be kept in {name!r}, which this version does not know; known are {', '.join(STORAGES)}"
         )
     return STORAGES[name]

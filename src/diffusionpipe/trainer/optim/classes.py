@@ -59,7 +59,7 @@ def _class_of_path(name: str) -> OptimizerClass:
     module, _, own = name.rpartition(".")
     package = module.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")):
-        raise RecipeError(f'optimizer {name!r} is no path of a class; write "package.module.Class"')
+        raise RecipeError(f'optimizer {name!r} is not the path of a class; write "package.module.Class"')
     if package in _SUBCLASSES:
         raise RecipeError(
             f"optimizer {name} keeps tensors of its own classes, which a checkpoint for other layouts cannot hold; use "

@@ -78,7 +78,7 @@ def kept_bytes(
     try:
         key = json.dumps(arguments, sort_keys=True)
     except TypeError as error:
-        raise RecipeError(f"optimizer {name}: its arguments are no plain values: {error}") from error
+        raise RecipeError(f"optimizer {name}: its arguments must be plain values: {error}") from error
     started, found = monotonic(), {}
     for shape in sorted(set(shapes), key=lambda shape: (prod(shape), shape)):
         found[shape] = _bytes_of(name, key, shape, dtype, is_late=monotonic() - started > LIMIT / 2)

@@ -74,7 +74,7 @@ class OptimizerSection(Section):
             if isinstance(rate, bool) or not isinstance(rate, int | float) or rate <= 0:
                 yield f"{key}.learning_rate: expected a number above 0; change it"
             if "|" in pattern or pattern in ("", "rest"):
-                yield f'{key}: it is no pattern of names such as "*.bias"; change it'
+                yield f'{key}: expected a pattern of names such as "*.bias"; change it'
             if not values:
                 yield f"{key}: it says nothing; give it e.g. weight_decay = 0.0, or remove it"
             general = [argument for argument in _OF_ALL if argument in own]
