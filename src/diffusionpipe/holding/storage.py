@@ -152,6 +152,6 @@ def storage_of(name: str) -> Storage:
     """
     if name not in STORAGES:
         raise ConfigError(
-            f"weights of encoders cannot be kept in {name!r}, which this version does not know; known are {', '.join(STORAGES)}"
+            f"the storage {name!r} for weights of encoders is not known to this version; use {', '.join(STORAGES)}"
         )
     return STORAGES[name]
