@@ -104,7 +104,9 @@ QUADRATICS = [(1.0, 1.0), (0.5, 1.0), (0.7, 1.0)]
 
 
 @pytest.mark.parametrize("name", ["micro-batches", "groups"])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_400_measurements_are_within_a_tenth_of_the_known_scale(name, number):
     samples, expected = samples_of(number, *QUADRATICS[number])
     assert noise_scale(measured(LAYOUTS[name], samples)) == pytest.approx(expected, rel=0.1)
