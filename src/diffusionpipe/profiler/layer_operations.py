@@ -36,6 +36,7 @@ from diffusionpipe.profiler.operations import Kind, Operation, OperationTrace
 from diffusionpipe.profiler.roofline import layer_seconds, operation_seconds
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
 from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 from diffusionpipe.units import Seconds
 
 REPEATS = 5
@@ -95,8 +96,13 @@ def measured_operations(
     repeats: int = REPEATS,
     progress: Report = silent,
 ) -> OperationReport:
-    """The operations of every layer on this machine, in medians of `repeats` passes."""
+    """The operations of every layer on this machine, in medians of `repeats` passes.
+
+    On a CPU this process keeps its freed memory from then on, as in `profile_model`.
+    """
     place = torch.device(device)
+    if place.type == "cpu":
+        disable_malloc_trim()  # as a run does
     limits = _Measured(place)
     own = Precision(device=place.type, autocast=torch.bfloat16 if precision == "bfloat16" else None)
     uses: list[OperationUse] = []
