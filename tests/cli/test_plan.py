@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from planner import synthetic
+from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.decoding import Decoding
@@ -131,7 +132,9 @@ def test_drawing_has_throughput_and_latency_with_their_band_on_the_screen_and_in
     assert plan_of(files, "--draw", 28, "--out", files / "drawing.json") == 0
     # 8 rows: texts of 4 s each on both ranks; a step is 9 halves of 8 layers of 1 s, and links take next to nothing
     latency = 8 * 4.0 + 28 * (8 + 1) * 4.0
-    shown = " ".join(capsys.readouterr().out.split())
+    screen = capsys.readouterr().out
+    assert_screen("plan_draw_80", screen)
+    shown = " ".join(screen.split())
     assert f"{latency / 8:.1f} s a picture, {latency:.1f} s until all are there" in shown
     low, high = 0.75 * latency, 1.25 * latency
     assert f"layer times 25% shorter or longer {low / 8:.1f} to {high / 8:.1f} s a picture, {low:.1f} to" in shown
