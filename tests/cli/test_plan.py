@@ -133,7 +133,7 @@ def test_drawing_has_throughput_and_latency_with_their_band_on_the_screen_and_in
     # 8 rows: texts of 4 s each on both ranks; a step is 9 halves of 8 layers of 1 s, and links take next to nothing
     latency = 8 * 4.0 + 28 * (8 + 1) * 4.0
     screen = capsys.readouterr().out
-    assert_screen("plan_draw_80", screen)
+    assert_screen("drawing_80", screen)
     shown = " ".join(screen.split())
     assert f"{latency / 8:.1f} s a picture, {latency:.1f} s until all are there" in shown
     low, high = 0.75 * latency, 1.25 * latency

@@ -129,7 +129,7 @@ class StatedTraining:
     batch: int | None
     """None: one sample for each device."""
     checkpoint: Sequence[str] | None
-    """Patterns of the layers to recompute; "none" is no pattern. None leaves them to the planner."""
+    """Patterns of the layers to recompute, or "none". None leaves them to the planner."""
     has_ema: bool
     optimizer: str
     is_drawn: bool = False

@@ -284,7 +284,7 @@ def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
 
 
 def smaller_sides(stated: StatedModel) -> list[int]:
-    """The sides to propose in place of that of a model's pictures.
+    """Smaller sides for a model's pictures, which a plan may propose.
 
     [] for clips, and for a model whose side only its folder says.
     """

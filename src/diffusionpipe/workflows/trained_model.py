@@ -83,7 +83,7 @@ def trained_model(run: Path, variant: str | None = None, config: str | None = No
 
 
 def _holds_adapters(file: Path) -> bool:
-    """Whether the names in a file are those of adapters."""
+    """Whether all tensors in a file have names of adapters."""
     from diffusionpipe.models.parameters.single_file.reading import shapes_in
 
     names = shapes_in(file)

@@ -189,7 +189,7 @@ def _check_drawing(batches: Sequence[int], options: Mapping[str, object]) -> Non
 
 
 def _refuse(options: Mapping[str, object], rest: str) -> None:
-    """Refuse those of these options that are given; `rest`: the end of the sentence.
+    """Refuse options that have a value; `rest`: the end of the sentence.
 
     Raises:
         ConfigError: one is given.
