@@ -138,11 +138,15 @@ def smallest_device(setting: Setting) -> Bytes:
 
 
 def in_host_memory(setting: Setting) -> str:
-    """Words about the weights of encoders that are kept in host memory; "" where none are."""
-    size = setting.ledger.resting(setting.graph.frozen_layers).host
-    if not size:
-        return ""
-    return f"; host memory of each machine: encoders {in_words(size)}"
+    """Words about weights and states that are kept in host memory; "" where none are."""
+    ledger, words = setting.ledger, ""
+    encoders = ledger.resting(setting.graph.frozen_layers).host
+    states = ledger.held(list(ledger.trained)).hosted
+    if encoders:
+        words += f"; host memory of each machine: encoders {in_words(encoders)}"
+    if states:
+        words += f"; host memory of each copy of the model: states of the optimizer {in_words(states)}"
+    return words
 
 
 def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
