@@ -6,7 +6,7 @@ ask it; nobody else multiplies shapes by widths.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from math import prod
 
 from diffusionpipe.costs.graph import ModelGraph, ParameterSpec
@@ -54,7 +54,7 @@ class Ledger:
     def held(self, names: Collection[str]) -> Held:
         """The sum over the trained ones of these parameters, each once, on a rank that holds them."""
         own = [self.trained[name] for name in self.trained.keys() & names]
-        return reduce(Held.plus, own, self.base if own else NOTHING)
+        return self.base.plus(Held._make(map(sum, zip(*own, strict=True)))) if own else NOTHING
 
     @property
     def base(self) -> Held:
