@@ -11,6 +11,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import resolve, save
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState, load_training, training_tensors
 from diffusionpipe.trainer.optim.classes import optimizer_class
 from diffusionpipe.trainer.optim.optimizer import build_optimizer, problem_of_step
+from diffusionpipe.trainer.optim.undo import Backup
 
 CLASSES = {
     "bitsandbytes.optim.AdamW8bit": "step:int",
@@ -145,3 +146,19 @@ def test_a_class_that_cannot_be_stepped_or_saved_is_refused_by_a_trial(name, arg
     problem = problem_of_step(name, 2, arguments, "cpu")
     assert problem is not None
     assert message in problem
+
+
+@pytest.mark.parametrize("name", ["pytorch_optimizer.SOAP", "prodigyopt.Prodigy"])
+def test_a_step_is_taken_back_with_lists_numbers_and_groups(name):
+    state = state_of(parameters(), name)
+    held = list(state.trainable.values())
+    train(state, range(3))
+    backup = Backup(held, state.optimizer)
+    backup.keep()
+    before = {key: tensor.clone() for key, tensor in training_tensors(state).items()}
+    train(state, range(3, 5))
+    assert any(not torch.equal(tensor, before[key]) for key, tensor in training_tensors(state).items())
+    backup.restore()
+    after = training_tensors(state)
+    assert after.keys() == before.keys()
+    assert [key for key in before if not torch.equal(after[key], before[key])] == []

@@ -58,7 +58,7 @@ class Ledger:
 
     @property
     def base(self) -> Held:
-        """The bytes of a rank that trains any parameter, beside those of its parameters."""
+        """The bytes of a rank that trains any parameter, without its parameters and their states."""
         return Held(optimizer=self.workload.once)
 
     def frozen_bytes(self, names: Collection[str]) -> Bytes:
