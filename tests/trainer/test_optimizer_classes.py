@@ -117,7 +117,7 @@ def test_numbers_below_the_threshold_of_8_bits_may_be_stored_under_other_keys_th
         ("no_such_package.Adam", "cannot be imported: No module named 'no_such_package'; install its package"),
         ("torch.optim.LBFGS", "several times"),
         ("pytorch_optimizer.load_optimizer", "has no optimizer load_optimizer"),
-        ("a..b", "no path of a class"),
+        ("a..b", "not the path of a class"),
     ],
 )
 def test_a_path_without_a_usable_class_is_refused(name, message):
