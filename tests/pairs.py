@@ -115,7 +115,13 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
             Feature.DATA_PARALLEL,
             Feature.SHARDED,
             Feature.OFFLOAD,
+            Feature.REPLICAS,
+            Feature.TWO_DIRECTIONS,
+            Feature.BUCKETS,
         )
+    ],
+    "tests/runtime/test_stored.py::test_those_of_adapters_of_text_encoders_on_stored_weights_are_too": [
+        (Feature.QUANTISED, Feature.TEXT_ENCODER)
     ],
     "tests/runtime/test_stored.py::test_filled_with_stored_encoders_they_are_too": [(Feature.QUANTISED, Feature.FILL)],
     "tests/trainer/test_stored_runs.py::test_two_stages_learn_and_draw_what_one_process_does_and_hold_adapters_alone": [

@@ -31,6 +31,9 @@ LAYOUTS = {
     "two copies": Layout(**SIZES | {"microbatches": 2}, data_parallel=2),
     "sharded": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, sharded=True),
     "encoders on the host": Layout(**SIZES, encoders="host", encode_chunk=3),
+    "replicas": Layout(**SIZES, replicas=(2, 1)),
+    "two directions": Layout(**SIZES, schedule="chimera"),
+    "buckets": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, buckets=2),
 }
 
 
@@ -67,6 +70,23 @@ def test_gradients_of_adapters_on_stored_weights_are_those_of_one_process(model,
     graph, description, inputs, expected = prepared(model, form)
     assert all(gradient.abs().max() > 0 for gradient in expected.gradients.values())
     assert_same_step(step_in_threads(graph, description, LAYOUTS[layout], inputs), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["1f1b", "zb-v, recomputed"])
+def test_those_of_adapters_of_text_encoders_on_stored_weights_are_too(layout):
+    graph = tiny_sd3()
+    adapt(graph, ["transformer", "text_encoder", "text_encoder_3"], LoraSettings(rank=2))
+    store(graph, lambda component: Form.INT8 if component != "vae" else None)
+    materialize(graph, [one.name for one in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    for parameter, name in canonical_names(graph.components).items():
+        if is_second_matrix(name):
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    inputs = raw_inputs(graph, BATCH)
+    expected = reference_step(graph, inputs)
+    assert {name.partition(".")[0] for name in expected.gradients} == {"transformer", "text_encoder", "text_encoder_3"}
+    assert_same_step(step_in_threads(graph, described(graph), LAYOUTS[layout], inputs), expected)
 
 
 @pytest.mark.slow

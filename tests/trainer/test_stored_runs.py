@@ -85,6 +85,8 @@ def test_the_form_changes_the_losses_and_a_run_goes_on_with_another(recipe):
     found, plain = losses_of(made.run.folder), losses_of(wide.run.folder)
     assert found[1] != plain[1]
     assert found[1] == pytest.approx(plain[1], rel=0.3)
+    started = recipe("started", lora={"start": made.run.folder / "export"}, training={"steps": 1})
+    assert train_here(started) == 1  # the file of adapters knows nothing of the form
 
 
 @pytest.mark.slow
