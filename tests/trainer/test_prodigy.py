@@ -8,6 +8,8 @@ from torch import nn
 
 from diffusionpipe.trainer.optim.prodigy import SharedProdigy
 from diffusionpipe.trainer.optim.trial import sums_over_all
+from diffusionpipe.trainer.recipe import OptimizerSection, PipelineSection
+from diffusionpipe.workflows.recipe_checks import checks_of_run
 
 SHAPES = ((5, 4), (7,), (3, 3), (2, 2))
 STEPS = 12
@@ -97,3 +99,21 @@ def test_ranks_step_with_the_distance_of_all(options, still):
 )
 def test_sums_over_all_parameters_are_found_by_a_trial(name, is_summing):
     assert sums_over_all(name, {}) is is_summing
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "num_ranks", "is_refused"),
+    [
+        ("pytorch_optimizer.Prodigy", None, 2, True),
+        ("pytorch_optimizer.Prodigy", 1, 2, False),
+        ("pytorch_optimizer.Prodigy", None, 1, False),
+        ("prodigyopt.Prodigy", None, 2, False),
+    ],
+)
+def test_a_class_with_sums_of_its_own_is_refused_where_ranks_share_the_parameters(name, stages, num_ranks, is_refused):
+    sections = {"optimizer": OptimizerSection(name=name), "pipeline": PipelineSection(stages=stages)}
+    check = next(one for one in checks_of_run(num_ranks, None) if one.__name__ == "has_an_optimizer_for_the_ranks")
+    problems = list(check(**sections))
+    assert [problem.startswith(f"optimizer.name: {name} changes a parameter by sums") for problem in problems] == (
+        [True] if is_refused else []
+    )
