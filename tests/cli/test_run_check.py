@@ -23,7 +23,7 @@ from diffusionpipe.planner import choose, predicted_timeline
 from diffusionpipe.planner.correction.causes import Cause, LoadingTimes
 from diffusionpipe.planner.correction.correct import correct
 from diffusionpipe.workflows.prediction_file import read_prediction
-from diffusionpipe.workflows.replanning import Found, Replanning, Request
+from diffusionpipe.workflows.replanning import Found, Replanning, Request, training_of
 from diffusionpipe.workflows.run_check import Command, RunCheck, suggestion_text
 from diffusionpipe.workflows.run_facts import numbers_of_stages
 
@@ -188,7 +188,7 @@ def request_in(folder, step):
         profile=str(folder / "profile.json"),
         cluster=str(folder / "cluster.json"),
         plan=str(folder / "plan.json"),
-        workload=true.workload,
+        training=training_of(true.workload),
         given=true.given,
         fill=None,
         sample_batch=0,

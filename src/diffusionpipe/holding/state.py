@@ -26,6 +26,14 @@ class Item(StrEnum):
     BACKUP = "backup"
 
 
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A parameter by name, and bytes beside it."""
+
+    parameter: str
+    size: Bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """Numbers that a rank holds for each of a trained parameter's: `width` bytes each, on the device or on the host."""
@@ -38,12 +46,12 @@ class State:
     is_hosted: bool = False
     """Whether it is kept in host memory, and is on the device only while the parameter is updated."""
 
-    sizes: tuple[tuple[str, Bytes], ...] = ()
+    sizes: tuple[Sized, ...] = ()
     """Bytes by the name of a parameter, where they do not follow from its numbers; the width is their mean then."""
 
     @cached_property
     def _by_name(self) -> dict[str, Bytes]:
-        return dict(self.sizes)
+        return {one.parameter: one.size for one in self.sizes}
 
     def size(self, parameter: ParameterSpec) -> Bytes:
         """Bytes beside this parameter."""

@@ -8,7 +8,6 @@ Only cores that would else be idle work for it, so that training does not wait. 
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,18 +18,51 @@ from time import monotonic
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
-from diffusionpipe.holding import Workload
-from diffusionpipe.ir.files import write_plan
+from diffusionpipe.holding import State, Workload
+from diffusionpipe.ir.files import Format, from_text, to_text, write_plan
 from diffusionpipe.planner import Given, Setting
 from diffusionpipe.planner.correction.suggestion import suggest
 from diffusionpipe.runtime.job.parent_death import end_with_parent
-from diffusionpipe.units import Seconds
+from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.prediction_file import write_prediction
 
 CPU_LIMIT = 300
 """Seconds of processor time that a search may take."""
 TIME_LIMIT: Seconds = 1800.0
 """Most seconds on the clock: work of idle priority may wait long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A workload as a file holds it; where weights rest is the search's to say."""
+
+    batch: int
+    states: tuple[State, ...]
+    once: Bytes
+    checkpointed: tuple[str, ...]
+    encode_chunk: int
+
+    @property
+    def workload(self) -> Workload:
+        """The workload, with all weights on the device."""
+        return Workload(
+            batch=self.batch,
+            states=self.states,
+            once=self.once,
+            checkpointed=self.checkpointed,
+            encode_chunk=self.encode_chunk,
+        )
+
+
+def training_of(workload: Workload) -> Training:
+    """The part of a workload that a search beside a training is told."""
+    return Training(
+        batch=workload.batch,
+        states=workload.states,
+        once=workload.once,
+        checkpointed=workload.checkpointed,
+        encode_chunk=workload.encode_chunk,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +75,7 @@ class Request:
     """Path of the corrected cluster."""
     plan: str
     """Path of the plan file that it may write."""
-    workload: Workload
+    training: Training
     given: Given
     fill: bool | None
     sample_batch: int
@@ -51,6 +83,9 @@ class Request:
     """Step of the present layout, by the corrected profile."""
     parent: int
     """The number of the process that asks."""
+
+
+REQUEST = Format("diffusionpipe-replanning", 1, Request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +107,13 @@ class Replanning:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
+                encoding="utf-8",
                 start_new_session=True,  # Ctrl-C ends the training first, which then ends this
             )
         self._started, self._limit = monotonic(), TIME_LIMIT
         assert self._process.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError), self._process.stdin as pipe:
-            pickle.dump(request, pipe)  # to a process of the same code, which reads nothing else
+            pipe.write(to_text(request, REQUEST))
 
     def is_over(self) -> bool:
         """Whether it has ended; it is ended here if it has had its time."""
@@ -92,7 +128,7 @@ class Replanning:
             OSError: it has failed, or was stopped.
         """
         assert self._process.stdout is not None, "it is a pipe"
-        text = self._process.stdout.read().decode()
+        text = self._process.stdout.read()
         if self._process.wait():
             raise OSError(f"the search ended with status {self._process.returncode}")
         found = json.loads(text)
@@ -106,7 +142,7 @@ class Replanning:
 
 def main() -> None:
     """Answer the request on the standard input."""
-    request: Request = pickle.load(sys.stdin.buffer)
+    request = from_text(sys.stdin.read(), REQUEST, source="the request")
     if not end_with_parent(request.parent):
         return
     _yield_to_training()
@@ -116,7 +152,7 @@ def main() -> None:
 
 def answer(request: Request, profile: Profile, cluster: Cluster) -> dict[str, object] | None:
     """The result to print; the plan of the found layout is written."""
-    setting = Setting(profile=profile, cluster=cluster, workload=request.workload, given=request.given)
+    setting = Setting(profile=profile, cluster=cluster, workload=request.training.workload, given=request.given)
     found = suggest(setting, request.step, fill=request.fill, sample_batch=request.sample_batch)
     if found is None:
         return None

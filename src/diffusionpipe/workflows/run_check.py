@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from diffusionpipe.holding import DEVICE
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.expectation import loading_in
 
@@ -118,7 +117,7 @@ class RunCheck:
     def _start_search(self, start: "Start", found: "Correction") -> None:
         from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of
         from diffusionpipe.workflows.recipe_setting import given_of
-        from diffusionpipe.workflows.replanning import Replanning, Request
+        from diffusionpipe.workflows.replanning import Replanning, Request, training_of
 
         recipe, folder = start.recipe, start.recipe.run.folder
         if not recipe.pipeline.is_replanned or recipe.models:
@@ -130,7 +129,7 @@ class RunCheck:
             profile=str(folder / PROFILE),
             cluster=str(folder / CLUSTER),
             plan=str(folder / PLAN),
-            workload=replace(workload_of(recipe, start.model), encoders=DEVICE),
+            training=training_of(workload_of(recipe, start.model)),
             given=given_of(recipe),
             fill=recipe.pipeline.fill if recipe.pipeline.is_searched else None,
             sample_batch=samples_drawn_together(recipe),

@@ -8,6 +8,7 @@ import torch
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import Item, State
 from diffusionpipe.holding.rest import RESTS, Rest
+from diffusionpipe.holding.state import Sized
 from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
 from diffusionpipe.trainer.optim.optimizer import state_per_parameter
 from diffusionpipe.trainer.optim.trial import Kept, Shape, kept_bytes
@@ -80,7 +81,7 @@ def counted_state(sizes: Mapping[str, Bytes], model: ModelGraph) -> State:
     """The state of these bytes by parameter."""
     numbers = sum(prod(p.shape) for p in model.parameters if p.name in sizes)
     mean = sum(sizes.values()) // max(1, numbers)
-    return State(item=Item.OPTIMIZER, width=mean, sizes=tuple(sorted(sizes.items())))
+    return State(item=Item.OPTIMIZER, width=mean, sizes=tuple(Sized(*one) for one in sorted(sizes.items())))
 
 
 def _is_plain(recipe: Recipe) -> bool:
