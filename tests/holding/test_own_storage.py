@@ -1,39 +1,18 @@
-"""A storage that this file alone knows is searched, priced, simulated, saved in plans and run by the product."""
+"""A storage that tests alone know is searched, priced and simulated by the product; `tests/runtime` runs it."""
 
-import copy
 from dataclasses import replace
 
 import pytest
-from descriptions import described
-from layouts import CPU, step_in_threads
+from every_second import OWN
 from planner import synthetic
-from tiny_models import raw_inputs, tiny_stable_diffusion
 
-from diffusionpipe.holding import DEVICE, HOST, STORAGES, Ledger, Storage
-from diffusionpipe.ir.files import plan_from_text, plan_to_text
-from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.holding import DEVICE, HOST, STORAGES, Ledger
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import settings_in_storages, stored
-from diffusionpipe.runtime.comm.threads import run_threads
-from diffusionpipe.runtime.engine.worker import build_worker
 
 GB = 10**9
-BATCH = 8
-
-
-class EverySecond(Storage):
-    """Every second layer of the encoders rests in host memory."""
-
-    name = "every second"
-    words = ", half of the encoders on host"
-
-    def hosted(self, layers):
-        return frozenset(layers[1::2])
-
-
-OWN = EverySecond()
 
 
 @pytest.fixture(autouse=True)
@@ -81,25 +60,6 @@ def test_a_search_prices_it_where_encoders_are_heavy():
         for place in (DEVICE, OWN, HOST)
     }
     assert per_place["device"] > per_place[OWN.name] > per_place["host"]
-
-
-def test_a_plan_file_holds_its_name_and_the_run_moves_these_layers_alone():
-    graph = tiny_stable_diffusion()
-    model, inputs = described(graph), raw_inputs(graph, BATCH)
-    layout = Layout(batch=BATCH, stages=2, microbatches=2, encode_chunk=3)
-    expected = step_in_threads(graph, model, layout, inputs)
-    found = step_in_threads(graph, model, replace(layout, encoders=OWN.name), inputs)
-    assert found.loss == expected.loss
-    assert all(found.gradients[name].equal(gradient) for name, gradient in expected.gradients.items())
-    plan = plan_from_text(plan_to_text(build_plan(model, replace(layout, encoders=OWN.name))))
-
-    def moved(rank, transport):
-        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
-        return {name for name in plan.blocks[-1] if name in worker.host_weights}
-
-    weighted = {name for name in plan.blocks[-1][1::2] if model.parameters_of([name])}
-    assert weighted
-    assert run_threads(2, moved) == [weighted, weighted]
 
 
 def test_bytes_of_a_storage_are_said_in_one_place(monkeypatch):

@@ -55,7 +55,7 @@ class Training:
 
 
 def training_of(workload: Workload) -> Training:
-    """The part of a workload that a search beside a training is told."""
+    """The part of a workload that a search beside a training needs."""
     return Training(
         batch=workload.batch,
         states=workload.states,
