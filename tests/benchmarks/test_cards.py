@@ -23,7 +23,8 @@ from benchmarks.cards.cells import (
 from benchmarks.cards.picture import draw
 from benchmarks.cards.summary import summary
 from benchmarks.rivals.copies import CACHED, HYBRID
-from diffusionpipe.holding.memory import use_of
+from diffusionpipe.costs import ParameterSpec
+from diffusionpipe.holding.state import held_of
 
 CASE = Case(model="SDXL", machine="RTX 4090 + 4080")
 GIB = 2**30
@@ -100,8 +101,9 @@ def test_the_advice_is_another_system_where_that_is_faster():
 def test_the_states_are_counted_as_the_case_says(monkeypatch):
     monkeypatch.setattr("benchmarks.cards.profiles.load", lambda model, device: synthetic.chain([1.0]))
     narrow = setting_of(CASE, STATES[1], is_recomputed=True).workload
-    assert (use_of(1, narrow).total, narrow.checkpointed) == (6, ("*",))
-    assert use_of(1, setting_of(CASE, STATES[0], is_recomputed=False).workload).total == 16
+    one = ParameterSpec(name="one", shape=(1,), dtype="float32")
+    assert (held_of(narrow.states, one).on_device, narrow.checkpointed) == (6, ("*",))
+    assert held_of(setting_of(CASE, STATES[0], is_recomputed=False).workload.states, one).on_device == 16
 
 
 @pytest.mark.slow

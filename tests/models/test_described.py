@@ -333,8 +333,8 @@ def test_data_workers_can_be_given_what_is_done_to_captions(kind):
         assert prompt.chat is None or there[name].chat("a") == prompt.chat("a")
 
 
-def test_a_family_has_at_most_80_lines():
+def test_a_family_is_a_page_of_data():
     files = Path(described.__file__).parent.glob("*.py")
     lengths = {path.stem: len(text.splitlines()) for path in files if "FAMILY = family(" in (text := path.read_text())}
     assert len(lengths) >= len(PIPELINES)
-    assert {name: length for name, length in lengths.items() if length > 80} == {}
+    assert {name: length for name, length in lengths.items() if length > 90} == {}

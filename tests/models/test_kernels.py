@@ -92,6 +92,7 @@ def test_bitsandbytes_itself_widens_within_one_code_of_ours(form):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("form", Form)
 def test_on_a_gpu_a_layer_widens_to_the_numbers_of_the_cpu(form):
     pytest.importorskip("bitsandbytes")

@@ -30,8 +30,8 @@ def nf4_values() -> tuple[float, ...]:
     Dettmers et al., 2023, section 3: quantiles at even distances, of which the outermost lies halfway between those
     that 15 and 16 values would have.
 
-    >>> [round(value, 4) for value in nf4_values()[::3]]
-    [-1.0, -0.3949, -0.0911, 0.1609, 0.4407, 1.0]
+    >>> [round(value, 3) for value in nf4_values()[::3]]
+    [-1.0, -0.395, -0.091, 0.161, 0.441, 1.0]
     """
     outermost = (1 - 1 / (2 * 15) + 1 - 1 / (2 * 16)) / 2
     quantile = NormalDist().inv_cdf
