@@ -1,9 +1,13 @@
 """Recipes whose frozen weights are stored in int8 and nf4: runs, samples, checkpoints, exports; what is refused."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from PIL import Image
 from tiny_models import randomise_pipeline
 from tiny_pipelines import flux
 from tiny_runs import (
@@ -204,3 +208,15 @@ def test_a_run_multiplies_integers_where_it_is_asked_to(recipe):
 def test_an_unknown_form_is_answered_with_those_that_there_are(recipe, value):
     with pytest.raises(ValueError, match=r'expected "bfloat16", "float8", "int8", "nf4", "none" or "auto"'):
         recipe("unknown", model={"frozen_dtype": value})
+
+
+@pytest.mark.slow
+def test_sample_draws_the_same_over_two_ranks(recipe, tmp_path):
+    made = recipe("ranks", sampling=DRAWN | {"at_start": False}, training={"ema_decay": "none"})
+    assert train_here(made) == 2
+    words = ["--prompt", "a b", "--steps", "2", "--guidance", "2", "--device", "cpu"]
+    for name, ranks in (("one", []), ("two", ["--ranks", "2"])):
+        command = [sys.executable, "-m", "diffusionpipe", "sample", str(made.run.folder), *words, *ranks]
+        subprocess.run([*command, "--out", str(tmp_path / f"{name}.png")], check=True)
+    one, two = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), dtype=int) for name in ("one", "two"))
+    assert np.abs(one - two).max() <= 1

@@ -85,7 +85,7 @@ class Source:
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
     frozen: FrozenStore = None
-    """The form in which linear layers are stored in one process, as a recipe's `frozen_dtype` says it."""
+    """The form in which linear layers are stored, as a recipe's `frozen_dtype` says it."""
 
     @property
     def low(self) -> LowResolution | None:
@@ -173,9 +173,12 @@ class Opened:
 
     def store(self) -> None:
         """Puts stored layers in place, as the source says; before anything is materialized."""
-        for component in self.graph.components.values():
-            component.requires_grad_(False)
+        flags = [(p, p.requires_grad) for one in self.graph.components.values() for p in one.parameters()]
+        for parameter, _ in flags:
+            parameter.requires_grad_(False)
         store(self.graph, partial(form_in, self.source.frozen))
+        for parameter, is_trained in flags:  # by which a description finds the layers of the denoiser
+            parameter.requires_grad_(is_trained)
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
         """The tensors that the denoiser reads beside latents and times.

@@ -116,6 +116,7 @@ def _latents(
 ) -> Tensor | None:
     """Latents, or pictures by diffusers' pipeline, on the ranks that hold them."""
     job, arithmetic = ranks.job, ranks.arithmetic
+    opened.store()
     model = _described(opened, arithmetic, job.device.type)
     count = num_samples * settings.copies
     size = job.membership.world_size
