@@ -246,7 +246,7 @@ def test_all_that_a_file_lacks_is_fetched_from_the_id_and_nothing_else(saved, tm
 )
 def test_published_models_have_a_place_for_each_tensor_in_a_file(name):
     parts, places = configured_parts(name), 0
-    (pipeline,) = (kind for kind, family in REGISTRY.items() if family is configured_family(name))
+    pipeline = next(kind for kind, family in REGISTRY.items() if family is configured_family(name))
     for part in parts_of(pipeline):
         module = parts[part]
         config = dict(module.config if isinstance(module.config, dict) else module.config.to_dict())
