@@ -128,7 +128,7 @@ def test_a_rank_without_parameters_has_no_optimizer_but_still_refuses_wrong_argu
     [
         ("adamw", {}, "did you mean AdamW"),
         ("AdamX", {}, "did you mean Adam"),
-        ("zzz", {}, "no optimizer 'zzz'; There are .*SGD"),
+        ("zzz", {}, "no optimizer 'zzz'; a class of another package .*SGD"),
         ("LBFGS", {}, "several times"),
         ("SparseAdam", {}, "sparse"),
         ("AdamW", {"weight_decya": 0.1}, "weight_decya is unknown; did you mean weight_decay"),

@@ -166,9 +166,13 @@ def test_metrics_have_the_rates_of_groups_that_differ(noted, place):
     [
         (
             {"groups": {"*.nrom*": {"weight_decay": 0.0}}},
-            r'groups."\*.nrom\*": no trained parameter has such a name, as tr',
+            r'groups."\*.nrom\*": no trained parameter has such a name; change',
         ),
-        ({"name": "Muon"}, "optimizer.name: Muon cannot train .* of the .* trained parameters"),
+        (
+            {"groups": {"*": {"weight_decay": 0.0}, "*.bias": {"weight_decay": 0.1}}},
+            r'groups."\*.bias": all parameters of such names are in groups before it; put it first',
+        ),
+        ({"name": "Muon"}, r"optimizer.name: Muon cannot train .* Give them a second class \(\[optimizer.rest\]"),
         ({"name": "pytorch_optimizer.ScalableShampoo"}, "keeps an object of the class .*; choose one that keeps plain"),
         ({"name": "AdamW", "rest": {"parameters": ["*"]}}, "optimizer.rest: all trained parameters belong to it"),
     ],

@@ -69,8 +69,8 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'frozen_dtype.text_encoder = "{form}"'
     ),
     (Feature.QUANTISED, Feature.WIDE): (
-        "weights stored in one byte or four bits do not deserve arithmetic in {precision}; set training.precision = "
-        '"bfloat16", or remove frozen_dtype'
+        "weights stored in one byte or four bits are for arithmetic in bfloat16, not {precision}; set "
+        'training.precision = "bfloat16", or remove frozen_dtype'
     ),
     (Feature.NARROW_STORE, Feature.WIDE): (
         'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '

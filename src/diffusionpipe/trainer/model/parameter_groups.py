@@ -10,7 +10,7 @@ pattern in [optimizer.groups].
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -92,8 +92,7 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
         )
     used = {part for group in recipes for part in group.split("|")[1:]}
     problems += [
-        f'optimizer.groups."{pattern}": no trained parameter has such a name, as {next(iter(group_of), "none")} has; '
-        "change the pattern, or remove it"
+        f'optimizer.groups."{pattern}": {_unused(pattern, list(group_of))}'
         for pattern in recipe.optimizer.groups
         if pattern not in used
     ]
@@ -111,6 +110,14 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
 def is_of_rest(group: str) -> bool:
     """Whether a group of this name is stepped by [optimizer.rest]."""
     return "rest" in group.split("|")[1:2]
+
+
+def _unused(pattern: str, names: Sequence[str]) -> str:
+    """Why no parameter is in the group of a pattern."""
+    if any(fnmatchcase(name.rpartition("/")[2], pattern) for name in names):
+        return "all parameters of such names are in groups before it; put it first, or remove it"
+    example = f"; one of the names is {names[0]}" if names else ""
+    return f"no trained parameter has such a name; change the pattern, or remove it{example}"
 
 
 def _part_of(parameter: str, optimizer: OptimizerSection, dimensions: int, *, is_outer: bool) -> str:

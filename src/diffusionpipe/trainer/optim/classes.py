@@ -52,7 +52,10 @@ def optimizer_class(name: str) -> OptimizerClass:
     of_lower = {key.lower(): key for key in known}
     close = difflib.get_close_matches(name.lower(), of_lower, n=1)
     hint = f"did you mean {of_lower[close[0]]}? " if close else ""
-    raise RecipeError(f"torch.optim has no optimizer {name!r}; {hint}There are {', '.join(sorted(known))}")
+    raise RecipeError(
+        f"torch.optim has no optimizer {name!r}; {hint}a class of another package is named by its path, e.g. "
+        f"bitsandbytes.optim.AdamW8bit; torch.optim has {', '.join(sorted(known))}"
+    )
 
 
 def _class_of_path(name: str) -> OptimizerClass:

@@ -283,8 +283,8 @@ def problem_of_shapes(
         return None
     example = f"{refused[0]} of shape {tuple(shapes[refused[0]])}: {whys[tuple(shapes[refused[0]])]}"
     return (
-        f"{name} cannot train {len(refused)} of the {len(shapes)} trained parameters, e.g. {example}. Choose another "
-        "optimizer, e.g. AdamW"
+        f"{name} cannot train {len(refused)} of the {len(shapes)} trained parameters, e.g. {example}. Give them a "
+        'second class ([optimizer.rest] with name = "AdamW"), or choose another optimizer, e.g. AdamW'
     )
 
 

@@ -76,7 +76,7 @@ def _word_or_components(value: object) -> object:
         return {str(component): named[form] for component, form in value.items()}
     known = ", ".join(f'"{word}"' for word in named)
     raise ValueError(
-        f': expected {known}, "none" or "auto", or one of the first by component, e.g. '
+        f': expected {known}, "none" or "auto", or a table of components, each with one of {known}, e.g. '
         f'{{ transformer = "nf4", text_encoder = "int8" }}; got {value!r}'
     )
 

@@ -58,6 +58,8 @@ class OptimizerSection(Section):
             problem = _problem_of(self.name, self.learning_rate, self.arguments)
         else:
             rest = self.rest
+            if rest.name == "Muon":
+                raise ValueError("rest.name: Muon steps matrices alone, and rest has the vectors; use e.g. AdamW there")
             problem = _problem_of(self.name, self.learning_rate, self.arguments)
             problem = problem or _problem_of(rest.name, rest.learning_rate or self.learning_rate, rest.arguments)
         if problem is not None:
