@@ -468,9 +468,9 @@ class Counted(CopyStream):
         self.started = []
 
     def start(self, layer, now):
-        before = {end.layer for end in self._ends}
+        before = self._staging.layers
         super().start(layer, now)
-        self.started += {end.layer for end in self._ends} - before
+        self.started += self._staging.layers - before
 
 
 def watch_copies(host_weights):

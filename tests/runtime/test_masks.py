@@ -22,7 +22,7 @@ BATCH = 8
 LAYOUTS = {
     "two stages, filled": {"stages": 2, "schedule": "1f1b"},
     "copies, filled": {"stages": 2, "data_parallel": 2, "schedule": "zb-h1"},
-    "two stages a rank, filled": {"stages": 2, "schedule": "interleaved", "offload_frozen": True},
+    "two stages a rank, filled": {"stages": 2, "schedule": "interleaved", "encoders": "host"},
 }
 MODELS = ("sd", "sdxl", "flux")
 CASES = [(model, layout, is_adapted) for model in MODELS for layout in LAYOUTS for is_adapted in (False, True)]
