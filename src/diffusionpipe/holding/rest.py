@@ -5,7 +5,6 @@ An update brings them, a bucket of parameters at a time, and puts them back (`tr
 
 from dataclasses import dataclass, replace
 
-from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.state import State
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -37,15 +36,4 @@ class Rest:
 
 
 RESTS: dict[str, Rest] = {"device": Rest(), "host": Rest(is_hosted=True)}
-"""The forms by the name in `optimizer.states`. One that is added is counted, run, saved and resumed."""
-
-
-def rest_of(name: str) -> Rest:
-    """The form of that name.
-
-    Raises:
-        ConfigError: there is none; it names the known ones.
-    """
-    if name not in RESTS:
-        raise ConfigError(f"states of an optimizer cannot be kept in {name!r}; use {', '.join(RESTS)}")
-    return RESTS[name]
+"""The forms by the names that `optimizer.states` takes. One that is added is counted, run, saved and resumed."""

@@ -59,7 +59,7 @@ class Storage(ABC):
     @property
     def brings(self) -> bool:
         """Whether anything has to be brought, so that devices must say how fast they copy from the host."""
-        return bool(self.hosted(("any", "other")))
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ class OnDevice(Storage):
     def name(self) -> str:
         """The name in plan files."""
         return "device"
+
+    @property
+    def brings(self) -> bool:
+        """Nothing has to be brought."""
+        return False
 
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
         """None of the layers."""
@@ -111,6 +116,11 @@ class Narrow(Storage):
     def words(self) -> str:
         """The words of the place."""
         return self.of.words
+
+    @property
+    def brings(self) -> bool:
+        """Whether anything has to be brought in that place."""
+        return self.of.brings
 
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
         """The layers that are kept in host memory in that place."""

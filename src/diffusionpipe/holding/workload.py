@@ -73,6 +73,11 @@ class Workload:
         return layer.copies if self.has_casts else 0
 
 
+def has_plain_states(name: str) -> bool:
+    """Whether the states of the optimizer of that name, or path, are whole tensors of each parameter's shape."""
+    return "." not in name and name != "Adafactor"
+
+
 def state_of_optimizer(name: str) -> int:
     """Numbers that the optimizer of that name keeps for each parameter, with its default arguments.
 

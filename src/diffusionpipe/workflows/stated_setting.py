@@ -2,7 +2,7 @@
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.holding import Workload, plain_states
-from diffusionpipe.holding.workload import state_of_optimizer
+from diffusionpipe.holding.workload import has_plain_states, state_of_optimizer
 from diffusionpipe.planner.pricing.setting import Setting
 
 
@@ -17,12 +17,10 @@ def stated_setting(
         ConfigError: there is no such optimizer, or its states cannot be counted.
     """
     width = 8 if profile.precision == "float64" else 4
-    numbers = 0 if _is_counted(optimizer) else state_of_optimizer(optimizer)
-    states, once = (
-        plain_states(parameter=width, gradient=width, optimizer=width * numbers, ema=width if has_ema else 0),
-        0,
-    )
-    if _is_counted(optimizer):
+    is_plain, once = has_plain_states(optimizer), 0
+    numbers = state_of_optimizer(optimizer) if is_plain else 0
+    states = plain_states(parameter=width, gradient=width, optimizer=width * numbers, ema=width if has_ema else 0)
+    if not is_plain:
         # Imported only here: torch takes seconds, and other optimizers need no trial.
         from diffusionpipe.trainer.model.optimizer_states import stated_states, with_optimizer
 
@@ -30,8 +28,3 @@ def stated_setting(
         states = with_optimizer(state, states)
     workload = Workload(batch=batch, states=states, once=once, checkpointed=checkpoint)
     return Setting(profile=profile, cluster=cluster, workload=workload)
-
-
-def _is_counted(optimizer: str) -> bool:
-    """Whether its states do not follow from the number of parameters alone."""
-    return "." in optimizer or optimizer == "Adafactor"

@@ -128,7 +128,7 @@ def make(
         return
     if quality is not None:
         _refuse({"--draw": draw, "--compare": compare, "--out": out, "--all": shows_all}, "--quality; leave it out")
-        reached_by(quality)
+        reached = reached_by(quality)  # refused here, before anything is counted
     names = names_of(compare, writes=out is not None) if compare is not None else ()
     stated = {"--model": model, "--model-class": model_class, "--draw": draw, **of_training}
     _check_options(recipe, stated, {"--profile or --model": profile or model or model_class})
@@ -168,14 +168,15 @@ def make(
         place = StatedPlace(cluster=cluster, used=used, memory=memory)
         ask = partial(question_of_model, training=training, place=place, uses_cache=cache, tell=TERMINAL)
         asked = asked_by_width(named, ask) if named is not None and is_auto else ask(named or profile)
+    asked = replace(asked, fill=fill if fill is not None else asked.fill)
     if draw:
         print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named), out=out)
         return
     if quality is not None:
-        print_quality(quality, replace(asked, fill=fill if fill is not None else asked.fill), batches_named(batch))
+        print_quality(quality, reached, asked, batches if batch is not None else ())
         return
     command = PlanCommand(context.obj, asked.used, has_recipe=recipe is not None)
-    asked = replace(asked, fill=fill if fill is not None else asked.fill, batches=batches)
+    asked = replace(asked, batches=batches)
     _answer(asked, command, names=names, out=out, shows_all=shows_all)
 
 

@@ -98,18 +98,14 @@ class PlanCommand:
             if self.has_recipe and key and not self._gives(option):
                 command = replace(command, arguments=(*command.arguments, key))
             else:
-                command = replace(command, arguments=command._replaced(option, value))
+                command = replace(command, arguments=command.with_option(option, value))
         return shlex.join(["diffusionpipe", *command.arguments])
 
-    def with_option(self, option: str, value: str) -> tuple[str, ...]:
-        """The arguments with another value of an option."""
-        return self._replaced(option, value)
-
     def _with(self, option: str, value: str) -> str:
-        return shlex.join(["diffusionpipe", *self._replaced(option, value)])
+        return shlex.join(["diffusionpipe", *self.with_option(option, value)])
 
-    def _replaced(self, option: str, value: str) -> tuple[str, ...]:
-        """The arguments with another value of an option."""
+    def with_option(self, option: str, value: str) -> tuple[str, ...]:
+        """The arguments with another value of an option; a cluster takes the place of devices and their link."""
         others = ("--devices", "--link") if option == "--cluster" else ()
         return (*self._without(option, *others), option, value)
 

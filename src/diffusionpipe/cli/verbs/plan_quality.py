@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diffusionpipe.workflows.run_quality import check_same_model, reached_by
+from diffusionpipe.workflows.run_quality import check_same_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from diffusionpipe.workflows.plan_question import PlanQuestion
 
 
-def print_quality(run: Path, asked: PlanQuestion, batches: Sequence[int]) -> None:
-    """Print the table of batches and layouts.
+def print_quality(run: Path, reached: Reached, asked: PlanQuestion, batches: Sequence[int]) -> None:
+    """Print the table of batches and layouts by the time to the loss of a run, which it has `reached`.
 
     Raises:
-        ConfigError: the run has no noise scale or trained another model, or nothing fits.
+        ConfigError: the run trained another model, or nothing fits.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.quality import batches_for, ways
 
-    reached = reached_by(run)
     check_same_model(run, asked)
     setting = asked.setting
     tried = batches or batches_for(reached, setting.cluster.num_ranks)

@@ -72,5 +72,8 @@ def speed_times(alphas_cumprod: Tensor, first: int, end: int) -> SpeedTimes:
 
 
 def pair_members(uniform: Tensor, is_partner: Tensor) -> Tensor:
-    """Numbers of pairs in [0, 1), (B,), as those of their members: first ones below 1/2, partners above."""
+    """The number of each member of a pair, (B,), from the number of its pair in [0, 1).
+
+    First members get numbers below 1/2, and partners get numbers from 1/2 on.
+    """
     return torch.where(is_partner, 0.5 + uniform / 2, uniform / 2)

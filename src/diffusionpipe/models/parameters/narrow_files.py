@@ -149,5 +149,10 @@ def _times(stored: Tensor, scales: Tensor, file: Path, key: str) -> Tensor:
     """The matrix times one scale, one for each row, or one for each number."""
     if scales.numel() not in (1, len(stored), stored.numel()):
         raise ModelError(f"{file}: {scales.numel()} scales do not fit {key} of shape {tuple(stored.shape)}")
-    return stored.float() * (scales.view(-1, 1) if scales.numel() == len(stored) else scales.view_as(stored)
-                             if scales.numel() == stored.numel() else scales.view(1, 1))  # fmt: skip
+    if scales.numel() == len(stored):
+        scales = scales.view(-1, 1)
+    elif scales.numel() == stored.numel():
+        scales = scales.view_as(stored)
+    else:
+        scales = scales.view(1, 1)
+    return stored.float() * scales

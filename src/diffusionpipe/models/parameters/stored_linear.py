@@ -43,7 +43,7 @@ class StoredLinear(nn.Linear):
         """Whether a forward multiplies integers (see `int8_product`); for the form int8 alone."""
         device, (codes, scales) = like.weight.device, shapes(form, like.out_features, like.in_features)
         self._dtype = like.weight.dtype
-        # Codes come last: libraries take the dtype of a module's first parameter for that of what it computes.
+        # Codes come last: libraries ask the first parameter of a module in which dtype the module computes.
         self.register_parameter("bias", like.bias)
         self.scales = nn.Parameter(torch.empty(scales, dtype=torch.float32, device=device), requires_grad=False)
         self.codes = nn.Parameter(torch.empty(codes, dtype=torch.uint8, device=device), requires_grad=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 
 from diffusionpipe.costs.graph import as_fraction
@@ -35,7 +35,7 @@ from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
 from diffusionpipe.trainer.model.members import Model
 from diffusionpipe.trainer.model.optimizer_states import optimizer_states
-from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
+from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import OnError, Recipe, with_values
 from diffusionpipe.trainer.reporting.screen import Work
@@ -277,12 +277,7 @@ def check_optimizer(opened: Model) -> None:
     groups = parameter_groups(opened.recipe, opened.model)
     optimizer_states(opened.recipe, opened.model)  # refuses those that cannot be counted
     for group, recipe in groups.recipes.items():
-        settings, is_flat = recipe.optimizer, recipe.optimizer.rest is not None and not is_of_rest(group)
-        shapes = {
-            p.name: (p.shape[0], prod(p.shape[1:])) if is_flat else p.shape
-            for p in opened.model.parameters
-            if groups.group_of.get(p.name) == group
-        }
+        settings, shapes = recipe.optimizer, groups.stepped_shapes(group, opened.model)
         problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
         if problem is not None:
             raise ConfigError(f"optimizer.name: {problem}")

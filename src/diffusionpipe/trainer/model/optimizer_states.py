@@ -9,7 +9,8 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import Item, State
 from diffusionpipe.holding.rest import RESTS, Rest
 from diffusionpipe.holding.state import Sized
-from diffusionpipe.trainer.model.parameter_groups import is_of_rest, parameter_groups
+from diffusionpipe.holding.workload import has_plain_states
+from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import state_per_parameter
 from diffusionpipe.trainer.optim.trial import Kept, Shape, kept_bytes
 from diffusionpipe.trainer.recipe import Precision, Recipe
@@ -42,12 +43,7 @@ def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | 
     sizes: dict[str, Bytes] = {}
     once: dict[str, Bytes] = {}
     for group, own in groups.recipes.items():
-        is_flat = own.optimizer.rest is not None and not is_of_rest(group)
-        shapes = {
-            p.name: (p.shape[0], prod(p.shape[1:])) if is_flat and len(p.shape) > 2 else p.shape
-            for p in model.parameters
-            if groups.group_of.get(p.name) == group
-        }
+        shapes = groups.stepped_shapes(group, model)
         if shapes:
             kept = _kept(own, list(shapes.values()), dtype)
             sizes |= {name: kept.by_shape[shape] for name, shape in shapes.items()}
@@ -85,8 +81,7 @@ def counted_state(sizes: Mapping[str, Bytes], model: ModelGraph) -> State:
 
 
 def _is_plain(recipe: Recipe) -> bool:
-    settings = recipe.optimizer
-    return settings.rest is None and "." not in settings.name and settings.name != "Adafactor"
+    return recipe.optimizer.rest is None and has_plain_states(recipe.optimizer.name)
 
 
 def _kept(recipe: Recipe, shapes: list[Shape], dtype: torch.dtype) -> Kept:

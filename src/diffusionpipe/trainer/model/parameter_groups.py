@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 
 from torch import nn
 
@@ -48,8 +49,20 @@ class ParameterGroups:
         """The optimizer's group of a trained parameter."""
         name = self.group_of[parameter]
         settings = self.recipes[name].optimizer
-        is_flat = settings.rest is not None and not is_of_rest(name)
-        return Group(name, dict(settings.arguments), optimizer=settings.name, is_flat=is_flat)
+        return Group(name, dict(settings.arguments), optimizer=settings.name, is_flat=self._is_flat(name))
+
+    def stepped_shapes(self, group: str, model: ModelGraph) -> dict[str, tuple[int, ...]]:
+        """The shapes in which the optimizer steps the parameters of a group, by name: some as matrices."""
+        is_flat = self._is_flat(group)
+        return {
+            p.name: (p.shape[0], prod(p.shape[1:])) if is_flat and len(p.shape) > 2 else p.shape
+            for p in model.parameters
+            if self.group_of.get(p.name) == group
+        }
+
+    def _is_flat(self, group: str) -> bool:
+        """Whether parameters of more than two dimensions are stepped as matrices."""
+        return self.recipes[group].optimizer.rest is not None and not is_of_rest(group)
 
     def average(
         self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer | None

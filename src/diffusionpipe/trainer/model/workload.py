@@ -2,7 +2,7 @@
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import DEVICE, Workload, plain_states
-from diffusionpipe.holding.rest import rest_of
+from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import folder_of
@@ -37,7 +37,7 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
                 ema=width if is_averaged(groups) else 0,
                 has_backup=recipe.training.post_validation,
             ),
-            rest_of(recipe.optimizer.states),
+            RESTS[recipe.optimizer.states],
         ),
         once=once,
         checkpointed=recipe.training.recomputed,

@@ -37,7 +37,7 @@ class Resting:
         try:
             for parameter in stepped:
                 parameter.grad = None
-            for bucket in _buckets(list(range(len(stepped))), stepped):
+            for bucket in _buckets(stepped):
                 for number in bucket:
                     stepped[number].grad = gradients[number]
                     self._bring(stepped[number], optimizer.state.get(stepped[number], {}))
@@ -84,14 +84,14 @@ class Resting:
                 yield key, value
 
 
-def _buckets(numbers: Sequence[int], parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
     """The numbers of neighbouring parameters of about `BUCKET` bytes together."""
     bucket, size = list[int](), 0
-    for number in numbers:
-        if bucket and size + parameters[number].nbytes > BUCKET:
+    for number, parameter in enumerate(parameters):
+        if bucket and size + parameter.nbytes > BUCKET:
             yield bucket
             bucket, size = [], 0
         bucket.append(number)
-        size += parameters[number].nbytes
+        size += parameter.nbytes
     if bucket:
         yield bucket

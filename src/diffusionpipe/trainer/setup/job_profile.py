@@ -13,7 +13,7 @@ from torch import nn
 
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
 from diffusionpipe.costs.files import read_profile, write_profile
-from diffusionpipe.holding.rest import rest_of
+from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler import profile_job
 from diffusionpipe.profiler.analytic import with_kept
@@ -147,7 +147,7 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
         "clips": recipe.training.clip_norm is not None,
         "averages": has_average(recipe.groups()),
     }
-    if not rest_of(recipe.optimizer.states).is_plain:  # left out where it is, so that profiles of before are found
+    if not RESTS[recipe.optimizer.states].is_plain:  # left out where it is, so that profiles of before are found
         update["states"] = recipe.optimizer.states
     return Measurement(
         model=model,
@@ -207,7 +207,7 @@ def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callabl
 
     optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments, group_of)
     if optimizer is not None:
-        optimizer.rest(rest_of(settings.states))
+        optimizer.rest(RESTS[settings.states])
     ema = Ema(names, dict.fromkeys(names, 0.9)) if has_average(recipe.groups()) else None  # all decays take as long
     clip_norm, listed = recipe.training.clip_norm, list(names.values())
 

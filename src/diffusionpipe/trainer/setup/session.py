@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.holding.rest import rest_of
+from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.base.self_conditioning import is_conditioned
@@ -173,7 +173,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         groups.group,
     )
     if optimizer is not None:
-        optimizer.rest(rest_of(recipe.optimizer.states))
+        optimizer.rest(RESTS[recipe.optimizer.states])
     return Session(
         recipe=recipe,
         job=job,
