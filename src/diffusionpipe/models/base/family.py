@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.size import Clip as Clip
 from diffusionpipe.models.base.pipeline_call import PipelineCall
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 
@@ -70,30 +71,6 @@ class LowResolution:
     resolution: int
     augmentation: float
     """In training they are noised at levels below this share of all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """The size of a sample that is not a square picture, in pixels."""
-
-    width: int
-    height: int
-    frames: int = 1
-
-    @classmethod
-    def square(cls, side: int) -> "Clip":
-        """The size of a square picture."""
-        return cls(width=side, height=side)
-
-    @property
-    def pixels(self) -> tuple[int, ...]:
-        """Shape of a sample, (3, H, W), of more than one frame (3, F, H, W)."""
-        return (3, *(() if self.frames == 1 else (self.frames,)), self.height, self.width)
-
-    def __str__(self) -> str:
-        """The frames and the pixels of the clip in words."""
-        size = f"{self.width} x {self.height} pixels"
-        return size if self.frames == 1 else f"{self.frames} frames of {size}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,33 @@
+"""The size of a sample in pixels."""
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """The size of a sample that is not a square picture, in pixels."""
+
+    width: int
+    height: int
+    frames: int = 1
+
+    @classmethod
+    def square(cls, side: int) -> "Clip":
+        """The size of a square picture."""
+        return cls(width=side, height=side)
+
+    @property
+    def pixels(self) -> tuple[int, ...]:
+        """Shape of a sample, (3, H, W), of more than one frame (3, F, H, W)."""
+        return (3, *(() if self.frames == 1 else (self.frames,)), self.height, self.width)
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels of all its frames."""
+        return prod(self.pixels[1:])
+
+    def __str__(self) -> str:
+        """The frames and the pixels of the clip in words."""
+        size = f"{self.width} x {self.height} pixels"
+        return size if self.frames == 1 else f"{self.frames} frames of {size}"

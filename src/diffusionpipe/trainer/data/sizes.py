@@ -1,0 +1,230 @@
+"""Pictures to sizes: which size each picture of a folder is trained at, from the sizes in the headers and a recipe.
+
+Nothing here needs torch, a model or pixels. A picture goes to the size that cuts least of it away. Where a recipe has
+several areas, a picture visits one after the other: in epoch e it has the area (e + its number) modulo their number.
+
+    areas    512, 768          cycle of 2 epochs
+    picture  3,000 x 2,000     epoch 0: 640 x 416      epoch 1: 960 x 640      epoch 2: 640 x 416 ...
+
+A size needs as many pictures as lie side by side in a micro-batch. One with fewer gives them to the size that cuts
+least of them away, within a limit. So no picture is dropped but those that a recipe leaves out.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import log
+from statistics import fmean
+
+from diffusionpipe.errors import DataError
+from diffusionpipe.ir.size import Clip
+from diffusionpipe.ir.words import counted
+
+Pixels = tuple[int, int]
+"""Width and height of a picture."""
+MOST_CUT = 0.35
+"""The share of a picture that may be cut away where a size gives its pictures to another one, unless a recipe says."""
+MULTIPLE = 64
+"""The number that sides are multiples of, unless a recipe says: every published model takes such sides."""
+_ASPECTS = 11
+"""The most sizes of an area."""
+_AREA = (0.85, 1.07)
+"""The least and the largest area of a size, in areas of the square."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRules:
+    """The sizes that pictures may have, and the pictures that are left out."""
+
+    areas: tuple[tuple[Clip, ...], ...]
+    """The sizes of each area."""
+    most_cut: float = MOST_CUT
+    min_side: int = 1
+    """Pictures with a shorter side are left out."""
+    enlarge: bool = True
+    """Whether a picture may be enlarged; else it visits those areas alone that it fills."""
+
+    @property
+    def sizes(self) -> tuple[Clip, ...]:
+        """All sizes, area after area."""
+        return tuple(dict.fromkeys(size for area in self.areas for size in area))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeShare:
+    """What is trained at one size."""
+
+    size: Clip
+    members: tuple[tuple[int, ...], ...]
+    """The numbers of its pictures in each epoch of a cycle, by epoch."""
+    cut: float
+    """Mean share of a picture that is cut away."""
+    enlarged: float
+    """The largest factor by which a picture is enlarged; below 1 none is."""
+    repeats: bool = False
+    """Whether it has one picture fewer than lie side by side, so that one of them is there twice."""
+
+    @property
+    def pictures(self) -> int:
+        """The number of its pictures."""
+        return len({number for epoch in self.members for number in epoch})
+
+    @property
+    def visits(self) -> int:
+        """Visits of pictures in a cycle."""
+        return sum(map(len, self.members))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The size of every picture."""
+
+    shares: tuple[SizeShare, ...]
+    """The sizes that have pictures, in the order of the rules."""
+    cycle: int
+    """Epochs after which all begins again; in each of them a picture is seen once."""
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    """Why a picture is left out, by its number."""
+    joined: tuple[tuple[Clip, Clip, int], ...] = ()
+    """(size, the size that has its pictures now, their number)."""
+
+    @property
+    def visits(self) -> int:
+        """Visits of pictures in a cycle."""
+        return sum(share.visits for share in self.shares)
+
+    @property
+    def cut(self) -> float:
+        """Mean share of a picture that is cut away."""
+        return sum(share.cut * share.visits for share in self.shares) / self.visits
+
+
+def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTIPLE) -> tuple[Clip, ...]:
+    """Sizes of about the area of a square, whose sides are multiples; width / height lies within `aspects`.
+
+    >>> [f"{size.width} x {size.height}" for size in sizes_of_area(512, (0.5, 1.0))]
+    ['384 x 704', '384 x 640', '448 x 576', '448 x 512', '512 x 512']
+    """
+    units = side / multiple
+    most = round(units * max(aspects[1], 1 / aspects[0], 2)) + 1
+    found = [
+        Clip(width=width * multiple, height=height * multiple)
+        for width, height in product(range(1, most), repeat=2)
+        if _AREA[0] <= width * height / units**2 <= _AREA[1] and aspects[0] <= width / height <= aspects[1]
+    ]
+    wanted = [aspects[0] * (aspects[1] / aspects[0]) ** (i / (_ASPECTS - 1)) for i in range(_ASPECTS)]
+
+    def misfit(size: Clip, aspect: float) -> float:
+        off = abs(log(size.num_pixels / side**2))
+        return abs(log(size.width / size.height / aspect)) + off / 4
+
+    best = {min(found, key=lambda size: misfit(size, aspect)) for aspect in wanted if found}
+    return tuple(sorted(best, key=lambda size: (size.width / size.height, size.num_pixels)))
+
+
+def cut_away(picture: Pixels, size: Clip) -> float:
+    """The share of a picture that is cut away where it is brought to a size."""
+    ratio = picture[0] * size.height / (picture[1] * size.width)
+    return 1 - min(ratio, 1 / ratio)
+
+
+def enlargement(picture: Pixels, size: Clip) -> float:
+    """The factor by which a picture is enlarged; below 1 it is made smaller."""
+    return max(size.width / picture[0], size.height / picture[1])
+
+
+def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int) -> Assignment:
+    """The size of every picture, by its width and height; a micro-batch has `side_by_side` pictures of one size.
+
+    Raises:
+        DataError: no picture is left, or sizes with too few pictures can neither give them away nor repeat them.
+    """
+    left_out: dict[int, str] = {}
+    members: dict[Clip, list[list[int]]] = {size: [[] for _ in rules.areas] for size in rules.sizes}
+    order = sorted(range(len(pictures)), key=lambda number: (pictures[number], number))
+    for place, number in enumerate(order):
+        visited = list(_visited(pictures[number], rules))
+        if min(pictures[number]) < rules.min_side:
+            left_out[number] = f"a side of {min(pictures[number])} pixels is below data.min_side"
+        elif not visited:
+            left_out[number] = "it is smaller than every size, and data.enlarge is false"
+        else:
+            for epoch in range(len(rules.areas)):
+                # By the place among pictures alike, so that each area has its share of every aspect in every epoch.
+                members[visited[(epoch + place) % len(visited)]][epoch].append(number)
+    if len(left_out) == len(pictures):
+        raise DataError("data.train: every picture is left out; lower data.min_side, or set data.enlarge = true")
+    joined = _join(members, pictures, rules, side_by_side)
+    shares = []
+    for size, epochs in members.items():
+        numbers = [number for epoch in epochs for number in epoch]
+        if not numbers:
+            continue
+        share = SizeShare(
+            size=size,
+            members=tuple(tuple(sorted(epoch)) for epoch in epochs),
+            cut=fmean(cut_away(pictures[number], size) for number in numbers),
+            enlarged=max(enlargement(pictures[number], size) for number in numbers),
+            repeats=len(set(numbers)) < side_by_side,
+        )
+        shares.append(share)
+    return Assignment(shares=tuple(shares), cycle=len(rules.areas), left_out=left_out, joined=tuple(joined))
+
+
+def _visited(picture: Pixels, rules: SizeRules) -> Iterator[Clip]:
+    """The sizes that a picture visits, one for each area."""
+    for area in rules.areas:
+        able = [size for size in area if rules.enlarge or enlargement(picture, size) <= 1]
+        if able:
+            yield min(able, key=lambda size: cut_away(picture, size))
+
+
+def _join(
+    members: dict[Clip, list[list[int]]], pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int
+) -> list[tuple[Clip, Clip, int]]:
+    """Gives the pictures of sizes with too few to others, the smallest first."""
+    joined: list[tuple[Clip, Clip, int]] = []
+    settled: set[Clip] = set()
+    problems: list[str] = []
+    area_of = {size: number for number, area in enumerate(rules.areas) for size in area}
+
+    def numbers_of(size: Clip) -> list[int]:
+        return [number for epoch in members[size] for number in epoch]
+
+    while True:
+        counts = {size: len(set(numbers_of(size))) for size in members if size not in settled}
+        few = [size for size, count in counts.items() if 0 < count < side_by_side]
+        if not few:
+            break
+        size = min(few, key=lambda one: counts[one])
+        costs: defaultdict[Clip, float] = defaultdict(float)
+        for other in members:
+            if other != size and numbers_of(other):
+                costs[other] = max(cut_away(pictures[number], other) for number in numbers_of(size))
+        able = [other for other, cut in costs.items() if cut <= rules.most_cut]
+        able = [other for other in able if rules.enlarge or _fill(numbers_of(size), pictures, other)]
+        settled.add(size)
+        if able:
+            to = min(able, key=lambda other: (area_of[other] != area_of[size], costs[other]))
+            joined.append((size, to, counts[size]))
+            for mine, theirs in zip(members[size], members[to], strict=True):
+                theirs += mine
+                mine.clear()
+        elif counts[size] < side_by_side - 1:
+            least = min(costs.values(), default=1.0)
+            problems.append(
+                f"{size} has {counted(counts[size], 'pictures')} where {side_by_side} lie side by side"
+                + (f", and the nearest size would cut {100 * least:.0f} % away" if costs else "")
+            )
+    if problems:
+        raise DataError(
+            f"data.resolution: {'; '.join(problems)}.\nRaise data.max_cut, use fewer sizes or data.same_size, or add "
+            "pictures."
+        )
+    return joined
+
+
+def _fill(numbers: Sequence[int], pictures: Sequence[Pixels], size: Clip) -> bool:
+    """Whether none of these pictures is enlarged at a size."""
+    return all(enlargement(pictures[number], size) <= 1 for number in numbers)
