@@ -1,0 +1,133 @@
+r"""The order in which layers depend on each other, as a tree of series and parallel parts.
+
+    a   b        layers with the edges a c, b d, c e, d e
+    |   |
+    c   d        Series(Parallel(Series(a, c), Series(b, d)), e)
+     \ /
+      e          listed branch by branch: a c b d e
+
+Layers of a series part depend on all layers of the part before. Layers of different branches of a parallel part do not
+depend on each other. An order has such a tree, which is then the only one, if no four layers a, b, c, d are an N: c
+depends on a and b, d on b, and nothing else among them depends on each other (Valdes, Tarjan and Lawler, "The
+Recognition of Series Parallel Digraphs", SIAM J. Comput. 1982, section 2). The tree is found by connected parts: the
+layers fall apart into branches where no two of them depend on each other, and into a series where all do.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Parts of which each depends on all before it; no part is a series itself."""
+
+    parts: "tuple[Tree, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Branches that do not depend on each other; none is parallel itself."""
+
+    branches: "tuple[Tree, ...]"
+
+
+Tree: TypeAlias = int | Series | Parallel
+"""A layer by its number, or a part made of others."""
+
+
+def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
+    """The tree of layers 0, 1, ..., of which each depends on earlier ones alone; None if the order is not one.
+
+    `edges`: (a layer, one that reads what it writes). Branches come in the order of their first layers. Cost:
+    O(layers² x depth of the tree) operations on sets of layers, which are integers.
+
+    >>> tree_of(5, [(0, 2), (1, 3), (2, 4), (3, 4)])
+    Series(parts=(Parallel(branches=(Series(parts=(0, 2)), Series(parts=(1, 3)))), 4))
+    >>> tree_of(4, [(0, 2), (1, 2), (1, 3)]) is None  # an N
+    True
+    """
+    before = [0] * num_layers  # bit a of before[b]: b depends on a
+    for writer, reader in sorted(edges, key=lambda edge: edge[1]):
+        before[reader] |= before[writer] | 1 << writer
+    related = list(before)
+    for layer, those in enumerate(before):
+        for other in _members(those):
+            related[other] |= 1 << layer
+    return _tree((1 << num_layers) - 1, related)
+
+
+def listed(tree: Tree) -> tuple[int, ...]:
+    """The layers branch by branch, an order in which they can run."""
+    match tree:
+        case Series(parts) | Parallel(parts):
+            return tuple(layer for part in parts for layer in listed(part))
+        case layer:
+            return (layer,)
+
+
+def longest(tree: Tree, seconds: Sequence[Seconds]) -> Seconds:
+    """The time of the longest way through the layers, which all others can run beside."""
+    match tree:
+        case Series(parts):
+            return sum(longest(part, seconds) for part in parts)
+        case Parallel(branches):
+            return max(longest(branch, seconds) for branch in branches)
+        case layer:
+            return seconds[layer]
+
+
+def renumbered(tree: Tree) -> Tree:
+    """The tree with its layers called 0, 1, ... in the order of `listed`."""
+    number = {layer: at for at, layer in enumerate(listed(tree))}
+
+    def renamed(part: Tree) -> Tree:
+        match part:
+            case Series(parts):
+                return Series(tuple(map(renamed, parts)))
+            case Parallel(branches):
+                return Parallel(tuple(map(renamed, branches)))
+            case layer:
+                return number[layer]
+
+    return renamed(tree)
+
+
+def _tree(layers: int, related: Sequence[int]) -> Tree | None:
+    """The tree of a set of layers; `related` has for each layer those that depend on it or on which it depends."""
+    if layers & (layers - 1) == 0:
+        return layers.bit_length() - 1
+    branches = _parts(layers, lambda layer: related[layer])
+    parts = branches if len(branches) > 1 else _parts(layers, lambda layer: ~related[layer])
+    if len(parts) == 1:
+        return None
+    found = [_tree(part, related) for part in parts]
+    trees = tuple(tree for tree in found if tree is not None)
+    if len(trees) < len(found):
+        return None
+    return Parallel(trees) if len(branches) > 1 else Series(trees)
+
+
+def _parts(layers: int, neighbours: Callable[[int], int]) -> list[int]:
+    """The connected parts of a set of layers, in the order of their first layers."""
+    found = []
+    while layers:
+        part = new = layers & -layers
+        while new:
+            near = 0
+            for layer in _members(new):
+                near |= neighbours(layer)
+            new = near & layers & ~part
+            part |= new
+        found.append(part)
+        layers &= ~part
+    return found
+
+
+def _members(layers: int) -> Iterable[int]:
+    while layers:
+        lowest = layers & -layers
+        yield lowest.bit_length() - 1
+        layers ^= lowest
