@@ -11,6 +11,7 @@ from diffusionpipe.planner.pricing.given import check_given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import check_storage, settings_in_storages
 from diffusionpipe.planner.search.bounds import may_fit
+from diffusionpipe.planner.search.branch_order import in_branch_order
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import search
@@ -45,6 +46,7 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
         num_backbones=len(setting.graph.backbones),
     )
     check_storage(setting)
+    setting = in_branch_order(setting)
     if len(setting.graph.backbones) <= 2 and not may_fit(setting):  # of more the search says that it has no plan
         return None
     ways = _ways(setting, fill, limit) if setting.given.encoders in (None, setting.workload.encoders.name) else []

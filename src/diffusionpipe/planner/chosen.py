@@ -9,6 +9,7 @@ from diffusionpipe.planner.explain import Comparison, Remark, Tried, compare
 from diffusionpipe.planner.near_ties import Merits, merits_of, reason_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, row_of, sizes_in
+from diffusionpipe.planner.search.branch_order import unbranched
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of
@@ -65,6 +66,8 @@ class Choice:
         # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
         beside = [faster.row] if faster else []
         remarks = [self._given_up(faster)] if faster else []
+        if self.candidate.workers > 1 and (why := unbranched(self.setting)):
+            remarks.append(Remark(text=why))
         return replace(compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks), tried=self.tried)
 
     def _given_up(self, faster: "Choice") -> Remark:

@@ -8,6 +8,7 @@ from diffusionpipe.costs import AllReduce, Cluster, Costs, Device, Link, ModelGr
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Mesh, Plan, Schedule, Timeline
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan, build_train_schedule
 from diffusionpipe.planner.assembly.folded import stage_starts
@@ -18,6 +19,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.pricing.window_costs import window_costs
 from diffusionpipe.planner.search.proposal import pricing_of
+from diffusionpipe.schedules.building.branches import GRAPHPIPE, branched
 from diffusionpipe.schedules.building.list_scheduling import StageTimes
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.simulator import simulate
@@ -59,6 +61,8 @@ def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | N
         layout = _listed(setting, replace(layout, backbones=tuple(_split(profile, layout))))
     elif not layout.splits:
         layout = replace(layout, splits=_splits(profile, profile.graph, layout))
+    if layout.schedule == GRAPHPIPE and layout.orders is None and layout.versions is Versions.FLUSHED:
+        layout = replace(layout, orders=_over_branches(setting, layout))
     if not profile.graph.frozen_layers:
         return layout, None
     frozen = frozen_layers(profile)
@@ -127,6 +131,18 @@ def _split(profile: Profile, layout: Layout) -> Iterator[BackboneLayout]:
     for number, (own, backbone) in enumerate(zip(layout.backbones, profile.graph.backbones, strict=False)):
         graph = profile.graph.alone(backbone)
         yield replace(own, splits=own.splits or _splits(profile, graph, layout.backbone(number)))
+
+
+def _over_branches(setting: Setting, layout: Layout) -> Schedule | None:
+    """The orders of stages of which those that do not read each other run at the same time.
+
+    None for splits that do not fit, which the plan refuses.
+    """
+    layers = setting.graph.backbone_layers
+    starts = (0, *(layers.index(name) for name in layout.splits if name in layers))
+    if len(starts) != layout.stages:
+        return None
+    return branched(frozenset(setting.table.flows(starts)), layout.stages, layout.microbatches)
 
 
 def _listed(setting: Setting, layout: Layout) -> Layout:

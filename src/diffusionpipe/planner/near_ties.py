@@ -15,7 +15,7 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.pool import Judged
 from diffusionpipe.planner.search.proposal import Proposal
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules import is_published as is_known
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
@@ -58,7 +58,7 @@ class Merits:
 
 def complexity_of(candidate: Candidate) -> Complexity:
     """The number of devices, whether it is a pipeline and so on, as in `SIMPLER`; less is simpler."""
-    is_published = candidate.schedule in REGISTRY or candidate.schedule in JOINT
+    is_published = is_known(candidate.schedule) or candidate.schedule in JOINT
     return (
         candidate.arrangement.units * candidate.arrangement.data_parallel,
         not candidate.is_copy,

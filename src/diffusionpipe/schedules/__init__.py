@@ -17,6 +17,7 @@ from typing import Protocol
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
 from diffusionpipe.plugins import Kind, load
+from diffusionpipe.schedules.building.branches import GRAPHPIPE, over_chain
 from diffusionpipe.schedules.families.bitpipe import bitpipe
 from diffusionpipe.schedules.families.chimera import chimera, chimera_doubling
 from diffusionpipe.schedules.families.dapple import dapple_a, dapple_b
@@ -86,8 +87,11 @@ REGISTRY: Mapping[str, Generator] = MappingProxyType(
 
 
 def is_published(name: str) -> bool:
-    """Whether it is the name of a published family, or such a name with the length of a group: "kfkb-3"."""
-    return name in REGISTRY or _in_groups(name) is not None
+    """Whether it is the name of a published family, such a name with the length of a group ("kfkb-3"), or GraphPipe.
+
+    GraphPipe is no family: its orders follow from the graph of the stages too.
+    """
+    return name in REGISTRY or name == GRAPHPIPE or _in_groups(name) is not None
 
 
 @cache
@@ -107,13 +111,15 @@ def _in_groups(name: str) -> Generator | None:
 
 
 def generator_of(name: str) -> Generator:
-    """The family of that name, ours or one that a package offers.
+    """The family of that name, ours or one that a package offers; of GraphPipe its orders for a chain of stages.
 
     Raises:
         ConfigError: there is none; names the closest one. Or it cannot be imported.
     """
     if in_groups := _in_groups(name):
         return in_groups
+    if name == GRAPHPIPE:
+        return over_chain
     if name not in REGISTRY:
         found = load(Kind.SCHEDULE, name)
         if callable(found):

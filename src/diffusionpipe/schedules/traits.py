@@ -4,7 +4,7 @@ from functools import cache
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules import generator_of
 
 WORKERS, MICROBATCHES = 4, 8
 """Sizes that every family can do."""
@@ -17,7 +17,7 @@ def is_chain(name: str) -> bool:
     >>> [is_chain(name) for name in ("1f1b", "interleaved", "zb-v")]
     [True, False, False]
     """
-    stages = REGISTRY[name](WORKERS, MICROBATCHES).placement.stages
+    stages = generator_of(name)(WORKERS, MICROBATCHES).placement.stages
     return [stage.worker for stage in stages] == list(range(WORKERS))
 
 
@@ -28,7 +28,7 @@ def is_split(name: str) -> bool:
     >>> [is_split(name) for name in ("1f1b", "zb-h1")]
     [False, True]
     """
-    return REGISTRY[name](WORKERS, MICROBATCHES).splits_backwards
+    return generator_of(name)(WORKERS, MICROBATCHES).splits_backwards
 
 
 @cache
@@ -40,7 +40,7 @@ def holds_one(name: str) -> bool:
     """
     return is_chain(name) and all(
         [action.op for action in order] == [Op.F, Op.B] * MICROBATCHES
-        for order in REGISTRY[name](WORKERS, MICROBATCHES).orders
+        for order in generator_of(name)(WORKERS, MICROBATCHES).orders
     )
 
 
@@ -76,7 +76,7 @@ def can_shard(name: str) -> bool:
 def _ops_alone(name: str) -> tuple[Op, ...]:
     """The ops of a worker that has one stage and two micro-batches to itself; () where the family cannot do that."""
     try:
-        schedule = REGISTRY[name](1, 2)
+        schedule = generator_of(name)(1, 2)
     except ConfigError:
         return ()
     return tuple(action.op for action in schedule.orders[0]) if len(schedule.placement.stages) == 1 else ()

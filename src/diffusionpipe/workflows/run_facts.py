@@ -145,7 +145,7 @@ def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:
 
 def _has_one_stage_a_rank(plan: "Plan") -> bool:
     """Whether all blocks of a rank are one stage."""
-    from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules import is_published
     from diffusionpipe.schedules.traits import is_chain
 
-    return plan.mesh.pipeline == 1 or (plan.train.name in REGISTRY and is_chain(plan.train.name))
+    return plan.mesh.pipeline == 1 or (is_published(plan.train.name) and is_chain(plan.train.name))

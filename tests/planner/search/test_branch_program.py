@@ -142,10 +142,11 @@ def test_memory_that_holds_two_micro_batches_a_stage_allows_towers_side_by_side_
 
 
 def test_a_tree_is_found_again_from_the_order_alone():
-    tree = tree_of(7, [(0, 1), (0, 2), (1, 3), (2, 4), (4, 5), (3, 6), (5, 6), (0, 6)])
+    edges = [(0, 1), (0, 2), (1, 3), (2, 4), (4, 5), (3, 6), (5, 6), (0, 6)]
+    tree = tree_of(7, edges)
     assert tree == Series((0, Parallel((Series((1, 3)), Series((2, 4, 5)))), 6))
     assert listed(tree) == (0, 1, 3, 2, 4, 5, 6)
-    assert longest(tree, [1, 2, 3, 2, 1, 1, 1]) == 1 + 5 + 1
+    assert longest(edges, [1, 2, 3, 2, 1, 1, 1]) == 1 + 5 + 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.schedules import REGISTRY, generator_of, is_published
+from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import can_shard, is_chain
 
@@ -80,7 +81,7 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    if given.schedule not in REGISTRY:
+    if given.schedule not in REGISTRY and given.schedule != GRAPHPIPE:
         origin = "has groups of its own" if is_published(given.schedule) else "comes from a package"
         yield (
             f"the schedule {given.schedule!r} {origin}, and the search compares the published ones: give "

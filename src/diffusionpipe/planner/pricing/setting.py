@@ -23,6 +23,8 @@ class Setting:
     workload: Workload
     given: Given = NOTHING
     """Sizes that a search keeps to."""
+    may_branch: bool = True
+    """Whether a search looks for stages on branches that run at the same time."""
     whole: "Setting | None" = None
     """The setting with the frozen part on the devices; None where it is there (see `planner.offload`)."""
 

@@ -76,6 +76,8 @@ def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) ->
 
 def _of_chains(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
     """The least time of one stage on a unit, with any replicas."""
+    if judge.tables.tree is not None:
+        return 0.0  # stages beside each other need no longer than the place itself
     replicas = replicas_of(judge, arrangement, microbatches)
     if not replicas or not judge.footprint.may_fit(arrangement):
         return limit

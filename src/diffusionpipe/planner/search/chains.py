@@ -26,6 +26,7 @@ from diffusionpipe.planner.search.constants import (
 from diffusionpipe.planner.search.dynamic_program import Partition
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.planner.search.recut import recut
 from diffusionpipe.schedules.traits import holds_one
 from diffusionpipe.units import Seconds
 
@@ -65,6 +66,7 @@ def add_chains(
             replicas=partition.replicas,
             hosts=hosts,
         )
+        candidate = recut(pool.judge, candidate)
         is_whole = candidate.divides(pool.judge.setting.workload.batch)
         if candidate in pool.judged or not (is_whole and is_own(pool, arrangement, partition.replicas)):
             continue

@@ -104,6 +104,9 @@ ENOUGH = 5e-3
 """A plan that is this near to the time without any wait gets no other orders: larger is faster and loses up to that."""
 BETTER = 1 - 1e-9
 """A change must gain more than rounding, or moves would go round in circles."""
+SIDE_BY_SIDE = 0.015
+"""The least part of the layers' time beside the longest way through them for which branches are looked at: less
+searches models for hardly more than a near-tie."""
 HEAVY = 1 / 32
 """Encoders of this part of a device's memory may be kept off some ranks: less tries it for small ones in vain."""
 GAINED = 1.1

@@ -29,7 +29,9 @@ from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import ordered, ordered_as, placed
 from diffusionpipe.planner.search.places import least_time
 from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.planner.search.recut import recut
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.building.shapes import linear
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
@@ -86,6 +88,7 @@ def add_cuts(
             replicas=counts,
             hosts=hosts,
         )
+        candidate = recut(pool.judge, candidate)
         if not candidate.divides(pool.judge.setting.workload.batch) or not is_own(pool, arrangement, counts):
             continue
         one = pool.judged_of(candidate)
@@ -164,7 +167,7 @@ def add_schedules(pool: Pool, one: Judged) -> None:
     limit = min(one.score, PROMISING * pool.score) * BETTER
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
         if is_chain(name) and pool.judge.setting.allows_family(name):
-            variant = pool.judged_of(replace(one.candidate, schedule=name), limit=limit)
+            variant = pool.judged_of(replace(one.candidate, schedule=name, orders=None), limit=limit)
             key = variant.score, variant.estimate.overflow
             if variant.score < limit and key not in alike:  # families agree at many sizes
                 alike.add(key)
@@ -249,6 +252,8 @@ def _add_neighbours(pool: Pool) -> None:
 
 def _with_microbatches(pool: Pool, candidate: Candidate, count: int) -> Candidate | None:
     """The candidate with another number of micro-batches and, where they were searched, orders for it; or None."""
+    if candidate.schedule == GRAPHPIPE:
+        return recut(pool.judge, candidate, microbatches=count, buckets=1)
     if candidate.orders:
         placing = Placing(candidate.schedule.removeprefix("search-"))
         own = candidate.arrangement, count, placing, candidate.starts
@@ -301,7 +306,9 @@ def move_cuts(pool: Pool, one: Judged) -> Judged:
                     continue
                 if tuple(starts) == before:
                     continue
-                moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)), limit=found.score * BETTER)
+                moved = pool.judged_of(
+                    recut(pool.judge, one.candidate, starts=tuple(starts)), limit=found.score * BETTER
+                )
                 if moved.fits and moved.score < found.score * BETTER:
                     found = moved
         if found is one:

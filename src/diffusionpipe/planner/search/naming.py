@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from diffusionpipe.holding.storage import storage_of
-from diffusionpipe.ir import Op, Plan
+from diffusionpipe.ir import Op, Plan, Schedule
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.schedules.building.branches import GRAPHPIPE, depths
 
 DATA_PARALLEL = "data parallel"
 SHARDED = "sharded data parallel"
@@ -28,6 +29,7 @@ def sizes_of(candidate: Candidate) -> str:
             is_side_by_side=candidate.arrangement.adjacent > 1,
             microbatches=candidate.counts,
             buckets=candidate.buckets,
+            in_a_row=_in_a_row(candidate.orders) if candidate.schedule == GRAPHPIPE and candidate.orders else None,
         )
     )
 
@@ -64,6 +66,7 @@ def sizes_of_plan(plan: Plan) -> str:
             is_side_by_side=plan.mesh.adjacent > 1,
             microbatches=_microbatches(plan),
             buckets=max(len(one.blocks) for stages in rows for one in stages),
+            in_a_row=_in_a_row(plan.train) if plan.train.name == GRAPHPIPE else None,
         )
     )
     return words + storage_of(plan.encoders).words
@@ -125,6 +128,19 @@ class _Sizes:
     microbatches: tuple[int, ...]
     """Micro-batches of each backbone."""
     buckets: int
+    in_a_row: int | None
+    """Stages on the longest path, where stages on branches run at the same time."""
+
+
+def _in_a_row(schedule: Schedule) -> int:
+    """The most workers of which each reads what the one before writes, replicas of a stage as one."""
+    stages = schedule.placement.stages
+    trained = next(pipeline for pipeline in schedule.placement.pipelines if Op.ENCODE not in pipeline.ops)
+    first = {stages[stage].weights: stages[stage].worker for stage in reversed(trained.stages)}
+    own = [edge for edge in trained.edges if edge.producer in trained.stages]
+    pairs = ((first[stages[edge.producer].weights], first[stages[edge.consumer].weights]) for edge in own)
+    edges = {(one, other) for one, other in pairs if one != other}
+    return max(depths(edges, schedule.num_workers))
 
 
 def _in_words(sizes: _Sizes) -> str:
@@ -132,6 +148,8 @@ def _in_words(sizes: _Sizes) -> str:
     if has_stages:
         is_wound = len(sizes.stages) == 1 and sizes.workers < sizes.stages[0]
         words.append(f"{_each(sizes)} stages" + (f" on {sizes.workers} ranks" if is_wound else ""))
+        if sizes.in_a_row is not None:
+            words.append(f"({sizes.in_a_row} in a row)")
         if max(sizes.replicas) > 1:
             words.append(f"({','.join(map(str, sizes.replicas))} replicas)")
     copies = sizes.groups * (1 if has_stages else sizes.replicas[0])

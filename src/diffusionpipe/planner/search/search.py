@@ -60,6 +60,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.bounds import Place, is_step_possible, least_step
+from diffusionpipe.planner.search.branches import add_branches
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
 from diffusionpipe.planner.search.chains import add_chains, add_lean_chains, is_own, replicas_of
@@ -200,6 +201,7 @@ def _simulated(
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
     bounded = _add_chains(pool, units)
+    add_branches(pool, _within(pool, places))
     add_crowded(pool, _within(pool, places))
     improve(pool, _within(pool, places))  # [3]
     finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]

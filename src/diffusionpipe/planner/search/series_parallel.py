@@ -68,15 +68,16 @@ def listed(tree: Tree) -> tuple[int, ...]:
             return (layer,)
 
 
-def longest(tree: Tree, seconds: Sequence[Seconds]) -> Seconds:
-    """The time of the longest way through the layers, which all others can run beside."""
-    match tree:
-        case Series(parts):
-            return sum(longest(part, seconds) for part in parts)
-        case Parallel(branches):
-            return max(longest(branch, seconds) for branch in branches)
-        case layer:
-            return seconds[layer]
+def longest(edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Seconds:
+    """The time of the longest way along the edges, beside which all other layers can run.
+
+    >>> longest([(0, 2), (1, 3), (2, 4), (3, 4)], [1, 2, 1, 2, 1])
+    5
+    """
+    reached = list(seconds)
+    for writer, reader in sorted(edges, key=lambda edge: edge[1]):
+        reached[reader] = max(reached[reader], reached[writer] + seconds[reader])
+    return max(reached)
 
 
 def renumbered(tree: Tree) -> Tree:

@@ -22,7 +22,9 @@ from diffusionpipe.planner.pricing.encoders import (
 from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_time
+from diffusionpipe.planner.search.branch_order import part_in_a_row, tree_of_branches
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.series_parallel import Tree, listed
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -59,6 +61,12 @@ class Tables:
     def num_layers(self) -> int:
         """The number of layers of the trained part."""
         return len(self.table.names)
+
+    @cached_property
+    def tree(self) -> Tree | None:
+        """The tree of the trained layers, where branches may gain and the layers are listed branch by branch."""
+        tree = tree_of_branches(self.setting)
+        return tree if tree is not None and listed(tree) == tuple(range(self.num_layers)) else None
 
     @cached_property
     def borders(self) -> tuple[int, ...]:
@@ -188,6 +196,8 @@ class Tables:
         whole = sums.forward[-1] + sums.backward[-1]
         speeds = self.ground(arrangement).speeds
         once = whole - sums.probes  # probes come before the ramp, or in it
+        if self.tree is not None:
+            once *= part_in_a_row(self.setting)
         return microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
 
     @cached_property
