@@ -59,7 +59,7 @@ def form_of(kind: type[T]) -> Form[T]:
 def rows_of(kind: type[T]) -> Form[tuple[T, ...]]:
     """The form of many values of a dataclass, as columns: types are checked by column, at a tenth of the time.
 
-    Its fields are texts, numbers, truth values, one of these or None, or tuples of whole numbers.
+    Its fields are texts, numbers, truth values, one of these or None, or tuples of whole numbers or of texts.
     """
     hints = typing.get_type_hints(kind)
 
@@ -83,7 +83,8 @@ def _column(name: str, hint: object, data: object) -> list[object]:
         raise ValueError(f"column {name} holds values of another type")
     if not is_list:
         return data
-    if not {int}.issuperset(type(number) for values in data for number in values):
+    inner = typing.get_args(hint)[0]
+    if not {inner}.issuperset(type(value) for values in data for value in values):
         raise ValueError(f"column {name} holds values of another type")
     return [tuple(values) for values in data]
 

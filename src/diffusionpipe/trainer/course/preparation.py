@@ -223,6 +223,7 @@ def _survey(opened: Model, scanned: Sequence[Folder], source: BatchSource, resum
         epochs=num_epochs(training.num_steps * training.batch, len(dataset.samples), dataset.growth),
         from_step=0 if resumed is None else resumed.step,
         size=(data.resolution, data.height or data.resolution),
+        captions=data.captions.rules,
         readings=readings_of(source.inputs, source.tokenizers),
         more_chunks=all(family_of(member.folder).has_chunks for member in opened.members)
         and data.caption_chunks < MOST_CHUNKS,
@@ -325,6 +326,7 @@ def _source(
         null_label=_null_label(opened),
         augmentation=augmentation,
         masks=mask_source(opened.recipe),
+        captions=opened.recipe.data.captions.rules,
         frame_rate=opened.recipe.data.frame_rate,
         guidance=trained_guidance(opened.recipe),
     )

@@ -47,7 +47,9 @@ def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
     """The facts that must not change between a run and its continuation, beside values of the recipe."""
     recipe = opened.recipe
     noun = "pictures" if recipe.data.frames is None else "clips"
-    described = repr([(sample.name, sample.text, sample.label) for sample in train.samples])
+    described = repr(
+        [(one.name, one.text, one.label, *([one.others] if one.others else [])) for one in train.samples]
+    )  # as before, where each has one caption
     return {
         "seed": recipe.training.seed,
         "batch": recipe.training.batch,

@@ -18,10 +18,26 @@ from diffusionpipe.models.base.family import Absent
 from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.models.objectives.speed import pair_members
 from diffusionpipe.models.parts.masks import MASK, MASKED_NOISE
+from diffusionpipe.trainer.data.caption_lengths import encoder_of
+from diffusionpipe.trainer.data.caption_rules import (
+    AS_THEY_ARE,
+    CaptionRules,
+    Seen,
+    drawn_text,
+    is_dropped_for,
+    plain_text,
+    texts_of,
+)
 from diffusionpipe.trainer.data.clip_times import timeline_of
 from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
-from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
+from diffusionpipe.trainer.data.dataset_problems import (
+    problems_of_captions,
+    problems_of_conditions,
+    problems_of_encoders,
+    problems_of_labels,
+    problems_of_rules,
+)
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
@@ -80,6 +96,8 @@ class BatchSource:
     """Replace pictures that cannot be decoded; None: they are errors."""
     frame_rate: float | None = None
     """Frames of a second that are taken of clips; None: each frame of the file."""
+    captions: CaptionRules = AS_THEY_ARE
+    """How texts are made from captions."""
     guidance: float = 1.0
     """The guidance that a distilled model reads; 1: it predicts the data themselves, without guidance."""
 
@@ -105,6 +123,11 @@ class BatchSource:
         names = {kind_of(spec.name) for spec in self.inputs}
         if "labels" in names and not names.isdisjoint(TOKENS):
             problems += problems_of_captions(self.dataset)
+        if names.isdisjoint(TOKENS):
+            problems += problems_of_rules(self.captions)
+        else:
+            known = {encoder_of(spec.name).partition(" of ")[0] for spec in self.inputs if kind_of(spec.name) in TOKENS}
+            problems += problems_of_encoders(self.captions, known)
         if "condition" in names:
             problems += problems_of_conditions(self.dataset)
         if "labels" in names:
@@ -131,6 +154,8 @@ class Rows:
     """Index into the dataset of each row."""
     positions: tuple[int, ...]
     """The key of each row's draws: its position in the global batch."""
+    passes: tuple[int, ...] | None = None
+    """How often each row's sample was seen before, the key of its caption; None: captions as they are."""
     step: int
     purpose: str = ""
     """Put before the purpose of every draw."""
@@ -138,20 +163,36 @@ class Rows:
     """The time of each row; None draws them."""
 
 
-def sample_indices(
+class Turn(NamedTuple):
+    """A sample at a place of the endless order of the data."""
+
+    sample: int
+    number: int
+    """How often the sample was seen before."""
+
+
+def turns_of(
     num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int], growth: Growth = ()
-) -> tuple[int, ...]:
+) -> tuple[Turn, ...]:
     """The samples at some positions of a step's global batch.
 
     The order of the data is endless: the keyed permutations of epoch 0, 1, ... one after the other (see `order`). Step
     k takes k * batch up to (k + 1) * batch of it, so any step can be found without what was before it, and a batch may
     be larger than the dataset.
     """
-    indices = []
+    turns = []
     for position in positions:
         place = place_of(step * batch + position, num_samples, growth)
-        indices.append(int(_order(seed, place.epoch, place.size)[place.number]))
-    return tuple(indices)
+        turns.append(Turn(int(_order(seed, place.epoch, place.size)[place.number]), place.epoch))
+    return tuple(turns)
+
+
+def sample_indices(
+    num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int], growth: Growth = ()
+) -> tuple[int, ...]:
+    """The indices of these samples."""
+    turns = turns_of(num_samples, seed=seed, batch=batch, step=step, positions=positions, growth=growth)
+    return tuple(turn.sample for turn in turns)
 
 
 def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> dict[str, Tensor]:
@@ -374,19 +415,28 @@ def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:
 
 
 def _input_ids(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    return token_ids(source.tokenizers[spec.name], _texts(source, rows), *spec.shape)
+    return token_ids(source.tokenizers[spec.name], _texts(source, rows, spec.name), *spec.shape)
 
 
 def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     own, kind = kind_of(spec.name), MASKS[kind_of(spec.name)]
-    tokenizer = source.tokenizers[spec.name.removesuffix(own) + kind]
-    return token_mask(tokenizer, _texts(source, rows), spec.shape[0])
+    name = spec.name.removesuffix(own) + kind
+    return token_mask(source.tokenizers[name], _texts(source, rows, name), spec.shape[0])
 
 
-def _texts(source: BatchSource, rows: Rows) -> list[str]:
-    """The captions, none where they are dropped."""
-    texts = [source.dataset.samples[sample].text or "" for sample in rows.samples]
-    return [Absent() if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
+def _texts(source: BatchSource, rows: Rows, tokens: str) -> list[str]:
+    """The captions that the reader of these tokens gets, none where they are dropped."""
+    encoder, dropped = encoder_of(kind_of(tokens)), _is_dropped(source, rows)
+    return [Absent() if dropped[row] else _text(source, rows, row, encoder) for row in range(len(rows.samples))]
+
+
+def _text(source: BatchSource, rows: Rows, row: int, encoder: str) -> str:
+    sample, rules = rows.samples[row], source.captions
+    captions = source.dataset.samples[sample].captions
+    if rows.passes is None:
+        return plain_text(texts_of(captions, rules)[0], rules)
+    seen = Seen(seed=source.seed, sample=sample, number=rows.passes[row])
+    return Absent() if is_dropped_for(encoder, rules, seen) else drawn_text(captions, rules, seen)
 
 
 def _labels(source: BatchSource, rows: Rows) -> Tensor:

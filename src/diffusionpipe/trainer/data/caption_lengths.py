@@ -63,7 +63,7 @@ def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer
     """How each text encoder reads captions, by a model's raw inputs and the tokenizers of them."""
     return [
         Reading(
-            encoder=_encoder_of(spec.name),
+            encoder=encoder_of(spec.name),
             tokenizer=tokenizers[spec.name],
             length=spec.shape[-1],
             chunks=spec.shape[0] if len(spec.shape) > 1 else 1,
@@ -73,7 +73,7 @@ def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer
     ]
 
 
-def _encoder_of(name: str) -> str:
+def encoder_of(name: str) -> str:
     """The text encoder that reads a raw input, e.g. "text_encoder_2 of base" for "base/input_ids_2"."""
     model, _, kind = name.rpartition("/")
     encoder = kind.replace("input_ids", "text_encoder")

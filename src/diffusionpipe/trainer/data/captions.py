@@ -3,6 +3,7 @@
 `names` finds the pictures that are named.
 
     {"file_name": "cats/1.png", "text": "a cat", "label": 3}
+    {"file_name": "cats/2.png", "text": ["a cat", "a small cat on a chair"]}
 
 `file_name` is relative to the folder of its metadata file; every folder may have one. The first line of a metadata.csv
 names its columns, and an empty cell says nothing. Where the metadata has no text, the file with the picture's name and
@@ -37,6 +38,8 @@ class Description:
     """The facts that are written about one picture."""
 
     text: str | None = None
+    others: tuple[str, ...] = ()
+    """Further captions."""
     label: int | None = None
     condition: str | None = None
     """The picture that steers, as a path below the folder, with "/"."""
@@ -181,13 +184,29 @@ def _described(row: dict[str, object]) -> tuple[str, Description]:
     name, text, label = (row.get(key) for key in ("file_name", "text", "label"))
     if not isinstance(name, str) or not name:
         raise ValueError("file_name is missing; it names the picture")
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"text is {json.dumps(text)}; expected a string")
-    if text is not None:
-        _check_caption(text)
+    texts = _texts_in(text)
     if label is not None and (not isinstance(label, int) or isinstance(label, bool) or label < 0):
         raise ValueError(f"label is {json.dumps(label)}; expected a whole number from 0")
     condition = row.get("conditioning_image")
     if condition is not None and (not isinstance(condition, str) or not condition):
         raise ValueError(f"conditioning_image is {json.dumps(condition)}; expected the name of a picture")
-    return name, Description(text=text, label=label, condition=condition)
+    return name, Description(
+        text=texts[0] if texts else None, others=tuple(texts[1:]), label=label, condition=condition
+    )
+
+
+def _texts_in(value: object) -> list[str]:
+    """The captions in a row: a text, a list of texts, or none.
+
+    Raises:
+        ValueError: the value is neither, or no caption.
+    """
+    if value is None:
+        return []
+    found = value if isinstance(value, list) else [value]
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) < len(found) or not found:
+        raise ValueError(f"text is {json.dumps(value)}; expected a string, or a list of strings")
+    for one in texts:
+        _check_caption(one)
+    return texts

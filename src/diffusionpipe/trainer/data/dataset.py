@@ -60,9 +60,16 @@ class Sample:
     name: str
     """Path below the folder, with "/"."""
     text: str | None = None
+    others: tuple[str, ...] = ()
+    """Further captions."""
     label: int | None = None
     condition: str | None = None
     """The picture that steers, as a path below the folder."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """All captions; () without one."""
+        return () if self.text is None else (self.text, *self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +270,9 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
 
 def _digest(contents: bytes, about: Description | None) -> str:
     """Digest of a picture and its description; None: it is not a sample."""
-    said = b"" if about is None else repr((about.text, about.label, about.condition)).encode("utf-8", "surrogateescape")
-    return blake2b(contents + said, digest_size=8).hexdigest()
+    more = () if about is None or not about.others else (about.others,)
+    said = "" if about is None else repr((about.text, about.label, about.condition, *more))
+    return blake2b(contents + said.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def _overlooked(listing: Listing, known: Known, kind: _Kind, rules: Rules) -> Iterator[str]:
@@ -294,7 +302,7 @@ def _shortened(endings: str) -> str:
 
 
 def _sample(name: str, about: Description) -> Sample:
-    return Sample(name=name, text=about.text, label=about.label, condition=about.condition)
+    return Sample(name=name, text=about.text, others=about.others, label=about.label, condition=about.condition)
 
 
 @dataclass(frozen=True, slots=True)

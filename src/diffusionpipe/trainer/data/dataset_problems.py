@@ -1,6 +1,9 @@
 """Why a data set does not have what a model reads: each function returns a list of sentences, empty if it has."""
 
+from collections.abc import Set as AbstractSet
+
 from diffusionpipe.ir.words import counted
+from diffusionpipe.trainer.data.caption_rules import AS_THEY_ARE, CaptionRules
 from diffusionpipe.trainer.data.captions import METADATA
 from diffusionpipe.trainer.data.dataset import Dataset
 
@@ -12,6 +15,20 @@ def problems_of_captions(dataset: Dataset) -> list[str]:
         return []
     examples = f"{counted(len(without), 'pictures have no caption')}, e.g. {without[0]}"
     return [f"{dataset.folder}: {examples}; the models need labels and captions"]
+
+
+def problems_of_rules(rules: CaptionRules) -> list[str]:
+    """Problems for a model that reads no captions."""
+    return [] if rules == AS_THEY_ARE else ["data.captions: the model reads no captions; remove the section"]
+
+
+def problems_of_encoders(rules: CaptionRules, known: AbstractSet[str]) -> list[str]:
+    """Names of text encoders that the model does not have."""
+    return [
+        f"data.captions.dropout: the model has no text encoder {name!r}; use {' or '.join(sorted(known))}"
+        for name, _ in rules.encoder_dropout
+        if name not in known
+    ]
 
 
 def problems_of_conditions(dataset: Dataset) -> list[str]:

@@ -85,8 +85,10 @@ def described_pictures(
                 about = replace(about, text="")  # reported here, so not as missing too
                 problems.append(f"{sidecar}: {error}")
         weak = known.lists.get(name, Description())
+        said = weak if about.text is None else about
         result[name] = Description(
-            text=weak.text if about.text is None else about.text,
+            text=said.text,
+            others=said.others,
             label=weak.label if about.label is None else about.label,
             condition=about.condition,
         )

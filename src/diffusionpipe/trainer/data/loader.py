@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch, sample_indices
+from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, Turn, make_batch, turns_of
 from diffusionpipe.trainer.data.data_workers import DataWorkers
 from diffusionpipe.trainer.data.dataset import Sample
 
@@ -91,15 +91,21 @@ class StepLoader:
 
     def samples(self, step: int) -> tuple[Sample, ...]:
         """The samples of a step in the order of `positions`, e.g. to name them in an error."""
-        return tuple(self.source.dataset.samples[index] for index in self._indices(step))
+        return tuple(self.source.dataset.samples[turn.sample] for turn in self._turns(step))
 
     def load(self, step: int) -> dict[str, Tensor]:
         """One step's batch, made in this process."""
-        rows = Rows(samples=self._indices(step), positions=self.positions, step=step)
+        turns = self._turns(step)
+        rows = Rows(
+            samples=tuple(turn.sample for turn in turns),
+            passes=tuple(turn.number for turn in turns),
+            positions=self.positions,
+            step=step,
+        )
         return make_batch(self.source, rows, has_levels=self.has_levels)
 
-    def _indices(self, step: int) -> tuple[int, ...]:
-        return sample_indices(
+    def _turns(self, step: int) -> tuple[Turn, ...]:
+        return turns_of(
             len(self.source.dataset.samples),
             seed=self.source.seed,
             batch=self.batch,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, chunks_in_use, cut_captions
+from diffusionpipe.trainer.data.caption_rules import AS_THEY_ARE, CaptionRules, plain_text, texts_of
 from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.order import next_epoch, place_of
@@ -57,6 +58,8 @@ class Use:
     """Width and height to which each is brought."""
     from_step: int = 0
     """The number of steps that are done."""
+    captions: CaptionRules = AS_THEY_ARE
+    """How texts are made from captions."""
     readings: Sequence[Reading]
     """How captions are read; () where they are not."""
     more_chunks: bool = False
@@ -144,17 +147,27 @@ def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
     """Captions that are longer than a text encoder reads, and empty ones."""
     if not use.readings:
         return
-    texts = [sample.text or "" for sample in folder.dataset.samples]
+    places, texts = _longest_texts(folder.dataset, use.captions)
     noun = "" if name == "captions" else "captions "
     for cut in cut_captions(texts, use.readings):
         drawn = f" (of {MOST:,} that were drawn and counted)" if cut.looked_at < len(texts) else ""
-        longest = f"the longest of {_name(folder.dataset, cut.longest)}, {cut.tokens:,} tokens"
+        longest = f"the longest of {_name(folder.dataset, places[cut.longest])}, {cut.tokens:,} tokens"
         longest += "; a larger data.caption_chunks reads more" if use.more_chunks else ""
         yield Line(name=name, text=f"{noun}{_are_longer(cut)}{drawn}, {longest}", is_warning=True)
-    empty = [place for place, text in enumerate(texts) if not text.strip()]
+    empty = list(dict.fromkeys(place for place, text in zip(places, texts, strict=True) if not text.strip()))
     if empty:
         text = f"{noun}{counted(len(empty), 'are')} empty, e.g. {_name(folder.dataset, empty[0])}"
         yield Line(name=name, text=text, is_warning=True)
+
+
+def _longest_texts(dataset: Dataset, rules: CaptionRules) -> tuple[list[int], list[str]]:
+    """Each caption at its longest, and the place of its sample."""
+    places, texts = [], []
+    for place, sample in enumerate(dataset.samples):
+        for text in texts_of(sample.captions, rules):
+            places.append(place)
+            texts.append(plain_text(text, rules, lambda parts: max(parts, key=len)))
+    return places, texts
 
 
 def _unused_chunks(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
@@ -163,7 +176,7 @@ def _unused_chunks(train: Folder, held_out: Folder | None, use: Use) -> Iterator
     if asked == 1:
         return
     folders = (train, held_out) if held_out is not None else (train,)
-    texts = [sample.text or "" for folder in folders for sample in folder.dataset.samples]
+    texts = [text for folder in folders for text in _longest_texts(folder.dataset, use.captions)[1]]
     needed = chunks_in_use([*texts, *use.prompts], use.readings)
     if needed < asked:
         text = f"fit into {counted(needed, 'chunks')}; data.caption_chunks = {needed} is faster than {asked}"

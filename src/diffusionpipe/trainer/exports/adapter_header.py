@@ -136,8 +136,8 @@ def _modelspec(facts: AdapterFacts, *, is_original: bool) -> dict[str, str]:
         found["resolution"] = f"{data.resolution}x{data.height or data.resolution}"
         if (first, last) != (0, 1):
             found["timestep_range"] = f"{round(first * _TIMES)},{max(round(last * _TIMES) - 1, 0)}"
-        if recipe.lora.trigger is not None:
-            found["trigger_phrase"] = recipe.lora.trigger
+        if recipe.trigger is not None:
+            found["trigger_phrase"] = recipe.trigger
     return {f"modelspec.{key}": value for key, value in found.items()}
 
 

@@ -225,7 +225,7 @@ def _adapters_on_card(settings: Export) -> Adapters | None:
     recipe, comfy = settings.recipe, None
     if recipe is not None and AdapterFormat.COMFY in recipe.lora.formats and not settings.is_merged:
         comfy = comfy_file(recipe.run.folder.resolve().name)
-    trigger = None if recipe is None else recipe.lora.trigger
+    trigger = None if recipe is None else recipe.trigger
     return Adapters(settings.lora.rank, is_merged=settings.is_merged, comfy=comfy, trigger=trigger)
 
 

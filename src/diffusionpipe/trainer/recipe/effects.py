@@ -62,8 +62,8 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "data": {
         Effect.JUDGED: "train",
-        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout caption_chunks clip_skip "
-        "masks mask_file",
+        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout captions "
+        "caption_chunks clip_skip masks mask_file",
         Effect.SAID: "validation on_error",
         Effect.SILENT: "workers max_skipped allow_growth",
     },

@@ -16,6 +16,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
+from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
@@ -80,6 +81,8 @@ class DataSection(Section):
     """Mirror every second picture from left to right, at random."""
     caption_dropout: Fraction = 0.1
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
+    captions: CaptionsSection = CaptionsSection()
+    """The section [data.captions]: several captions, tags, alternatives, prefix, trigger word."""
     caption_chunks: Annotated[int, Field(ge=1, le=4)] = 1
     """Parts of 75 tokens that are read of each caption, for Stable Diffusion 1, 2 and XL; 1 reads as diffusers does."""
     clip_skip: Maybe[Count] = None
@@ -155,6 +158,11 @@ class Recipe(Section):
         refused = refused_with_models(self.models, sections) if self.models else ()
         raise_problems([*problems_between(sections), *refused])
         return self
+
+    @property
+    def trigger(self) -> str | None:
+        """The word that files of adapters name for what they have learned."""
+        return self.lora.trigger or self.data.captions.trigger
 
     @property
     def backbones(self) -> tuple[str, ...]:
