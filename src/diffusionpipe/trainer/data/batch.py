@@ -434,6 +434,7 @@ def _text(source: BatchSource, rows: Rows, row: int, encoder: str) -> str:
     sample, rules = rows.samples[row], source.captions
     captions = source.dataset.samples[sample].captions
     if rows.passes is None:
+        assert rules == AS_THEY_ARE or rows.times is not None, "rows to train on say how often samples were seen"
         return plain_text(texts_of(captions, rules)[0], rules)
     seen = Seen(seed=source.seed, sample=sample, number=rows.passes[row])
     return Absent() if is_dropped_for(encoder, rules, seen) else drawn_text(captions, rules, seen)
