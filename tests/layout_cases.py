@@ -1,12 +1,14 @@
 """Layouts and fillings to try; nothing here computes, so that tests of plans need no torch."""
 
 import random
+from functools import cache
 from itertools import pairwise
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.ir.schedule import lone_blocks
+from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout
 
@@ -61,3 +63,14 @@ def scattered(seed):
         return fills
 
     return filler
+
+
+@cache
+def searched(placing: Placing):
+    """The orders that the search finds for 2 ranks and 4 micro-batches."""
+    halves = tuple(HalfStage(forward=2, input_grad=3, weight_grad=1, activation=4, kept_after_input_grad=2)
+                   for _ in range(4))  # fmt: skip
+    return schedule_of(search(Instance(
+        ranks=2, microbatches=4, placement=placing, stages=halves, comm=1, memory_limit=(20, 20),
+        objective=Objective.MAKESPAN, seconds=0.02,
+    )))  # fmt: skip

@@ -118,6 +118,7 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
             Feature.REPLICAS,
             Feature.TWO_DIRECTIONS,
             Feature.BUCKETS,
+            Feature.ORDERS,
         )
     ],
     "tests/runtime/test_stored.py::test_those_of_adapters_of_text_encoders_on_stored_weights_are_too": [
@@ -213,7 +214,8 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         )
     ],
     "tests/runtime/test_windows.py::test_every_kind_of_trained_part_is_the_recurrence": [
-        (Feature.VERSIONS, other) for other in (Feature.LORA, Feature.TEXT_ENCODER, Feature.CONTROLNET)
+        (Feature.VERSIONS, other)
+        for other in (Feature.LORA, Feature.TEXT_ENCODER, Feature.CONTROLNET, Feature.QUANTISED)
     ],
     "tests/runtime/test_windows.py::test_in_bfloat16_every_forward_reads_narrow_weights_of_its_version": [
         (Feature.VERSIONS, Feature.BFLOAT16)

@@ -12,11 +12,13 @@ from layout_cases import scattered
 from layouts import CPU
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.versions import staleness_of
 from diffusionpipe.models.graphs.graph import layer_parameters
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
+from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.places import holders_of
@@ -245,9 +247,10 @@ def _sleep(random: Random) -> None:
     time.sleep(random.choice((0, 0, 0.002, 0.01)))
 
 
-def tiny_adapters():
+def tiny_adapters(form: Form | None = None):
     graph = tiny_flux(torch.float64)
     add_lora(graph.components, "transformer", LoraSettings(rank=2))
+    store(graph, lambda component: form if component != "vae" else None)
     materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
     return graph
 
@@ -256,6 +259,7 @@ MODELS = {
     "stable diffusion": tiny_stable_diffusion,
     "dit": tiny_dit,
     "adapters": tiny_adapters,
+    "adapters on nf4": partial(tiny_adapters, Form.NF4),
     "text encoder": lambda: tiny_stable_diffusion(train=("unet", "text_encoder")),
     "controlnet": tiny_controlled,
     "float32": lambda: tiny_dit(torch.float32),

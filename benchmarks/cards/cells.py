@@ -7,10 +7,10 @@ from functools import partial
 from benchmarks.cards import profiles
 from benchmarks.choices import checked
 from benchmarks.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, tuned_copies
-from benchmarks.rivals.quantised import BYTES_OF_BASE, base_of, quantised
 from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
 from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
@@ -27,9 +27,11 @@ PEER_SPLIT = "diffusion-pipe, 2+ stages"
 SYSTEMS = (OURS, DDP, FSDP, NAIVE, PEER, PEER_SPLIT, "GPipe", "1F1B + SPP", REPLICATED_SPP)
 TUNED = (AHEAD, NARROW_SUMS, ZERO1, HYBRID, CACHED)
 """Data parallelism as people tune it."""
-QUANTISED = tuple(f"{system}, {store}" for system in (DDP, PEER) for store in BYTES_OF_BASE)
+BASES = {"int8 base": Form.INT8, "nf4 base": Form.NF4}
+"""Forms in which the trainer stores frozen linear layers under adapters."""
+STORED = tuple(f"{system}, {base}" for system in (OURS, DDP, PEER) for base in BASES)
 """Adapters on bases of fewer bytes."""
-OTHER_TRAINING = (CACHED, *QUANTISED)
+OTHER_TRAINING = (CACHED, *STORED)
 """Systems that train something else: on fixed pictures and captions, or on other weights. They are no rivals."""
 
 
@@ -117,6 +119,8 @@ class Entry:
     """Peak memory of each device of one pipeline; one figure where all hold the same."""
     overflow: Bytes
     """Beyond the memory of the fullest device; 0 or less: it fits."""
+    base: str = ""
+    """The base that its adapters are on, where that is not in bfloat16; the name of `BASES`."""
 
     @property
     def fits(self) -> bool:
@@ -156,16 +160,20 @@ class Cell:
         return max(others, key=lambda one: one.samples_per_second, default=None)
 
     def over(self, other: Entry | None) -> float | None:
-        """How many times as fast ours is; None where one of them does not fit."""
-        ours = self.fitting(OURS)
+        """How many times as fast ours is on the same base; None where one of them does not fit."""
+        ours = self.fitting(_on(OURS, other.base)) if other else None
         return ours.samples_per_second / other.samples_per_second if ours and other and other.fits else None
 
 
-def setting_of(case: Case, state: State, *, is_recomputed: bool) -> Setting:
-    """Frozen weights as wide as the profile has them: matrices in bfloat16, norms and embeddings in float32."""
+def _on(system: str, base: str) -> str:
+    return f"{system}, {base}" if base else system
+
+
+def setting_of(case: Case, state: State, *, is_recomputed: bool, form: Form | None = None) -> Setting:
+    """Frozen matrices in bfloat16, or linear layers in that form; norms and embeddings in float32."""
     machine = MACHINES[case.machine]
     return Setting(
-        profile=profiles.load(MODELS[case.model].profile, machine.device),
+        profile=profiles.load(MODELS[case.model].profile, machine.device, form),
         cluster=load_cluster(machine.cluster),
         workload=Workload(
             batch=case.batch,
@@ -185,6 +193,10 @@ def measure_in(case: Case, state: State) -> Cell:
     """Simulate the cell; every system recomputes in the backward or not, whichever is better for it."""
     settings = {again: setting_of(case, state, is_recomputed=again) for again in (False, True)}
     found = [entry for again, setting in settings.items() for entry in _entries(setting, is_recomputed=again)]
+    for base, form in BASES.items() if MODELS[case.model].is_lora else ():
+        for again in settings:
+            setting = setting_of(case, state, is_recomputed=again, form=form)
+            found += stored_entries(setting, base, is_recomputed=again)
     plain = Judge(setting=settings[False])
     samples = max(1, case.batch // settings[False].cluster.num_ranks)
     sums = plain.tables.table.sums(samples)
@@ -195,7 +207,7 @@ def measure_in(case: Case, state: State) -> Cell:
         frozen_share=frozen / (frozen + sums.forward[-1] + sums.backward[-1]),
         entries=tuple(
             min(mine, key=lambda one: (max(0, one.overflow), -one.samples_per_second))
-            for name in (*SYSTEMS, *TUNED, *QUANTISED)
+            for name in (*SYSTEMS, *TUNED, *STORED)
             if (mine := [one for one in found if one.system == name])
         ),
     )
@@ -205,7 +217,7 @@ def reason_without(system: str) -> str:
     """Why a system has no row in a cell, where it has none."""
     if system == HYBRID:
         return "one node: it is ZeRO-3"
-    return "no frozen base: all of the model is trained" if system in QUANTISED else "the batch cannot be shared so"
+    return "no frozen base: all of the model is trained" if system in STORED else "the batch cannot be shared so"
 
 
 def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
@@ -217,21 +229,28 @@ def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
         partial(_renamed, partial(diffusion_pipe, least=2), PEER_SPLIT),
     )
     found = [*best_baselines(setting), *tuned_copies(setting), *(best_of(system, setting) for system in others)]
-    for store, weight_bytes in BYTES_OF_BASE.items() if base_of(setting) else ():
-        narrow = quantised(setting, weight_bytes)
-        found += [best_of(partial(_renamed, _copies, f"{DDP}, {store}"), narrow)]
-        found += [best_of(partial(_renamed, diffusion_pipe, f"{PEER}, {store}"), narrow)]
-    for one in found:
-        if one:
-            yield Entry(
-                system=one.name,
-                layout=one.sizes,
-                is_recomputed=is_recomputed,
-                samples_per_second=setting.workload.batch / one.step,
-                bubble=max(0.0, 1 - one.busy / one.step),
-                held=one.held,
-                overflow=one.overflow,
-            )
+    yield from (_entry(one, setting, is_recomputed=is_recomputed) for one in found if one)
+
+
+def stored_entries(setting: Setting, base: str, *, is_recomputed: bool) -> Iterator[Entry]:
+    """Ours, copies and diffusion-pipe with adapters on a stored base; all widen weights as the trainer does."""
+    ours = ours_of(setting, is_recomputed=is_recomputed)
+    yield replace(ours, system=_on(OURS, base), base=base)
+    for system, name in ((_copies, DDP), (diffusion_pipe, PEER)):
+        if found := best_of(partial(_renamed, system, _on(name, base)), setting):
+            yield replace(_entry(found, setting, is_recomputed=is_recomputed), base=base)
+
+
+def _entry(one: Baseline, setting: Setting, *, is_recomputed: bool) -> Entry:
+    return Entry(
+        system=one.name,
+        layout=one.sizes,
+        is_recomputed=is_recomputed,
+        samples_per_second=setting.workload.batch / one.step,
+        bubble=max(0.0, 1 - one.busy / one.step),
+        held=one.held,
+        overflow=one.overflow,
+    )
 
 
 _copies = partial(data_parallel, is_overlapped=True)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cards.advice import GIB, advice, reason_of
-from benchmarks.cards.cells import OTHER_TRAINING, PEER, QUANTISED, SYSTEMS, TUNED, Cell, Entry, reason_without
+from benchmarks.cards.cells import OTHER_TRAINING, PEER, STORED, SYSTEMS, TUNED, Cell, Entry, reason_without
 from benchmarks.cards.summary import summary
 from benchmarks.tables import table
 
@@ -55,7 +55,7 @@ def _tuned(cells: Sequence[Cell]) -> Table:
 
 def _missing(cells: Sequence[Cell]) -> Table:
     made = table("\nNo row (- above)", ("system", "cells", "because"), num_left=3)
-    for name in (*SYSTEMS, *TUNED, *QUANTISED):
+    for name in (*SYSTEMS, *TUNED, *STORED):
         if number := sum(cell.entry(name) is None for cell in cells):
             made.add_row(name, str(number), reason_without(name))
     return made

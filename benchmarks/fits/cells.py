@@ -1,15 +1,18 @@
-"""One cell: a model at its published size, adapters or all of it, on a number of cards."""
+"""One cell: a model at its published size, adapters on a base of one width or all of it, on a number of cards."""
 
 import os
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 from benchmarks.cards.cells import STATES, State
 from benchmarks.choices import checked
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.devices import device_rates
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.holding.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
@@ -17,12 +20,14 @@ from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
-from diffusionpipe.workflows.profile_cache import cache_folder
-from diffusionpipe.workflows.stated_model import StatedModel, computed_profile
+from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.stated_model import StatedModel, profile_name, profiles_of_devices
 
 RANK = 16
-NUMBERS = (2, 4, 8)
-"""Of cards."""
+NUMBERS = (1, 2, 4, 8)
+"""Of cards; one card for adapters alone."""
+WIDTHS: tuple[Form | None, ...] = (None, Form.INT8, Form.NF4)
+"""Of the frozen base; None: bfloat16."""
 CAREFUL = 0.7
 """Adapters are expected to fit where the stored weights take at most this part of all cards' memory."""
 
@@ -53,6 +58,13 @@ class Case:
     has_adapters: bool
     cards: str
     number: int
+    form: Form | None = None
+    """Of frozen linear layers; None: bfloat16."""
+
+    @property
+    def trained(self) -> str:
+        """The trained part and its base in words."""
+        return f"adapters on {self.form or 'bfloat16'}" if self.has_adapters else "whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +84,12 @@ class Cell:
     """Memory of the fullest card."""
     overflow: Bytes
     """Beyond the memory of that card; 0 or less: it fits."""
+    items: dict[str, Bytes]
+    """Memory of the fullest card by item."""
+    host: Bytes
+    """Memory of the machine that the encoders take there."""
+    planning: Seconds
+    """CPU seconds of the search; profiles are not counted."""
 
     @property
     def fits(self) -> bool:
@@ -81,20 +99,34 @@ class Cell:
 
 def cases() -> list[Case]:
     """All cells, models first."""
+    kinds = [(True, form) for form in WIDTHS] + [(False, None)]
     return [
-        Case(model=model, has_adapters=has_adapters, cards=cards, number=number)
+        Case(model=model, has_adapters=has_adapters, form=form, cards=cards, number=number)
         for model in MODELS
-        for has_adapters in (True, False)
+        for has_adapters, form in kinds
         for cards in CARDS
         for number in NUMBERS
+        if has_adapters or number > 1
     ]
 
 
+def profile_of(model: str, cards: str, *, has_adapters: bool, form: Form | None) -> Profile:
+    """The computed profile, frozen linear layers in that form; a minute where it is not kept."""
+    return _profiles(model, has_adapters, form)[cards]
+
+
 @cache
-def profile_of(model: str, cards: str, *, has_adapters: bool) -> Profile:
-    """The computed profile, frozen matrices in bfloat16; a minute where it is not kept."""
-    stated = replace(MODELS[model], lora_rank=RANK if has_adapters else None, has_narrow_store=True)
-    return computed_profile(stated, DEVICES[cards], cache_folder(os.environ))[0]
+def _profiles(model: str, has_adapters: bool, form: Form | None) -> dict[str, Profile]:
+    """The profiles of all cards, whose work is counted once."""
+    stated = replace(MODELS[model], lora_rank=RANK if has_adapters else None, has_narrow_store=True, form=form)
+    folder, devices = cache_folder(os.environ), list(DEVICES.values())
+    counted = cache(partial(profiles_of_devices, stated, devices))
+
+    def one(index: int) -> Profile:
+        name = profile_name(stated, device_rates(devices[index]))
+        return kept_profile(name, lambda: counted()[index], folder)[0]
+
+    return {cards: one(index) for index, cards in enumerate(DEVICES)}
 
 
 def cluster_of(cards: str, number: int) -> Cluster:
@@ -105,8 +137,15 @@ def cluster_of(cards: str, number: int) -> Cluster:
 
 def measure(case: Case) -> Cell:
     """Plan the cell, all layers recomputed: with a sample for each card, else with one sample a step."""
+    _setting(case, WIDE, 1)  # its profile is made
+    started = time.process_time()
+    found = _planned(case)
+    return replace(found, planning=time.process_time() - started)
+
+
+def _planned(case: Case) -> Cell:
     for state in (WIDE,) if case.has_adapters else (WIDE, NARROW):
-        for batch in (case.number, 1):
+        for batch in dict.fromkeys((case.number, 1)):
             if found := _fitting(case, state, batch):
                 return found
     nearest = nearest_layout(_setting(case, state, batch))
@@ -122,7 +161,7 @@ def _fitting(case: Case, state: State, batch: int) -> Cell | None:
 
 def _setting(case: Case, state: State, batch: int) -> Setting:
     return Setting(
-        profile=profile_of(case.model, case.cards, has_adapters=case.has_adapters),
+        profile=profile_of(case.model, case.cards, has_adapters=case.has_adapters, form=case.form),
         cluster=cluster_of(case.cards, case.number),
         workload=Workload(
             batch=batch,
@@ -133,6 +172,7 @@ def _setting(case: Case, state: State, batch: int) -> Setting:
 
 
 def _cell(case: Case, state: State, layout: str, proposal: Proposal, setting: Setting) -> Cell:
+    fullest = max(proposal.memory, key=lambda use: use.total)
     return Cell(
         case=case,
         state=state.name,
@@ -140,8 +180,11 @@ def _cell(case: Case, state: State, layout: str, proposal: Proposal, setting: Se
         layout=layout,
         stored=_stored(setting, state) / sum(device.memory for device in setting.cluster.devices),
         step=proposal.step,
-        fullest=max(use.total for use in proposal.memory),
+        fullest=fullest.total,
         overflow=proposal.overflow,
+        items={name: size for name, size in fullest.items().items() if size},
+        host=setting.ledger.resting(setting.graph.frozen_layers).host,
+        planning=0.0,
     )
 
 

@@ -7,11 +7,13 @@ from planner import synthetic
 from benchmarks.cards.__main__ import as_plain
 from benchmarks.cards.advice import advice, reason_of
 from benchmarks.cards.cells import (
+    BASES,
     OTHER_TRAINING,
     OURS,
     PEER,
     PEER_SPLIT,
     STATES,
+    STORED,
     SYSTEMS,
     TUNED,
     Case,
@@ -19,11 +21,13 @@ from benchmarks.cards.cells import (
     Entry,
     measure,
     setting_of,
+    stored_entries,
 )
 from benchmarks.cards.picture import draw
 from benchmarks.cards.summary import summary
 from benchmarks.rivals.copies import CACHED, HYBRID
 from diffusionpipe.costs import ParameterSpec
+from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding.state import held_of
 
 CASE = Case(model="SDXL", machine="RTX 4090 + 4080")
@@ -53,11 +57,15 @@ def test_what_does_not_fit_is_no_rival():
 
 
 def test_what_trains_something_else_is_no_rival_but_has_its_figures():
-    one = cell(entry(OURS, 3.0), entry(CACHED, 9.0), entry("DDP, nf4 base", 6.0), entry("naive split", 2.0))
+    stored = [
+        replace(entry(f"{name}, nf4 base", speed), base="nf4 base") for name, speed in ((OURS, 4.0), ("DDP", 2.5))
+    ]
+    one = cell(entry(OURS, 3.0), entry(CACHED, 9.0), *stored, entry("naive split", 2.0))
     assert one.over(one.best_other) == 1.5
     figures = summary([one])
     assert figures["over_DDP_cached_outputs_max"] == pytest.approx(1 / 3)
-    assert (figures["over_DDP_nf4_base_min"], figures["cells_in_which_DDP_fp8_base_fits"]) == (0.5, 0)
+    assert (figures["over_DDP_nf4_base_min"], figures["cells_in_which_DDP_int8_base_fits"]) == (1.6, 0)
+    assert figures["cells_in_which_DiffusionPipe_nf4_base_fits"] == 1
 
 
 def test_the_summary_counts_each_cell_once():
@@ -99,7 +107,7 @@ def test_the_advice_is_another_system_where_that_is_faster():
 
 
 def test_the_states_are_counted_as_the_case_says(monkeypatch):
-    monkeypatch.setattr("benchmarks.cards.profiles.load", lambda model, device: synthetic.chain([1.0]))
+    monkeypatch.setattr("benchmarks.cards.profiles.load", lambda model, device, form: synthetic.chain([1.0]))
     narrow = setting_of(CASE, STATES[1], is_recomputed=True).workload
     one = ParameterSpec(name="one", shape=(1,), dtype="float32")
     assert (held_of(narrow.states, one).on_device, narrow.checkpointed) == (6, ("*",))
@@ -120,3 +128,24 @@ def test_a_small_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits(
     draw([measured], tmp_path / "cards.png")
     assert (tmp_path / "cards.png").stat().st_size > 0
     assert json.loads(json.dumps(as_plain([measured])))["cells"][0]["batch"] == 8
+
+
+def test_adapters_on_a_stored_base_are_compared_with_others_on_the_same_base(monkeypatch):
+    asked = []
+
+    def profile(model, device, form=None):
+        asked.append(form)
+        return synthetic.chain([1.0] * 4, parameters=[10**7 if form is None else 10**6] * 4)
+
+    monkeypatch.setattr("benchmarks.cards.profiles.load", profile)
+    case = Case(model="FLUX.1-dev LoRA", machine="2 x RTX 4090")
+    found = {
+        one.system: one
+        for base, form in BASES.items()
+        for one in stored_entries(setting_of(case, STATES[0], is_recomputed=True, form=form), base, is_recomputed=True)
+    }
+    assert set(found) == set(STORED)
+    assert set(asked) == {Form.INT8, Form.NF4}
+    assert {one.base for one in found.values()} == set(BASES)
+    for one in found.values():
+        assert one.samples_per_second <= found[f"{OURS}, {one.base}"].samples_per_second

@@ -7,14 +7,15 @@ import pytest
 from planner import synthetic
 
 from benchmarks.fits import cells
-from benchmarks.fits.__main__ import summary
-from benchmarks.fits.cells import CARDS, MODELS, NUMBERS, Case, cluster_of, measure
+from benchmarks.fits.__main__ import fewest, kept, summary
+from benchmarks.fits.cells import CARDS, MODELS, NUMBERS, WIDTHS, Case, cluster_of, measure
 
 GIB = 2**30
+MODEL = next(iter(MODELS))
 
 
 def case(number=4, *, has_adapters=False):
-    return Case(model=next(iter(MODELS)), has_adapters=has_adapters, cards=next(iter(CARDS)), number=number)
+    return Case(model=MODEL, has_adapters=has_adapters, cards=next(iter(CARDS)), number=number)
 
 
 @pytest.fixture
@@ -35,8 +36,13 @@ def test_the_cards_are_those_of_the_clusters():
             assert cluster.num_ranks == number
             assert {device.memory for device in cluster.devices} == {cluster.devices[0].memory}
             assert set(cluster.nodes) == {0}
-    assert cells.cases()[0] == case(2, has_adapters=True)
-    assert len(set(cells.cases())) == len(MODELS) * 2 * len(CARDS) * len(NUMBERS)
+    assert cells.cases()[0] == case(1, has_adapters=True)
+    adapters, whole = len(WIDTHS) * len(NUMBERS), len(NUMBERS) - 1  # one card for adapters alone
+    assert len(set(cells.cases())) == len(MODELS) * len(CARDS) * (adapters + whole)
+    assert {one.trained for one in cells.cases()} == {
+        *(f"adapters on {form}" for form in ("bfloat16", "int8", "nf4")),
+        "whole",
+    }
 
 
 def test_what_fits_is_planned_in_float32_what_does_not_narrower_and_adapters_as_they_are(sized):
@@ -57,11 +63,26 @@ def test_the_summary_counts_what_fits(sized):
     sized(60)
     found = [measure(case(number, has_adapters=has)) for number in (2, 8) for has in (True, False)]
     assert summary(found) == {
-        "cells_with_adapters": 2,
-        "of_which_fit": 0,
-        "cells_with_adapters_and_stored_weights_within_the_limit": 1,
-        "of_these_fit": 0,
-        "cells_of_whole_training": 2,
-        "of_whole_training_fit": 1,
+        "adapters_on_bfloat16": 2,
+        "adapters_on_bfloat16_of_which_fit": 0,
+        "adapters_on_bfloat16_within_the_limit": 1,
+        "adapters_on_bfloat16_within_the_limit_of_which_fit": 0,
+        "whole": 2,
+        "whole_of_which_fit": 1,
+        "whole_within_the_limit": 2,
+        "whole_within_the_limit_of_which_fit": 1,
     }
+    assert list(fewest(found)) == [
+        (MODEL, "adapters on bfloat16", ["none; 8 lack 8.0 GiB each", "", ""]),
+        (MODEL, "whole", ["8 (narrow: not in the trainer)", "", ""]),
+    ]
     assert json.loads(json.dumps([asdict(cell) for cell in found]))[0]["case"]["number"] == 2
+
+
+def test_a_cell_that_is_kept_is_not_measured_again_and_says_what_its_fullest_card_holds(sized, tmp_path):
+    sized(10)
+    found = kept(tmp_path, case())
+    assert sum(found.items.values()) == found.fullest
+    sized(60)
+    assert kept(tmp_path, case()) == found
+    assert kept(None, case()) != found

@@ -1,6 +1,7 @@
 """Models that are stated with frozen weights in one byte or four bits a number: their bytes, their times, errors."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,11 @@ from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.forms import Form
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding import Workload
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import own_parameters
+from diffusionpipe.planner.combined import stored_in
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.workflows.plan_question import PlanQuestion
 from diffusionpipe.workflows.stated_model import StatedModel, named_model, stated_graph
 from diffusionpipe.workflows.stated_setting import stated_setting
@@ -59,6 +63,17 @@ def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
     assert found.keys() == expected.keys()
     for component, size in expected.items():
         assert found[component] == pytest.approx(size, rel=1e-3), component
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [Form.INT8, Form.NF4])
+@pytest.mark.parametrize("name", ["sd-1.5", "flux.1-dev"])
+def test_a_way_out_stores_the_bytes_that_the_model_has_with_this_form(name, form):
+    described = describe(stated_graph(StatedModel(name=name, has_narrow_store=True, lora_rank=16)))
+    profile = replace(recorded_profile("sd-2.1"), graph=described, precision="bfloat16")
+    setting = Setting(profile=profile, cluster=load_cluster("rtx4090x2"), workload=Workload(batch=2))
+    found = sum(one.num_bytes for one in stored_in(form, setting).graph.parameters if not one.is_trainable)
+    assert found == pytest.approx(sum(_frozen_bytes(name, form, lora_rank=16).values()), rel=1e-4)
 
 
 def test_the_option_names_the_forms():

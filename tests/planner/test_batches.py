@@ -116,6 +116,8 @@ def test_a_way_out_stores_frozen_linear_layers_in_one_byte_or_four_bits():
         plain.graph.parameters[0], name="unet.weight", shape=(100, 128), dtype="bfloat16", is_trainable=False
     )
     rest = [replace(frozen, name=name, shape=shape) for name, shape in (("vae.w", (9, 9)), ("unet.conv", (3, 3, 3)))]
+    rest.append(replace(frozen, name="unet.embedder.weight", shape=(100, 128)))  # a linear layer, for all its name
+    rest.append(replace(frozen, name="unet.embedder.table", shape=(100, 128), dtype="float32"))
     graph = replace(plain.graph, parameters=(*plain.graph.parameters, frozen, *rest))
     workload = replace(plain.workload, frozen=DEVICE, encoders=DEVICE)
     profile = replace(plain.profile, graph=graph, precision="bfloat16")
@@ -124,6 +126,7 @@ def test_a_way_out_stores_frozen_linear_layers_in_one_byte_or_four_bits():
         changed = stored_in(form, setting)
         sizes = {one.name: one.num_bytes for one in changed.graph.parameters}
         assert (sizes["unet.weight"], sizes["vae.w"], sizes["unet.conv"]) == (size, 162, 54)
+        assert (sizes["unet.embedder.weight"], sizes["unet.embedder.table"]) == (size, 4 * 12800)
         assert changed.ledger.frozen["unet.weight"] == size
         assert stored_in(form, changed) is None
     large = replace(frozen, shape=(10**5, 10**5))

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from descriptions import described
+from layout_cases import searched
 from layouts import CPU, assert_same_step, copies_of, merge, reference_step, run_step
 from pairs import pairs_that_work
 from tiers import quick_and_slow
@@ -15,7 +16,7 @@ from diffusionpipe.combinations.features import Feature
 from diffusionpipe.ir import Range
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt
 from diffusionpipe.models.parameters.weights import materialize
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
+from diffusionpipe.ordering import Placing
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.threads import run_threads
@@ -62,16 +63,6 @@ def prepared(kinds, dtype):
     inputs = raw_inputs(graph, BATCH)
     autocast = torch.bfloat16 if dtype is torch.float32 else None
     return graph, described(graph, autocast=autocast), inputs, reference_step(graph, inputs)
-
-
-@cache
-def searched(placing):
-    halves = tuple(HalfStage(forward=2, input_grad=3, weight_grad=1, activation=4, kept_after_input_grad=2)
-                   for _ in range(4))  # fmt: skip
-    return schedule_of(search(Instance(
-        ranks=2, microbatches=4, placement=placing, stages=halves, comm=1, memory_limit=(20, 20),
-        objective=Objective.MAKESPAN, seconds=0.02,
-    )))  # fmt: skip
 
 
 def layout_of(features):

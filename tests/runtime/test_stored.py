@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from descriptions import described
-from layout_cases import scattered
+from layout_cases import scattered, searched
 from layouts import CPU, assert_same_step, reference_step, step_in_threads, steps_ahead
 from opened_family import Opened
 from tiers import quick_and_slow
@@ -17,6 +17,7 @@ from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_second_matrix
 from diffusionpipe.models.parameters.stored_linear import store, stored_layers
 from diffusionpipe.models.parameters.weights import materialize
+from diffusionpipe.ordering import Placing
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.weights.host_weights import HostWeights
 
@@ -34,6 +35,7 @@ LAYOUTS = {
     "replicas": Layout(**SIZES, replicas=(2, 1)),
     "two directions": Layout(**SIZES, schedule="chimera"),
     "buckets": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, buckets=2),
+    "searched orders": Layout(**SIZES, orders=searched(Placing.LINEAR)),
 }
 
 

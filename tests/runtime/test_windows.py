@@ -143,7 +143,7 @@ def test_bytes_of_rows_are_those_of_the_batches_that_live_at_once(fill):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adapters", "text encoder", "controlnet"])
+@pytest.mark.parametrize("name", ["adapters", "adapters on nf4", "text encoder", "controlnet"])
 def test_every_kind_of_trained_part_is_the_recurrence(name):
     assert is_within_limits(distances(name, layout_of(Versions.STASHED, 2, 2), ("momentum",), stops=(4,)))
 

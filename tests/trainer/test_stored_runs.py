@@ -151,11 +151,6 @@ def test_forms_by_component_store_these_alone_and_the_description_has_their_byte
     ("kind", "sections", "message"),
     [
         (
-            "flux",
-            {"model": {"frozen_dtype": {"unet": "nf4"}}},
-            "no component unet; it has text_encoder, text_encoder_2, vae, transformer",
-        ),
-        (
             "sd",
             {"model": {"frozen_dtype": {"unet": "nf4"}}, "lora": {"rank": "none"}},
             "unet has no frozen linear layer to store; set lora.rank",
@@ -166,6 +161,25 @@ def test_forms_by_component_store_these_alone_and_the_description_has_their_byte
 def test_what_is_not_frozen_is_not_stored_and_said_before_anything_is_read(recipe, kind, sections, message):
     with pytest.raises(RecipeError, match=message):
         build_model(recipe("refused", kind=kind, **sections), "cpu")
+
+
+def test_a_table_names_components_of_the_folder_which_is_said_before_it_is_opened(recipe, monkeypatch):
+    with pytest.raises(ValueError, match="no component unet; it has text_encoder, text_encoder_2, transformer, vae"):
+        recipe("unknown-component", model={"frozen_dtype": {"unet": "nf4", "transformer": "int8"}})
+    monkeypatch.setattr("diffusionpipe.trainer.recipe.schema.components_of_folder", lambda path: ())  # of a hub id
+    made = recipe("unknown-later", model={"frozen_dtype": {"unet": "nf4"}})
+    with pytest.raises(RecipeError, match="no component unet; it has text_encoder, text_encoder_2, vae, transformer"):
+        build_model(made, "cpu")
+
+
+def test_the_log_names_the_form_of_every_component(recipe, caplog):
+    made = recipe("logged", model={"frozen_dtype": {"transformer": "nf4", "text_encoder": "int8"}})
+    with caplog.at_level("INFO"):
+        assert train_here(made) == 2
+    (line,) = [one for one in caplog.messages if one.startswith("stored weights")]
+    forms = 'forms="nf4 (transformer), int8 (text_encoder), bfloat16 (text_encoder_2, vae)"'
+    reverse = 'forms="int8 (text_encoder), nf4 (transformer), bfloat16 (text_encoder_2, vae)"'
+    assert forms in line or reverse in line
 
 
 def test_sample_draws_from_the_stored_base_of_the_run(recipe, tmp_path):

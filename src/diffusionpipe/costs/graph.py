@@ -237,12 +237,32 @@ class ModelGraph:
 
 def frozen_store(graph: ModelGraph) -> str:
     """The form of the most bytes among frozen matrices, else bfloat16 where they are so; "" where all are wide."""
-    sizes: dict[str, int] = {}
+    return next(iter(_forms_of(graph.parameters)), "")
+
+
+def frozen_stores(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
+    """The forms of frozen matrices as `frozen_store` names them, of most bytes first -> the components with each.
+
+    "" is the form of components whose frozen matrices are wide.
+    """
+    own: dict[str, list[ParameterSpec]] = {}
     for parameter in graph.parameters:
+        if not parameter.is_trainable:
+            own.setdefault(parameter.name.partition(".")[0], []).append(parameter)
+    found: dict[str, list[str]] = {form: [] for form in _forms_of(graph.parameters)}
+    for component, parameters in own.items():
+        found.setdefault(next(iter(_forms_of(parameters)), ""), []).append(component)
+    return {form: tuple(components) for form, components in found.items() if components}
+
+
+def _forms_of(parameters: Iterable[ParameterSpec]) -> list[str]:
+    """The forms of the frozen ones among these parameters, of most bytes first, else bfloat16 if some are so."""
+    sizes: dict[str, int] = {}
+    for parameter in parameters:
         if not parameter.is_trainable and (parameter.dtype in BYTES_OF_STORED or parameter.dtype == "bfloat16"):
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.num_bytes
     forms = {name: size for name, size in sizes.items() if name in BYTES_OF_STORED} or sizes
-    return max(forms, key=lambda name: forms[name]) if forms else ""
+    return sorted(forms, key=lambda name: -forms[name])
 
 
 def wider_bytes(graph: ModelGraph) -> tuple[Bytes, Bytes]:

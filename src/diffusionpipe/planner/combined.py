@@ -12,7 +12,6 @@ from itertools import combinations
 
 from diffusionpipe.costs.cluster import Cluster, with_memory
 from diffusionpipe.costs.forms import Form, stored_bytes
-from diffusionpipe.costs.graph import BYTES_OF_STORED
 from diffusionpipe.planner.advice import RANK, Nearest, nearest_layout, recomputed, with_adapters
 from diffusionpipe.planner.batches import with_batch
 from diffusionpipe.planner.fewer import least_of
@@ -140,7 +139,7 @@ def _storage(setting: Setting) -> Change | None:
 def stored_narrow(setting: Setting) -> Setting | None:
     """The training with frozen matrices stored in bfloat16, about as the model would be described; None: they are.
 
-    Embeddings stay wide: they are known by their names.
+    Embeddings stay wide. In a description with all weights wide they are known by their names alone.
     """
     graph = setting.graph
     wide = [
@@ -171,14 +170,14 @@ def _forms(setting: Setting) -> Iterator[Change]:
 def stored_in(form: Form, setting: Setting) -> Setting | None:
     """The training with frozen linear layers, but for the VAE's, in that form; None: none would be smaller.
 
-    Matrices are taken for the weights of linear layers, but for embeddings. Times stay as they are: the command of the
-    way counts the widening.
+    Of frozen matrices the description has the weights of linear layers in bfloat16, and embeddings in float32. Times
+    stay as they are: the command of the way counts the widening.
     """
     setting = stored_narrow(setting) or setting
     graph, frozen = setting.graph, setting.ledger.frozen
     smaller = {}
     for one in graph.parameters:
-        if one.is_trainable or one.dtype in BYTES_OF_STORED or len(one.shape) != 2 or _is_table(one.name):
+        if one.is_trainable or one.dtype != "bfloat16" or len(one.shape) != 2:
             continue
         size = stored_bytes(form, *one.shape)
         if size < frozen[one.name] == one.num_bytes and not one.name.startswith("vae."):

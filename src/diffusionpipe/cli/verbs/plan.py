@@ -238,11 +238,12 @@ def _answer(
 
 def _title(asked: PlanQuestion, setting: Setting) -> str:
     """The first line of the screen."""
-    from diffusionpipe.costs.graph import frozen_store, wider_bytes
+    from diffusionpipe.costs.graph import BYTES_OF_STORED, frozen_store, frozen_stores, wider_bytes
 
     name = asked.model.name if asked.model else asked.recipe.run.folder.name if asked.recipe else "profile"
     stored, (wider, whole) = frozen_store(setting.graph), wider_bytes(setting.graph)
     if wider < whole:
+        stored = " and ".join(form for form in frozen_stores(setting.graph) if form in BYTES_OF_STORED)
         stored += f" ({wider / 2**30:.1f} of {whole / 2**30:.1f} GiB stay wider)"
     return title_of(name, setting, stored=stored)
 

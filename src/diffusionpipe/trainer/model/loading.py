@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.graph import frozen_store, wider_bytes
+from diffusionpipe.costs.graph import frozen_stores, wider_bytes
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graphs.graph import LayerGraph
@@ -91,8 +91,9 @@ def load_weights(
     logger.info("loaded weights parameters=%s load_s=%.1f", short_count(count.total), perf_counter() - started)
     wider, whole = wider_bytes(weights.model)
     if wider < whole:
-        form = frozen_store(weights.model)
-        logger.info("stored weights form=%s frozen_gib=%.3f wider_gib=%.3f", form, whole / 2**30, wider / 2**30)
+        stores = frozen_stores(weights.model).items()
+        forms = ", ".join(f"{form or 'as trained'} ({', '.join(components)})" for form, components in stores)
+        logger.info('stored weights forms="%s" frozen_gib=%.3f wider_gib=%.3f', forms, whole / 2**30, wider / 2**30)
     return sharded
 
 

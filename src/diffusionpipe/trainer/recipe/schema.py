@@ -20,6 +20,7 @@ from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
+from diffusionpipe.trainer.recipe.model_folder import components_of_folder
 from diffusionpipe.trainer.recipe.model_section import (
     FrozenArithmetic,
     FrozenDtype,
@@ -387,6 +388,10 @@ def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: Trainin
         yield f"model.frozen_dtype: {too_wide(model, training.precision)}"
     stated = model.frozen_dtype
     forms = stated.values() if isinstance(stated, dict) else (stated,)
+    known = components_of_folder(model.path) if isinstance(stated, dict) else ()
+    for name in stated if isinstance(stated, dict) and known else ():
+        if name not in known:
+            yield f"model.frozen_dtype: the model has no component {name}; it has {', '.join(known)}"
     if model.frozen_arithmetic is FrozenArithmetic.INT8 and FrozenDtype.INT8 not in forms:
         yield 'model.frozen_arithmetic: no weights are stored in int8; set frozen_dtype = "int8", or remove it'
     form = stored_form(stated)
