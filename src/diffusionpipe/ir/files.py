@@ -28,6 +28,7 @@ from typing import Generic, NoReturn, TypeVar
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.files.input_file import read_named
 from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.ir.alternatives import Alternatives
 from diffusionpipe.ir.codec import decode, encode, layout
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
@@ -70,6 +71,7 @@ def _storage_of_encoders(plan: dict[str, object]) -> None:
 SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)
 PLAN = Format("diffusionpipe-plan", 3, Plan, (_sample_of_each, _storage_of_encoders))
 TIMELINE = Format("diffusionpipe-timeline", 1, Timeline)
+ALTERNATIVES = Format("diffusionpipe-alternatives", 1, Alternatives)
 
 
 def to_text(value: T, form: Format[T]) -> str:

@@ -103,7 +103,9 @@ def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     """The fastest plan, with the reason in the log."""
     from diffusionpipe.planner.asking import InWords
     from diffusionpipe.planner.choice import with_alternatives
+    from diffusionpipe.trainer.course.documents import PLAN
     from diffusionpipe.trainer.model.workload import samples_drawn_together
+    from diffusionpipe.workflows.alternatives_file import write_alternatives
     from diffusionpipe.workflows.plan_question import PlanQuestion, answered
     from diffusionpipe.workflows.recipe_setting import may_recompute, restriction_of, setting_of
 
@@ -126,4 +128,7 @@ def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
         logger.info("%s", text)
     if restriction := restriction_of(recipe):
         logger.info("%s", restriction)
-    return choice.plan(sample_batch=samples_drawn_together(recipe))
+    plan = choice.plan(sample_batch=samples_drawn_together(recipe))
+    recipe.run.folder.mkdir(parents=True, exist_ok=True)
+    write_alternatives(comparison, plan, recipe.run.folder / PLAN)
+    return plan

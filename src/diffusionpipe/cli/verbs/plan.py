@@ -44,6 +44,7 @@ from diffusionpipe.cli.verbs.plan_quality import print_quality
 from diffusionpipe.cli.verbs.plan_show import show
 from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName, cluster_named
 from diffusionpipe.cli.verbs.terminal import TERMINAL
+from diffusionpipe.workflows.alternatives_file import write_alternatives
 from diffusionpipe.workflows.plan_question import (
     PlanQuestion,
     answered,
@@ -234,6 +235,7 @@ def _answer(
         _print_screen(screen_lines(_title(asked, setting), tried, choice, shown, band_of(choice, fill=fill)))
     if out:
         _write(choice, asked, out)
+        write_alternatives(shown, choice.plan(sample_batch=asked.sample_batch), out)
 
 
 def _title(asked: PlanQuestion, setting: Setting) -> str:

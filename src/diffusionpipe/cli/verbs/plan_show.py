@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
@@ -14,29 +13,14 @@ from diffusionpipe.cli.text.text_table import text_table
 from diffusionpipe.cli.verbs.plan_options import UsedRanks
 
 if TYPE_CHECKING:
-    from diffusionpipe import viz
-    from diffusionpipe.costs import ModelGraph, Profile
-    from diffusionpipe.ir import Plan, Timeline
+    from diffusionpipe.ir import Plan
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
     from diffusionpipe.units import Bytes
+    from diffusionpipe.workflows.plan_times import PlanTimes
 
 HEADS = ("stage", "rank", "ranks", "samples", "layers", "from", "to", "idle", "total", "free", "others")
 """Heads of the tables, each with its entry in docs/glossary.md; the others are parts of memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """The timeline of a plan, and the origin of its times."""
-
-    source: str
-    timeline: Timeline
-    axis: viz.TimeAxis
-    setting: Setting | None = None
-    proposal: Proposal | None = None
-    """The plan's simulation with its update and memory; None where no profile is known."""
-    workload: str = ""
-    """The assumptions about the training besides the model."""
 
 
 def show(
@@ -67,9 +51,11 @@ def show(
     from diffusionpipe import viz
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.plan_asking import ranks_named
+    from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.timing.legal import check_plan
+    from diffusionpipe.workflows.plan_times import found_times, given_times
     from diffusionpipe.workflows.run_timeline import timeline_title
 
     if (profile is None) != (cluster is None):
@@ -82,7 +68,7 @@ def show(
     check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
     check_plan(plan, source=plan_file)
-    times = _given(plan, plan_file, profile, cluster, used) if profile and cluster else _found(plan, plan_file)
+    times = given_times(plan, plan_file, profile, cluster, used) if profile and cluster else found_times(plan, plan_file, TERMINAL)
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):
         console.print(line, markup=False, soft_wrap=True)
@@ -110,123 +96,7 @@ def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
     )
 
 
-def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> _Times:
-    """The times of the plan with a profile and a cluster that the user names."""
-    from diffusionpipe.costs.clusters import check_ranks, load_cluster
-    from diffusionpipe.costs.files import check_device, read_profile
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.stated_setting import stated_setting
-    from diffusionpipe.workflows.used_devices import used_of
-
-    loaded, machines = read_profile(profile), load_cluster(cluster)
-    check_device(loaded, machines, source=str(profile))
-    _check_kept(plan, loaded, profile)
-    machines = used_of(machines, used, source="--use")
-    check_ranks(machines, plan.mesh.num_ranks, source=str(plan_file))
-    setting = stated_setting(
-        loaded, machines, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
-    )
-    if misfit := _misfit(plan, setting.graph):
-        raise ConfigError(
-            f"{profile} was made for another model: {misfit}; give the profile from which the plan was made"
-        )
-    return _predicted(plan, setting, f"simulated with {profile} and {cluster}", "AdamW without a moving average")
-
-
-def _check_kept(plan: Plan, profile: Profile, path: Path) -> None:
-    from diffusionpipe.costs.files import check_kept
-
-    if plan.train.splits_backwards:
-        check_kept(profile, source=str(path))
-
-
-def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> _Times:
-    from diffusionpipe import viz
-    from diffusionpipe.planner.pricing.storing import stored_as
-    from diffusionpipe.planner.search.proposal import predict
-
-    setting = stored_as(setting, plan.encoders)
-    proposal = predict(setting, plan.train, plan.blocks, plan.mesh)
-    return _Times(
-        source=source,
-        timeline=proposal.timeline,
-        axis=viz.MILLISECONDS,
-        setting=setting,
-        proposal=proposal,
-        workload=workload,
-    )
-
-
-def _found(plan: Plan, plan_file: Path) -> _Times:
-    """The times of the plan with the files beside it; without any, in equal units."""
-    from diffusionpipe import viz
-    from diffusionpipe.simulator import simulate, uniform_costs
-    from diffusionpipe.workflows.prediction_file import read_prediction
-
-    beside = _setting_beside(plan, plan_file)
-    if beside is not None:
-        setting, files, workload = beside
-        return _predicted(plan, setting, f"simulated with {files} beside the plan", workload)
-    predicted = read_prediction(plan_file, plan)
-    if predicted is not None:
-        source = "the prediction beside the plan; give --profile and --cluster for memory and update"
-        return _Times(source=source, timeline=predicted, axis=viz.MILLISECONDS)
-    source = "no profile: times are equal units (forward 1, backward 2, encoding 1); give --profile and --cluster"
-    return _Times(source=source, timeline=simulate(plan.train, uniform_costs(plan.train)), axis=viz.UNITS)
-
-
-def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | None:
-    """The setting of the plan's run, the names of its files, and its training in words; None without a profile."""
-    from dataclasses import replace
-
-    from diffusionpipe.costs.clusters import check_ranks, load_cluster
-    from diffusionpipe.costs.files import check_device, read_profile
-    from diffusionpipe.planner.from_profile import setting_of
-    from diffusionpipe.workflows.stated_setting import stated_setting
-
-    profile, cluster, recipe = (plan_file.with_name(name) for name in ("profile.json", "cluster.json", "recipe.toml"))
-    if not profile.is_file():
-        return None
-    loaded, files = read_profile(profile), ["profile.json"]
-    if _misfit(plan, loaded.graph):
-        typer.echo(f"note: {profile} was made for another model and is not used", err=True)
-        return None
-    found = setting_of(loaded, plan.mesh, plan.batch, checkpointed=plan.checkpointed).cluster
-    if cluster.is_file():
-        found = load_cluster(str(cluster))
-        files.append("cluster.json")
-        check_ranks(found, plan.mesh.num_ranks, source=str(plan_file))
-    check_device(loaded, found, source=str(profile))
-    _check_kept(plan, loaded, profile)
-    setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
-    training = "AdamW without a moving average"
-    if recipe.is_file():
-        from diffusionpipe.holding import DEVICE
-        from diffusionpipe.trainer.model.workload import workload_of
-        from diffusionpipe.trainer.recipe import recorded_recipe
-
-        workload = workload_of(recorded_recipe(recipe), loaded.graph)
-        workload = replace(workload, checkpointed=plan.checkpointed, encoders=DEVICE)
-        setting, training = replace(setting, workload=workload), "the recipe's training"
-        files.append("recipe.toml")
-    return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
-
-
-def _misfit(plan: Plan, graph: ModelGraph) -> str | None:
-    """Why the layers of a plan's stages differ from a model's, in its order; None where they do not."""
-    known = {layer.name for layer in graph.layers}
-    if unknown := [name for block in plan.blocks for name in block if name not in known]:
-        return f"it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}"
-    order = graph.backbone_layers
-    for block in plan.blocks:
-        trained = [name for name in block if name in order]
-        first = order.index(trained[0]) if trained else 0
-        if order[first : first + len(trained)] != tuple(trained):
-            return f"its layers from {trained[0]} on come in another order than the plan's"
-    return None
-
-
-def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
+def _lines(plan: Plan, times: PlanTimes, width: int) -> Iterator[str]:
     from diffusionpipe import viz
     from diffusionpipe.planner.rows import unit_of
     from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan, stages_of_plan
@@ -257,7 +127,7 @@ def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     yield from viz.explained_sketch(times.timeline, width=width, axis=times.axis).splitlines()
 
 
-def _durations(times: _Times) -> str:
+def _durations(times: PlanTimes) -> str:
     timeline = times.timeline
     bubble = f"bubble {timeline.bubble:.1%}"
     if times.axis.name != "ms":

@@ -5,6 +5,7 @@ from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import write_plan
 from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 
+PLAN = "plan.json"
 OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")
 """Files of the run folder that show a step of its plan."""
 
@@ -13,7 +14,7 @@ def write_documents(recipe: Recipe, plan: Plan) -> None:
     """Write both, and remove the timeline of another plan, which a run that resumes on another layout has left."""
     folder = recipe.run.folder
     write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
-    path = folder / "plan.json"
+    path = folder / PLAN
     before = path.read_bytes() if path.exists() else None
     write_plan(plan, path)
     if path.read_bytes() != before:

@@ -1,0 +1,49 @@
+"""The layouts that a search looked at, and the reason for the one that it chose: a file beside the plan."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+from diffusionpipe.ir.plan import Plan
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A layout that was looked at, with what is predicted of it."""
+
+    name: str
+    """The schedule, or the system that would run it."""
+    sizes: str
+    """Stages, copies and micro-batches in words."""
+    step: Seconds
+    samples_per_second: float
+    bubble: float
+    """The idle part of all devices' time."""
+    memory: Bytes
+    """Memory of the fullest device."""
+    overflow: Bytes
+    """Bytes beyond the device's memory; 0 or less: it fits."""
+    found: str
+    """"simulated": every action and message; "estimated"; "other": another system's, estimated."""
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternatives:
+    """What a search found, as it is kept beside the plan."""
+
+    plan: str
+    """The mark of the plan that was chosen, by `mark_of`."""
+    verdict: str
+    """The reason for the plan, in a sentence or two."""
+    remarks: tuple[str, ...]
+    layouts: tuple[Alternative, ...]
+    estimated: int = 0
+    """The number of layouts whose time was estimated."""
+    simulated: int = 0
+    """The number of layouts that were simulated in full."""
+
+
+def mark_of(plan: Plan, text: str) -> str:
+    """The mark of a plan whose training schedule has this text: equal for equal layouts and orders."""
+    return sha256(f"{plan.mesh}\n{plan.blocks}\n{text}".encode()).hexdigest()[:16]

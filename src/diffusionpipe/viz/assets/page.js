@@ -1,0 +1,306 @@
+"use strict";
+// The page from its data: first what a reader wants to know of each run, then everything that explains it.
+
+/** A picture in words for a part of a whole: a stacked bar with its legend. */
+dp.stack = function (parts, label) {
+  const bar = dp.el("div", { class: "stack", role: "img", "aria-label": `${label}: ${parts.map((part) => `${part.name} ${(100 * part.part).toFixed(1)}%`).join(", ")}` });
+  for (const part of parts) {
+    const piece = dp.el("span", { title: `${part.name} ${(100 * part.part).toFixed(1)}%`, class: part.wait ? "wait" : "" });
+    piece.style.width = `${100 * part.part}%`;
+    piece.style.background = `var(${dp.partColour(part.name)})`;
+    bar.append(piece);
+  }
+  return bar;
+};
+dp.PARTS = { forward: "--forward", backward: "--backward", "backward, inputs": "--backward-inputs", "backward, weights": "--backward-weights",
+  "frozen work": "--frozen", update: "--update", "other ranks' work": "--wait-work", transfers: "--wait-transfer",
+  "sums of gradients": "--wait-sums", "gathers of parameters": "--wait-gathers", "the host": "--wait-host",
+  "the slowest rank, at the end": "--wait-end" };
+dp.partColour = (name) => dp.PARTS[name] || "--frozen";
+dp.KINDS = ["--kind-0", "--kind-1", "--kind-2", "--kind-3", "--kind-4", "--kind-5", "--kind-6", "--kind-7", "--kind-8", "--kind-9", "--kind-10", "--kind-11"];
+
+dp.patch = function (colour, waits) {
+  const made = dp.el("span", { class: `patch${waits ? " wait" : ""}`, "aria-hidden": "true" });
+  made.style.background = `var(${colour})`;
+  return made;
+};
+
+dp.verdict = function (question, mood, word, ...rest) {
+  return dp.el("div", { class: `verdict ${mood}` }, dp.el("p", { class: "question" }, question),
+    dp.el("p", { class: "word" }, dp.el("span", { class: "mood", "aria-hidden": "true" }, { good: "\u2713", warn: "!", bad: "\u2717" }[mood] || "\u00b7"), word), rest);
+};
+
+// ---- The first screen ------------------------------------------------------------------------------------------------
+
+dp.learning = function (item, place) {
+  if (item.kind === "plan") return null;
+  if (dp.isAbsent(item.learning)) return dp.verdict("Is it learning?", "none", "Nothing yet", dp.absent(item.learning.absent));
+  const loss = dp.isAbsent(item.curves) ? null : item.curves.find((curve) => curve.id === "loss");
+  return dp.verdict("Is it learning?", item.learning.mood, item.learning.word, dp.el("p", {}, dp.sentence(item.learning.text)),
+    loss && new dp.Chart({ label: "Loss", unit: "", lines: dp.linesOf(loss, place, false), height: 150 }).root);
+};
+
+/** The lines of a curve of one run; in one colour where several runs share the chart. */
+dp.linesOf = function (curve, place, shared, of = (step) => step, name = "") {
+  const lines = [];
+  curve.lines.forEach((line, at) => {
+    const colour = shared ? dp.RUNS[place % dp.RUNS.length] : dp.RUNS[at % dp.RUNS.length];
+    const pairs = (flat) => { const found = []; for (let i = 0; i < flat.length; i += 2) found.push([of(flat[i]), flat[i + 1], flat[i]]); return found; };
+    const own = { label: `${name}${line.label}`, key: line.key, file: curve.file, colour, named: shared, dash: shared && line.key.startsWith("validation") };
+    if (line.smooth) {
+      lines.push({ ...own, points: pairs(line.points), faint: true });
+      lines.push({ ...own, label: `${own.label}, smoothed`, key: `smoothed(${line.key})`, points: pairs(line.smooth) });
+    } else lines.push({ ...own, points: pairs(line.points) });
+  });
+  return lines;
+};
+
+dp.slowness = function (item) {
+  const causes = dp.isAbsent(item.causes) ? [] : item.causes;
+  const speed = dp.isAbsent(item.speed) || !item.speed ? {} : item.speed;
+  const question = item.kind === "plan" ? "How fast would it be, and what limits it?" : "Is it slow, and because of what?";
+  const word = item.kind === "plan" && item.predicted ? [dp.figure(item.predicted), " a step"] : item.slowness.word || "Not known";
+  return dp.verdict(question, item.slowness.mood, word,
+    dp.el("p", {}, dp.sentence(item.slowness.text)), dp.bars(item, speed),
+    causes.slice(0, 1).map((cause) => [
+      dp.el("p", { class: "small head" }, `Where the ${cause.source} step goes, mean of all ranks`),
+      dp.stack(cause.parts, "Parts of a step"),
+      dp.el("ul", { class: "parts" }, [...cause.parts].sort((one, other) => other.part - one.part).slice(0, 6).map((part) => dp.el("li", {},
+        dp.patch(dp.partColour(part.name), part.wait), dp.el("span", { class: "grow" }, `${part.wait ? "waits: " : ""}${part.name}`), dp.figure(part.time), dp.el("span", { class: "share" }, dp.figure(part.share))))),
+    ]),
+    !causes.length && dp.isAbsent(item.causes) && dp.absent(item.causes.absent));
+};
+
+/** Predicted above measured, as bars of one scale. */
+dp.bars = function (item, speed) {
+  const rows = [["predicted", item.predicted], ["measured", speed.step]].filter((row) => row[1]);
+  if (rows.length < 2) return null;
+  const most = Math.max(...rows.map((row) => row[1].value));
+  return dp.el("dl", { class: "bars" }, rows.map(([name, figure]) => {
+    const bar = dp.el("span", { class: `bar ${name}`, "aria-hidden": "true" });
+    bar.style.width = `${100 * figure.value / most}%`;
+    return [dp.el("dt", {}, name), dp.el("dd", {}, dp.el("span", { class: "track" }, bar), dp.figure(figure))];
+  }));
+};
+
+dp.head = function (item, place, several) {
+  const progress = item.progress || {};
+  const speed = dp.isAbsent(item.speed) || !item.speed ? {} : item.speed;
+  const facts = [
+    progress.step && ["step", [dp.figure(progress.step), progress.of && [" of ", dp.figure(progress.of)]]],
+    progress.epoch && ["epochs", dp.figure(progress.epoch)],
+    progress.left && ["time left", dp.figure(progress.left)],
+    speed.rate && ["speed", dp.figure(speed.rate)],
+    speed.step && ["median step", dp.figure(speed.step)],
+    speed.idle && ["idle in an iteration", dp.figure(speed.idle)],
+  ].filter(Boolean);
+  const dot = several && dp.el("span", { class: "run-dot", "aria-hidden": "true" });
+  if (dot) dot.style.background = `var(${dp.RUNS[place % dp.RUNS.length]})`;
+  return dp.el("header", { class: "title" },
+    dp.el("div", {}, dp.el(several ? "h2" : "h1", {}, dot, item.name), dp.el("p", { class: "lead" }, [item.model, item.layout].filter(Boolean).join(" \u00b7 "))),
+    item.state && dp.el("span", { class: `state ${item.state === "finished" ? "good" : ""}` }, item.state),
+    facts.length > 0 && dp.el("dl", { class: "facts-row" }, facts.map(([name, value]) => dp.el("div", {}, dp.el("dt", {}, name), dp.el("dd", {}, value)))),
+    item.notes.map((note) => dp.el("p", { class: "notice" }, note)));
+};
+
+// ---- The sections ----------------------------------------------------------------------------------------------------
+
+dp.differences = function (report) {
+  const { of, rows } = report.recipes;
+  const differing = rows.filter((row) => row.differs);
+  return dp.section("differences", "What differs", "Keys of the recipes that are not the same in all runs.",
+    differing.length ? dp.table("Differences of the recipes", ["key", ...of.map((place) => report.items[place].name)],
+      differing.map((row) => dp.row([dp.el("code", {}, row.key), ...row.values.map((value) => dp.el("code", {}, value))])))
+      : dp.el("p", {}, of.length > 1 ? "The recipes are the same." : "Fewer than two of these have a recipe."));
+};
+
+dp.alternatives = function (item) {
+  const part = item.alternatives;
+  if (dp.isAbsent(part)) return dp.section("why", "Why this layout", null, dp.absent(part.absent));
+  const row = (one) => dp.row([
+    [one.chosen && dp.el("span", { class: "tag chosen" }, "chosen"), one.name], one.sizes,
+    dp.figure(one.step), one.times && [dp.figure(one.times), "\u00d7"], dp.figure(one.rate), dp.figure(one.idle), dp.figure(one.memory),
+    one.fits ? "fits" : dp.el("span", { class: "bad" }, "lacks ", dp.figure(one.lack)), one.found === "other" ? "another system, estimated" : one.found,
+  ], { class: one.chosen ? "chosen" : one.fits ? "" : "dim" });
+  return dp.section("why", "Why this layout", null, dp.el("p", { class: "why" }, part.why),
+    part.remarks.map((remark) => dp.el("p", { class: "notice" }, remark)),
+    dp.el("h3", {}, "What else was looked at"),
+    dp.table("Layouts", ["layout", "sizes", "step", "of the chosen", "samples/s", "idle", "fullest device", "memory", "found by"], part.rows.map(row)),
+    part.simulated.value > 0 && dp.el("p", { class: "small" }, dp.figure(part.estimated), " layouts were estimated, ", dp.figure(part.simulated), " of them simulated in full."));
+};
+
+dp.timeline = function (item) {
+  const part = item.timeline;
+  if (dp.isAbsent(part)) return dp.section("timeline", "One step", null, dp.absent(part.absent));
+  const both = part.timelines.length > 1;
+  return dp.section("timeline", "One step", both ? "Predicted above, measured below, on one axis. Choose an action to see its layers." : `The ${part.timelines[0].source} step. Choose an action to see its layers.`,
+    new dp.Timeline(part).root, part.notes.map((note) => dp.el("p", { class: "small" }, note)));
+};
+
+dp.causes = function (item) {
+  const part = item.causes;
+  if (dp.isAbsent(part)) return dp.section("waits", "Where the time goes", null, dp.absent(part.absent));
+  return dp.section("waits", "Where the time goes", "Computing in solid colours, waiting hatched.", part.map((cause) => [
+    dp.el("h3", {}, `${cause.source[0].toUpperCase()}${cause.source.slice(1)} step: `, dp.figure(cause.step)),
+    dp.el("ul", { class: "legend" }, cause.parts.map((one) => dp.el("li", {}, dp.patch(dp.partColour(one.name), one.wait), `${one.wait ? "waits: " : ""}${one.name}`))),
+    dp.el("div", { class: "ranks" }, cause.ranks.map((rank) => {
+      const waits = new Set(cause.parts.filter((one) => one.wait).map((one) => one.name));
+      return [dp.el("span", { class: "small" }, rank.name), dp.stack(rank.parts.map((one) => ({ ...one, wait: waits.has(one.name) })), rank.name)];
+    })),
+    dp.el("details", {}, dp.el("summary", {}, "All numbers"),
+      dp.table(`Parts of the ${cause.source} step`, ["rank", "part", "time"], cause.ranks.flatMap((rank) => rank.parts.map((one) => dp.row([rank.name, one.name, dp.figure(one)]))))),
+    cause.longest.length > 0 && [dp.el("h4", {}, "The longest waits"),
+      dp.table(`Longest waits of the ${cause.source} step`, ["rank", "before", "waits for", "time"], cause.longest.map((wait) =>
+        dp.row([wait.rank, wait.before ? dp.el("code", {}, wait.before) : "the end", wait.cause, dp.figure(wait.time)])))],
+  ]));
+};
+
+dp.memory = function (item) {
+  const part = item.memory;
+  if (dp.isAbsent(part)) return dp.section("memory", "Memory of a step", null, dp.absent(part.absent));
+  const kinds = [...new Set(part.rows.flatMap((row) => row.items.map((one) => one.kind)))];
+  const colour = (kind) => dp.KINDS[kinds.indexOf(kind) % dp.KINDS.length];
+  const most = Math.max(...part.rows.map((row) => Math.max(row.total.value, row.room && row.room.value < 3 * row.total.value ? row.room.value : 0)));
+  const bar = (row) => {
+    const made = dp.el("div", { class: "stack memory", role: "img", "aria-label": `${row.name}: ${row.items.map((one) => `${one.kind} ${one.text}`).join(", ")}` });
+    for (const one of row.items) {
+      const piece = dp.el("span", { title: `${one.kind} ${one.text}` });
+      piece.style.width = `${100 * one.value / most}%`;
+      piece.style.background = `var(${colour(one.kind)})`;
+      made.append(piece);
+    }
+    return made;
+  };
+  return dp.section("memory", "Memory of a step", `Predicted, each rank at its peak${part.workload ? `, with ${part.workload}` : ""}.`,
+    dp.el("ul", { class: "legend" }, kinds.map((kind) => dp.el("li", {}, dp.patch(colour(kind)), kind))),
+    dp.el("div", { class: "ranks wide" }, part.rows.map((row) => [dp.el("span", { class: "small" }, row.name), bar(row),
+      dp.el("span", { class: "small" }, dp.figure(row.total), row.room && [" of ", dp.figure(row.room)])])),
+    dp.el("details", {}, dp.el("summary", {}, "All numbers"),
+      dp.table("Memory by kind", ["rank", "kind", "bytes"], part.rows.flatMap((row) => row.items.map((one) => dp.row([row.name, one.kind, dp.figure(one)]))))));
+};
+
+dp.stages = function (item) {
+  const part = item.stages;
+  if (dp.isAbsent(part)) return dp.section("stages", "Stages", null, dp.absent(part.absent));
+  const times = ["forward_predicted", "forward_measured", "backward_predicted", "backward_measured"].filter((name) => part.some((row) => row[name]));
+  const most = Math.max(...part.map((row) => (row.parameters ? row.parameters.value : 0)), 1);
+  return dp.section("stages", "Stages", "The layers of each rank, and the mean time of one micro-batch.",
+    dp.table("Stages", ["stage", "ranks", "layers", "parameters", ...times.map((name) => name.replace("_", ", "))], part.map((row) => {
+      const bar = dp.el("span", { class: "mini", "aria-hidden": "true" });
+      bar.style.width = `${60 * (row.parameters ? row.parameters.value : 0) / most}px`;
+      return dp.row([dp.figure(row.stage), row.ranks, [dp.figure(row.layers), dp.el("span", { class: "small" }, ` ${row.first} \u2026 ${row.last}`)],
+        row.parameters ? [dp.figure(row.parameters), bar] : "not known", ...times.map((name) => dp.figure(row[name]) || "\u2013")]);
+    })));
+};
+
+/** Curves of one run or of several, over steps or over samples. */
+dp.curves = function (report) {
+  const items = report.items.map((item, place) => ({ item, place })).filter(({ item }) => item.kind === "run");
+  const shown = items.filter(({ item }) => !dp.isAbsent(item.curves));
+  if (!items.length) return null;
+  const gone = items.filter(({ item }) => dp.isAbsent(item.curves)).map(({ item }) => dp.absent(`${items.length > 1 ? `${item.name}: ` : ""}${item.curves.absent}`));
+  const several = shown.length > 1;
+  const grid = dp.el("div", { class: "charts" });
+  const ids = [...new Map(shown.flatMap(({ item }) => item.curves.map((curve) => [curve.id, curve]))).values()];
+  const fill = (axis) => grid.replaceChildren(...ids.map((curve) => {
+    const lines = shown.flatMap(({ item, place }) => {
+      const own = item.curves.find((one) => one.id === curve.id);
+      if (!own) return [];
+      return dp.linesOf(own, place, several, (step) => (axis === "samples" ? step * item.batch : step), several ? `${item.name}, ` : "");
+    });
+    return new dp.Chart({ label: curve.label, unit: curve.unit, lines, axis }).root;
+  }));
+  fill("steps");
+  const canCount = shown.every(({ item }) => typeof item.batch === "number");
+  const choice = several && canCount && dp.el("label", {}, "Align the runs by ", dp.el("select", { change: (event) => fill(event.target.value) },
+    dp.el("option", { value: "steps" }, "steps"), dp.el("option", { value: "samples" }, "samples")));
+  return dp.section("curves", "Curves", shown.some(({ item }) => item.curves.some((curve) => curve.lines.some((line) => line.of > line.points.length / 2)))
+    ? "Long curves have fewer points here than the file; the extremes of each part are kept." : null, choice, gone, grid);
+};
+
+dp.samples = function (report) {
+  const items = report.items.filter((item) => item.kind === "run");
+  if (!items.length) return null;
+  const shown = items.filter((item) => !dp.isAbsent(item.samples));
+  const gone = items.filter((item) => dp.isAbsent(item.samples)).map((item) => dp.absent(`${items.length > 1 ? `${item.name}: ` : ""}${item.samples.absent}`));
+  if (!shown.length) return dp.section("samples", "Samples", null, gone);
+  const steps = [...new Set(shown.flatMap((item) => item.samples.steps.map((one) => one.step)))].sort((one, other) => one - other);
+  const grids = dp.el("div", {});
+  const grid = (item, step) => {
+    const near = item.samples.steps.filter((one) => one.step <= step).at(-1) || item.samples.steps[0];
+    return dp.el("div", { class: "drawn" },
+      dp.el("h3", {}, shown.length > 1 ? `${item.name}, ` : "", `step ${near.step.toLocaleString("en-US")}`),
+      dp.el("div", { class: "pictures" }, near.pictures.map((one) => dp.el("figure", {},
+        dp.el("img", { src: one.source, alt: one.caption, title: `${one.name}, ${one.size}`, loading: "lazy" }), dp.el("figcaption", { dir: "auto" }, one.caption)))));
+  };
+  const slider = (label, value) => {
+    const reading = dp.el("output", {}, `step ${steps[value].toLocaleString("en-US")}`);
+    const input = dp.el("input", { type: "range", min: 0, max: steps.length - 1, step: 1, value, "aria-label": label, input: () => {
+      reading.textContent = `step ${steps[input.value].toLocaleString("en-US")}`;
+      input.setAttribute("aria-valuetext", reading.textContent);
+      fill();
+    } });
+    input.setAttribute("aria-valuetext", reading.textContent);
+    return { input, root: dp.el("label", { class: "slider" }, label, input, reading) };
+  };
+  const first = slider("Step", steps.length - 1), second = slider("Beside it, step", 0);
+  second.root.hidden = true;
+  const beside = dp.el("label", {}, dp.el("input", { type: "checkbox", change: (event) => { second.root.hidden = !event.target.checked; fill(); } }), " two steps side by side");
+  const fill = () => grids.replaceChildren(...shown.map((item) => dp.el("div", { class: "pair" }, grid(item, steps[first.input.value]),
+    !second.root.hidden && grid(item, steps[second.input.value]))));
+  fill();
+  return dp.section("samples", "Samples", null, gone, steps.length > 1 && dp.el("div", { class: "tools" }, first.root, second.root, beside), grids,
+    shown.flatMap((item) => item.samples.notes.map((note) => dp.el("p", { class: "small" }, note))));
+};
+
+dp.recipe = function (report) {
+  const { of, rows } = report.recipes;
+  const gone = report.items.filter((item) => item.recipe && item.recipe.absent).map((item) => dp.absent(item.recipe.absent));
+  const made = report.items.filter((item) => item.made_with && item.made_with.length);
+  const planned = made.map((item) => [dp.el("h3", {}, `${item.name} was planned with`), dp.el("ul", { class: "layers" }, item.made_with.map((word) => dp.el("li", {}, word)))]);
+  const body = dp.el("div", {});
+  const search = dp.el("input", { type: "search", placeholder: "Filter keys", "aria-label": "Filter keys", input: () => fill() });
+  const fill = () => body.replaceChildren(dp.table("Recipe", ["key", ...of.map((place) => (of.length > 1 ? report.items[place].name : "value"))],
+    rows.filter((row) => row.key.includes(search.value.trim())).map((row) => dp.row([dp.el("code", {}, row.key), ...row.values.map((value) => dp.el("code", { dir: "auto" }, value))], { class: row.differs ? "differs" : "" }))));
+  if (rows.length) fill();
+  return dp.section("recipe", "Recipe", rows.length ? "As the run resolved it: every key with its value." : null, gone, rows.length > 0 && [dp.el("div", { class: "tools" }, search), dp.el("div", { class: "tall" }, body)], planned);
+};
+
+// ---- The page --------------------------------------------------------------------------------------------------------
+
+dp.theme = function () {
+  const names = { "": "System colours", light: "Light", dark: "Dark" };
+  return dp.el("label", { class: "theme" }, dp.el("span", { class: "hidden" }, "Colours"), dp.el("select", { change: (event) => {
+    document.documentElement.dataset.theme = event.target.value;
+    dp.redraws.forEach((draw) => draw());
+  } }, Object.entries(names).map(([value, name]) => dp.el("option", { value }, name))));
+};
+
+dp.start = function (report) {
+  const several = report.items.length > 1;
+  const detail = dp.el("div", {});
+  const sections = (item) => [dp.alternatives(item), dp.timeline(item), dp.causes(item), dp.memory(item), dp.stages(item)];
+  const heroes = report.items.map((item, place) => dp.el("div", { class: "hero" }, dp.head(item, place, several),
+    dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place), dp.slowness(item))));
+  const links = { ...(several ? { differences: "Differences" } : {}), curves: "Curves", samples: "Samples", why: "Layout", timeline: "Step", waits: "Waits", memory: "Memory", stages: "Stages", recipe: "Recipe" };
+  const main = dp.el("main", { id: "main" }, several && dp.el("h1", {}, `${report.items.length} compared`), several && dp.differences(report), heroes);
+  const curves = dp.curves(report), samples = dp.samples(report);
+  main.append(...[curves, samples].filter(Boolean));
+  if (several) {
+    const choose = dp.el("select", { change: (event) => detail.replaceChildren(...sections(report.items[event.target.value])) },
+      report.items.map((item, place) => dp.el("option", { value: place }, item.name)));
+    main.append(dp.el("div", { class: "chooser" }, dp.el("label", {}, "Layout and step of ", choose)));
+  }
+  detail.append(...sections(report.items[0]));
+  main.append(detail, dp.recipe(report));
+  const there = Object.entries(links).filter(([id]) => main.querySelector(`#${id}`));
+  document.getElementById("page").replaceChildren(
+    dp.el("nav", { class: "bar", "aria-label": "Sections" }, dp.el("span", { class: "brand" }, "DiffusionPipe"),
+      dp.el("div", { class: "links" }, there.map(([id, name]) => dp.el("a", { href: `#${id}` }, name))), dp.theme()),
+    main,
+    dp.el("footer", {}, `${report.made_by}. Point at a number to see its file and key.`, report.shared && " Paths, host and user names are left out."));
+  document.documentElement.dataset.ready = "yes";
+};
+
+document.addEventListener("DOMContentLoaded", () => dp.start(JSON.parse(document.getElementById("data").textContent)));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dp.redraws.forEach((draw) => draw()));

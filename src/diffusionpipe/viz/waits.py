@@ -1,0 +1,177 @@
+"""Where the time of a step goes: on each rank what it computes, and for what it waits.
+
+    rank 1   text_encoder | waits for rank 0 | 1F0 | ... | sums of gradients | update | waits for the slowest rank
+             frozen work    stage 0, 0F0       forward                                end of the step
+
+A wait ends when the next action starts. Its cause is the message that this action reads and that was sent last: until it
+was sent, the rank waited for the sender's work; after that for the transfer. Without such a message the cause is a sum
+of gradients or a gather that runs in the wait, else the host, which issues the action late.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.ir import COMPUTE_OPS, SEND_OPS, Action, Message, Op, Schedule, Span, Timeline
+from diffusionpipe.units import Seconds
+from diffusionpipe.viz.palette import OP_NAMES
+
+FROZEN = "frozen work"
+WORK = "other ranks' work"
+TRANSFER = "transfers"
+SUMS = "sums of gradients"
+GATHERS = "gathers of parameters"
+HOST = "the host"
+END = "the slowest rank, at the end"
+UPDATE = "update"
+WAITS = (WORK, TRANSFER, SUMS, GATHERS, HOST, END)
+"""The causes of waits, in the order in which they are listed."""
+_COLLECTIVES = {Op.REDUCE_GRAD: SUMS, Op.UNSHARD: GATHERS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A time in which a rank computes nothing."""
+
+    worker: int
+    start: Seconds
+    end: Seconds
+    cause: str
+    """One of `WAITS`."""
+    before: str
+    """The action that ends it; "" at the end of the iteration."""
+    sender: int | None = None
+    """The rank whose message it waits for."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """The length of the wait."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Where the time of one rank goes between the start and the end of a step."""
+
+    worker: int
+    computing: Mapping[str, Seconds]
+    """Seconds of each kind of computation, of frozen work and of the update."""
+    waits: tuple[Wait, ...]
+
+    def by_cause(self) -> dict[str, Seconds]:
+        """Seconds of waiting for each cause that there is."""
+        found = {cause: sum(wait.seconds for wait in self.waits if wait.cause == cause) for cause in WAITS}
+        return {cause: seconds for cause, seconds in found.items() if seconds > 0}
+
+
+def times_of_ranks(timeline: Timeline, schedule: Schedule) -> tuple[RankTimes, ...]:
+    """Where each rank's time goes; computations and waits of a rank add up to `timeline.step`.
+
+    Where several ranks are at a worker's place, the timeline has copies, and each copy's messages stay in it.
+    """
+    copies = timeline.copies or (tuple(range(timeline.num_workers)),)
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        spans[span.worker].append(span)
+    messages = _Messages(schedule)
+    found: dict[int, RankTimes] = {}
+    for ranks in copies:
+        sent = {span.action.slot: span for rank in ranks for span in spans[rank] if span.action.op in SEND_OPS}
+        for rank in ranks:
+            found[rank] = _times(_Rank(rank, spans[rank], timeline), messages, sent)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+class _Messages:
+    """The messages of a schedule, by the stage that reads them."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._messages = schedule.messages
+        self._pipeline = {stage: one for one in schedule.placement.pipelines for stage in one.stages}
+        self._to: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        for slot, message in enumerate(schedule.messages):
+            self._to[message.destination, message.is_gradient].append(slot)
+
+    def read_by(self, action: Action) -> Iterator[int]:
+        """The messages that a computing action reads."""
+        if action.microbatch is not None:
+            for slot in self._to.get((action.stage, action.op in (Op.B, Op.I)), ()):
+                if self._is_for(action.microbatch, self._messages[slot]):
+                    yield slot
+
+    def _is_for(self, microbatch: int, message: Message) -> bool:
+        sender, reader = self._pipeline[message.source], self._pipeline[message.destination]
+        if sender is reader or message.is_gradient:
+            return message.microbatch == microbatch
+        # Frozen outputs count samples of the whole batch.
+        first = reader.first_sample + sum(reader.microbatches[:microbatch])
+        return message.samples.start < first + reader.microbatches[microbatch] and message.samples.stop > first
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """One rank of a timeline."""
+
+    number: int
+    spans: Sequence[Span]
+    timeline: Timeline
+
+
+def _times(rank: _Rank, messages: _Messages, sent: Mapping[int | None, Span]) -> RankTimes:
+    computing: dict[str, Seconds] = defaultdict(float)
+    waits: list[Wait] = []
+    reached = 0.0
+    for span in sorted((span for span in rank.spans if _is_work(span.action)), key=lambda span: span.start):
+        if span.start > reached:
+            senders = [sent[slot] for slot in messages.read_by(span.action) if slot in sent]
+            waits += _explained(rank, (reached, span.start), str(span.action), senders)
+        computing[name_of_work(span.action)] += max(0.0, span.end - max(reached, span.start))
+        reached = max(reached, span.end)
+    phases = [one for one in rank.timeline.update if one.worker == rank.number]
+    for phase in sorted(phases, key=lambda one: one.start):
+        if phase.start > reached:
+            waits += _split(rank, (reached, phase.start), END)
+        computing[UPDATE] += max(0.0, phase.end - max(reached, phase.start))
+        reached = max(reached, phase.end)
+    if rank.timeline.step > reached:
+        waits += _split(rank, (reached, rank.timeline.step), END)
+    return RankTimes(worker=rank.number, computing=dict(computing), waits=tuple(waits))
+
+
+def _is_work(action: Action) -> bool:
+    return action.op in COMPUTE_OPS or action.op in (Op.ENCODE, Op.STEP)
+
+
+def name_of_work(action: Action) -> str:
+    """The kind of work of a computing action, in words."""
+    if action.op is Op.ENCODE:
+        return FROZEN
+    return UPDATE if action.op is Op.STEP else OP_NAMES[action.op]
+
+
+def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: Sequence[Span]) -> Iterator[Wait]:
+    """The wait before an action, in up to two parts: for the sender's work, then for the transfer."""
+    start, end = gap
+    last = max((one for one in senders if one.worker != rank.number), key=lambda span: span.start, default=None)
+    if last is None or last.end <= start:
+        yield from _split(rank, gap, HOST, action)
+        return
+    began = min(max(last.start, start), end)
+    for first, stop, cause in ((start, began, WORK), (began, end, TRANSFER)):
+        if stop > first:
+            yield Wait(worker=rank.number, start=first, end=stop, cause=cause, before=action, sender=last.worker)
+
+
+def _split(rank: _Rank, gap: tuple[Seconds, Seconds], rest: str, before: str = "") -> Iterator[Wait]:
+    """The gap, cut at the edges of the collectives that run in it; other times have the cause `rest`."""
+    reached, end = gap
+    for span in sorted((one for one in rank.spans if one.action.op in _COLLECTIVES), key=lambda one: one.start):
+        first, last = max(span.start, reached), min(span.end, end)
+        if last <= first:
+            continue
+        if first > reached:
+            yield Wait(worker=rank.number, start=reached, end=first, cause=rest, before=before)
+        yield Wait(worker=rank.number, start=first, end=last, cause=_COLLECTIVES[span.action.op], before=before)
+        reached = last
+    if end > reached:
+        yield Wait(worker=rank.number, start=reached, end=end, cause=rest, before=before)

@@ -1,0 +1,82 @@
+"""The alternatives of a search beside its plan file: plan.json has plan.alternatives.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.errors import FileFormatError
+from diffusionpipe.ir.alternatives import Alternative, Alternatives, mark_of
+from diffusionpipe.ir.files import ALTERNATIVES, read_file, schedule_to_text, write_file
+
+if TYPE_CHECKING:
+    from diffusionpipe.ir import Plan
+    from diffusionpipe.planner.explain import Comparison
+    from diffusionpipe.planner.rows import Row
+
+
+def alternatives_file(plan_file: Path) -> Path:
+    """The file with the alternatives of a plan file."""
+    return plan_file.with_suffix(".alternatives.json")
+
+
+def alternatives_of(comparison: Comparison, plan: Plan) -> Alternatives:
+    """What a search found, for the plan that was chosen."""
+    tried = comparison.tried
+    return Alternatives(
+        plan=mark_of(plan, schedule_to_text(plan.train)),
+        verdict=comparison.verdict,
+        remarks=tuple(remark.text for remark in comparison.remarks),
+        layouts=tuple(_layouts(comparison)),
+        estimated=tried.estimated if tried else 0,
+        simulated=tried.simulated if tried else 0,
+    )
+
+
+def _layouts(comparison: Comparison) -> Iterator[Alternative]:
+    chosen = comparison.winner.name, comparison.winner.sizes
+    groups = (("simulated", comparison.simulated), ("estimated", comparison.estimated), ("other", comparison.others))
+    for found, rows in groups:
+        for row in rows:
+            yield _layout(row, found, is_chosen=found == "simulated" and (row.name, row.sizes) == chosen)
+
+
+def _layout(row: Row, found: str, *, is_chosen: bool) -> Alternative:
+    return Alternative(
+        name=row.name,
+        sizes=row.sizes,
+        step=row.step,
+        samples_per_second=row.samples_per_second,
+        bubble=row.bubble,
+        memory=round(row.memory),
+        overflow=round(row.overflow),
+        found=found,
+        is_chosen=is_chosen,
+    )
+
+
+def write_alternatives(comparison: Comparison, plan: Plan, plan_file: Path) -> None:
+    """Put the alternatives beside the plan file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_file(alternatives_of(comparison, plan), alternatives_file(plan_file), ALTERNATIVES)
+
+
+def read_alternatives(plan_file: Path, plan: Plan) -> Alternatives | str:
+    """The alternatives beside a plan file, or in words why there are none."""
+    path = alternatives_file(plan_file)
+    if not path.exists():
+        return (
+            f"there is no {path.name}: the plan was not searched for, or it was made by a version that did not keep "
+            "the other layouts"
+        )
+    try:
+        found = read_file(path, ALTERNATIVES)
+    except FileFormatError as error:
+        return str(error).splitlines()[0].replace(str(path), path.name)
+    if found.plan != mark_of(plan, schedule_to_text(plan.train)):
+        return f"{path.name} belongs to another plan"
+    return found

@@ -1,0 +1,246 @@
+"""`diffusionpipe report`: runs and plans as one page, a file that opens without a network."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffusionpipe.errors import ConfigError, DiffusionPipeError
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir.files import read_plan
+from diffusionpipe.timing.legal import check_plan
+from diffusionpipe.version import __version__
+from diffusionpipe.workflows.page_figures import Json, absent, number, percent
+from diffusionpipe.workflows.page_metrics import METRICS, curves_of, learning_of, metrics_of, progress_of, speed_of, usual
+from diffusionpipe.workflows.page_plan import PlanPage
+from diffusionpipe.workflows.page_recipe import LEFT_OUT, RECIPE, recipe_of, rows_of
+from diffusionpipe.workflows.page_samples import MOST, samples_of
+
+FORMAT = {"format": "diffusionpipe-report", "version": 1}
+_ENDED = "ended.json"
+_PLAN = "plan.json"
+_OF_A_RUN = (RECIPE, METRICS, _PLAN, "checkpoints", "samples", "data.json")
+"""A folder with one of these is a run's."""
+_PATH = re.compile(r"(?<![\w.:/<])(?:~|[A-Za-z]:)?[/\\][\w.@+%-]+(?:[/\\][\w.@+%-]+)*[/\\]?")
+_SLOW = 1.1
+"""A measured step is called slower than predicted from this factor on."""
+
+
+def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
+    """The data of the page of these run folders and plan files, in their order.
+
+    `is_shared`: without paths, host and user names.
+
+    Raises:
+        ConfigError: a source is neither a run folder nor a plan file.
+        FileFormatError: a plan file cannot be read.
+    """
+    most = MOST // len(sources)
+    recipes = [recipe_of(source) if source.is_dir() else {} for source in sources]
+    items = [
+        _run(source, recipe, most) if source.is_dir() else _plan(source)
+        for source, recipe in zip(sources, recipes, strict=True)
+    ]
+    known = [(place, one) for place, one in enumerate(recipes) if isinstance(one, dict) and one]
+    rows = rows_of([recipe for _, recipe in known])
+    report = {
+        **FORMAT,
+        "made_by": f"DiffusionPipe {__version__}",
+        "shared": is_shared,
+        "items": items,
+        "recipes": {"of": [place for place, _ in known], "rows": rows},
+    }
+    return _shared(report, sources) if is_shared else report
+
+
+def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
+    if not any((folder / name).exists() for name in _OF_A_RUN):
+        raise ConfigError(
+            f"{folder} is not the folder of a run: it has no {RECIPE}, no {METRICS} and no {_PLAN}; give the folder "
+            "that the recipe names as run.folder, or a plan file"
+        )
+    metrics, known = metrics_of(folder), recipe if isinstance(recipe, dict) else {}
+    has_ended = (folder / _ENDED).exists()
+    speed = dict(speed_of(metrics))
+    page, problem = _plan_page(folder / _PLAN)
+    return {
+        "kind": "run",
+        "name": folder.resolve().name,
+        "place": str(folder),
+        "model": _model_of(known),
+        "state": _state(folder, metrics.last, has_ended=has_ended),
+        "progress": progress_of(metrics, known, has_ended=has_ended),
+        "learning": learning_of(metrics),
+        "speed": speed or absent(metrics.problem or "no line has the time of a step"),
+        "slowness": _slowness(page, usual(metrics, "step_s")),
+        "curves": curves_of(metrics) or absent(metrics.problem or f"{METRICS} has no numbers"),
+        "batch": known.get("training.batch"),
+        "samples": samples_of(folder, most),
+        "recipe": None if isinstance(recipe, dict) else absent(recipe),
+        "notes": _notes(metrics.unreadable),
+        **_parts(page, problem),
+    }
+
+
+def _plan(path: Path) -> Json:
+    if not path.exists():
+        raise ConfigError(f"there is no run folder and no plan file {path}; check the path")
+    plan = read_plan(path)
+    check_plan(plan, source=path)
+    page = PlanPage(plan, path)
+    return {
+        "kind": "plan",
+        "name": path.name,
+        "place": str(path),
+        "made_with": list(plan.made_with),
+        "slowness": _slowness(page, None),
+        "notes": [],
+        **_parts(page, ""),
+    }
+
+
+def _plan_page(path: Path) -> tuple[PlanPage | None, str]:
+    """The plan of a run, or why there is none: the rest of the page is shown all the same."""
+    if not path.exists():
+        return None, f"there is no {path.name}; a run writes it before its first step"
+    try:
+        plan: Plan = read_plan(path)
+        check_plan(plan, source=path)
+    except DiffusionPipeError as error:
+        return None, str(error).splitlines()[0]
+    return PlanPage(plan, path), ""
+
+
+def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
+    if page is None:
+        missing = absent(problem)
+        return {"layout": None, "predicted": None} | dict.fromkeys(
+            ("alternatives", "timeline", "causes", "memory", "stages"), missing
+        )
+    return {
+        "layout": page.title(),
+        "predicted": page.step(),
+        "alternatives": page.alternatives(),
+        "timeline": page.timelines(),
+        "causes": page.causes() or absent("the times of a step are not known: there is no profile and no timeline"),
+        "memory": page.memory(),
+        "stages": page.stages(),
+    }
+
+
+def _slowness(page: PlanPage | None, measured: tuple[float, str] | None) -> Json:
+    """Whether a step takes longer than predicted, and the largest causes of lost time."""
+    causes = page.causes() if page is not None else []
+    predicted = page.step() if page is not None else None
+    found: dict[str, object] = {"word": "", "mood": "none", "text": []}
+    text: list[object] = []
+    if measured is not None and predicted is not None:
+        ratio = measured[0] / float(str(predicted["value"]))
+        key = f"{measured[1]} / predicted step"
+        text += ["A step takes ", number(ratio, METRICS, key, digits=3), " times the predicted time. "]
+        is_slow = ratio > _SLOW
+        found |= {"word": "Slower than predicted" if is_slow else "As fast as predicted"}
+        found |= {"mood": "warn" if is_slow else "good", "ratio": ratio}
+        if ratio < 1 / _SLOW:
+            found |= {"word": "Faster than predicted"}
+    elif measured is not None:
+        found |= {"word": "Nothing to compare with", "mood": "none"}
+    elif predicted is not None:
+        found |= {"word": "Predicted", "mood": "none"}
+    parts = [part for part in _list(causes[0]["parts"]) if part["wait"]] if causes else []
+    if parts:
+        parts.sort(key=lambda part: -part["part"])
+        waiting = sum(part["part"] for part in parts)
+        first = causes[0]
+        file = parts[0]["share"]["file"]
+        text += ["Ranks wait for ", percent(waiting, file, "mean(waits) / step"), f" of the {first['source']} step"]
+        text += [", most of it for ", parts[0]["name"], " (", parts[0]["time"], " a rank)."]
+    elif causes:
+        text += [f"No rank waits in the {causes[0]['source']} step."]
+    return found | {"text": text}
+
+
+def _list(value: object) -> list[dict[str, Any]]:
+    assert isinstance(value, list)
+    return value
+
+
+def _model_of(recipe: Mapping[str, object]) -> str:
+    path = str(recipe.get("model.path", ""))
+    rank = recipe.get("lora.rank", "none")
+    name = re.split(r"[/\\]", path.rstrip("/\\"))[-1] if path else ""
+    return name + (f", adapters of rank {rank}" if name and rank != "none" else "")
+
+
+def _state(folder: Path, last: int, *, has_ended: bool) -> str:
+    if has_ended:
+        return "finished"
+    if (folder / "run.lock").exists():
+        return "running, or ended without a word"
+    return "stopped before its last step" if last else "not begun"
+
+
+def _notes(unreadable: int) -> list[str]:
+    lines = "line" if unreadable == 1 else "lines"
+    return [f"{unreadable} {lines} of {METRICS} cannot be read and {'is' if unreadable == 1 else 'are'} left out; a run "
+            "that is killed leaves its last line half written."] if unreadable else []  # fmt: skip
+
+
+def _shared(report: Mapping[str, Any], sources: Sequence[Path]) -> Json:
+    """The report without paths, host and user names; captions of samples stay as they are."""
+    names = [*_names_here(), *(str(source) for source in sources if len(str(source)) > 1)]
+    hide = _hiding(sorted({name for name in names if len(name) > 2}, key=len, reverse=True))
+    items = []
+    for item in report["items"]:
+        kept = {key: value for key, value in item.items() if key not in ("samples", "place")}
+        items.append(_everywhere(kept, hide) | {key: item[key] for key in ("samples",) if key in item})
+    rows = [
+        row | {"values": [hide(LEFT_OUT if "/" in value or "\\" in value else value) for value in row["values"]]}
+        for row in report["recipes"]["rows"]
+    ]
+    return {**report, "items": items, "recipes": {**report["recipes"], "rows": rows}}
+
+
+def _names_here() -> list[str]:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = ""
+    host = socket.gethostname()
+    return [user, Path.home().name, host, host.partition(".")[0]]
+
+
+def _hiding(names: Sequence[str]) -> Callable[[str], str]:
+    words = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names)) if names else None
+
+    def hide(text: str) -> str:
+        text = _PATH.sub(LEFT_OUT, text)
+        return words.sub(LEFT_OUT, text) if words else text
+
+    return hide
+
+
+def _everywhere(value: Any, hide: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {key: _everywhere(one, hide) for key, one in value.items()}
+    return [_everywhere(one, hide) for one in value] if isinstance(value, list) else value
+
+
+def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
+    """The page as HTML.
+
+    Raises:
+        ConfigError: a source is neither a run folder nor a plan file.
+    """
+    from diffusionpipe.viz.html_page import page_of
+
+    report = report_of(sources, is_shared=is_shared)
+    names = ", ".join(str(item["name"]) for item in _list(report["items"]))
+    return page_of(json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":")), title=names)

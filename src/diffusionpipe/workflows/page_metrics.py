@@ -1,0 +1,212 @@
+"""The numbers of a run by step as curves of a page, and what they say: does it learn, and how fast does it go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, sqrt
+from pathlib import Path
+from statistics import fmean, median, pstdev
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.files.input_file import problem_of_file
+from diffusionpipe.trainer.reporting.metrics import METRICS, read_metrics
+from diffusionpipe.viz.metrics import smoothed
+from diffusionpipe.viz.thinning import thinned
+from diffusionpipe.workflows.page_figures import Json, absent, count, number, percent, seconds
+
+POINTS = 1000
+"""The most points of a curve in a page, about."""
+_RATES = ("learning_rate", "samples_per_s", "gradient_norm", "step_s", "data_s", "update_s", "bubble", "noise_scale")
+_MEMORY = ("memory_allocated_gib", "memory_reserved_gib", "memory_peak_gib", "host_memory_gib")
+_UNITS = {"_s": "s", "_gib": "GiB", "samples_per_s": "samples/s"}
+_SURE = 2.0
+"""A difference counts from this many of its standard errors on."""
+_SMOOTHED = 40
+"""A loss of so many steps is also drawn smoothed."""
+_FEW = 10
+"""Below so many steps nothing is said about the loss."""
+
+Row = Mapping[str, float | None]
+
+
+class Metrics:
+    """The lines of a run's metrics.jsonl."""
+
+    def __init__(self, rows: Sequence[Row], problem: str = "", unreadable: int = 0) -> None:
+        self.rows, self.problem, self.unreadable = rows, problem, unreadable
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """(step, value) of each line that has a finite number of that name."""
+        return [(row["step"] or 0, value) for row in self.rows if _is_number(value := row.get(key))]
+
+    def keys(self) -> list[str]:
+        """The names of all numbers, in the order in which they come."""
+        return list(dict.fromkeys(key for row in self.rows for key in row if key != "step"))
+
+    @property
+    def last(self) -> int:
+        """The last step with a loss; 0 without one."""
+        return int(max((step for step, _ in self.curve("loss")), default=0))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def metrics_of(folder: Path) -> Metrics:
+    """All complete lines of a run, also of one that was killed in the middle of a line."""
+    path = folder / METRICS
+    if not path.exists():
+        return Metrics((), f"there is no {METRICS}; the run has not finished a step yet")
+    if problem := problem_of_file(path):
+        return Metrics((), f"{METRICS}: {problem}")
+    try:
+        rows = read_metrics(folder)
+        with path.open("rb") as file:
+            lines = sum(1 for line in file if line.strip())
+    except (ConfigError, OSError) as error:
+        return Metrics((), f"{METRICS} cannot be read: {error}".replace(str(path), METRICS))
+    if not rows:
+        return Metrics((), f"{METRICS} has no complete line; the run has not finished a step yet", lines)
+    return Metrics(rows, unreadable=lines - len(rows))
+
+
+def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
+    """All curves of the page, thinned."""
+    losses = [key for key in metrics.keys() if key == "loss" or key.startswith("loss/")]
+    validation = [key for key in metrics.keys() if key.startswith("validation_loss") and "_t" not in key]
+    by_time = [key for key in metrics.keys() if key.startswith("validation_loss_t")]
+    groups = (
+        ("loss", "Loss", [*losses, *validation]),
+        ("times", "Validation loss by time of the noise", by_time),
+        *((key, _NAMES.get(key, key.replace("_", " ")), [key]) for key in _RATES),
+        ("memory", "Memory of rank 0", [key for key in _MEMORY if key in metrics.keys()]),
+    )
+    found = []
+    for name, label, keys in groups:
+        lines = [_line(metrics, key, most) for key in keys]
+        lines = [line for line in lines if line["points"]]
+        if lines:
+            found.append({"id": name, "label": label, "unit": _unit(keys[0]), "lines": lines, "file": METRICS})
+    return found
+
+
+_NAMES = {"learning_rate": "Learning rate", "samples_per_s": "Samples a second", "gradient_norm": "Gradient norm",
+          "step_s": "Time of a step", "data_s": "Waiting for the batch", "update_s": "Update",
+          "bubble": "Idle part of the iteration", "noise_scale": "Gradient noise scale"}  # fmt: skip
+
+
+def _unit(key: str) -> str:
+    return next((unit for end, unit in reversed(_UNITS.items()) if key.endswith(end)), "")
+
+
+def _line(metrics: Metrics, key: str, most: int) -> Json:
+    points = metrics.curve(key)
+    flat: list[float] = []
+    for step, value in thinned(points, most):
+        flat += [int(step), float(f"{value:.6g}")]
+    line: dict[str, object] = {"key": key, "label": key.replace("_", " "), "points": flat, "of": len(points)}
+    if len(points) >= _SMOOTHED and (key == "loss" or key.startswith("loss/")):
+        means = smoothed([value for _, value in points], len(points) // 40)
+        kept = thinned([(step, mean) for (step, _), mean in zip(points, means, strict=True)], most // 4)
+        line["smooth"] = [one for step, mean in kept for one in (int(step), float(f"{mean:.6g}"))]
+    return line
+
+
+def learning_of(metrics: Metrics) -> Json:
+    """Whether the run learns, in a word and in sentences with their numbers."""
+    if metrics.problem:
+        return absent(metrics.problem)
+    held_out, trained = metrics.curve("validation_loss"), metrics.curve("loss")
+    if len(held_out) >= 2:
+        return _held_out(held_out)
+    if len(trained) < _FEW:
+        return {"word": "Too early to say", "mood": "none", "text": [
+            f"The loss of {len(trained)} steps says little; there are two validations or {_FEW} steps from which on "
+            "this page judges."]}  # fmt: skip
+    return _trained(trained, has_validation=bool(held_out))
+
+
+def _held_out(curve: Sequence[tuple[float, float]]) -> Json:
+    first, last = curve[0], curve[-1]
+    best = min(curve, key=lambda point: point[1])
+    shown = [_at(*first, "validation_loss"), _at(*last, "validation_loss"), _at(*best, "validation_loss")]
+    span = ["Validation loss ", shown[0], f" at step {first[0]:,.0f}, ", shown[1], f" at step {last[0]:,.0f}. "]
+    change = 1 - last[1] / first[1] if first[1] else 0.0
+    key = f"1 - validation_loss @ step {last[0]:.0f} / validation_loss @ step {first[0]:.0f}"
+    if best is last or last[1] <= best[1] * 1.005:
+        if last[1] >= first[1]:
+            return {"word": "Not yet", "mood": "bad", "text": [*span, "It has not fallen since the first validation."]}
+        words = "It has fallen by " if best is last else "It is at its best, and has fallen by "
+        return {"word": "Yes", "mood": "good", "text": [*span, words, percent(change, METRICS, key), "."]}
+    if last[1] >= first[1]:
+        return {"word": "No", "mood": "bad", "text": [*span, "The best was ", shown[2], f" at step {best[0]:,.0f}; it has "
+                "risen above its start since."]}  # fmt: skip
+    return {"word": "It was", "mood": "warn", "text": [*span, "The best was ", shown[2], f" at step {best[0]:,.0f}; it has "
+            "risen since. That may be chance, or the run begins to learn its pictures by heart."]}  # fmt: skip
+
+
+def _at(step: float, value: float, key: str) -> Json:
+    return number(value, METRICS, f"{key} @ step {step:.0f}")
+
+
+def _trained(curve: Sequence[tuple[float, float]], *, has_validation: bool) -> Json:
+    """A verdict from the training loss alone: the means of the last fifth and of the fifth before it."""
+    fifth = len(curve) // 5
+    start, before, now = curve[:fifth], curve[-2 * fifth : -fifth], curve[-fifth:]
+    text = ["Mean training loss ", _mean(start), " over the first fifth of the steps, ", _mean(before), " over the last "
+            "but one, ", _mean(now), " over the last. "]  # fmt: skip
+    change = fmean(v for _, v in before) - fmean(v for _, v in now)
+    error = sqrt(sum(pstdev([v for _, v in part]) ** 2 / len(part) for part in (before, now)))
+    more = ["" if has_validation else "Validation data (data.validation) would say more."]
+    if change > _SURE * error:
+        return {"word": "Yes", "mood": "good", "text": [*text, "It still falls. ", *more]}
+    if change < -_SURE * error:
+        return {"word": "No", "mood": "bad", "text": [*text, "It rises. ", *more]}
+    fell = fmean(v for _, v in start) - fmean(v for _, v in now)
+    word = "Slowly, if at all" if fell > _SURE * error else "It cannot be seen"
+    return {"word": word, "mood": "warn", "text": [*text, "The last difference is within the noise of the loss. ", *more]}
+
+
+def _mean(part: Sequence[tuple[float, float]]) -> Json:
+    key = f"mean(loss) of steps {part[0][0]:.0f} to {part[-1][0]:.0f}"
+    return number(fmean(value for _, value in part), METRICS, key)
+
+
+def usual(metrics: Metrics, key: str) -> tuple[float, str] | None:
+    """The median of a number over all steps but the first, and its key in words; None without any."""
+    points = metrics.curve(key)[1:] or metrics.curve(key)
+    if not points:
+        return None
+    return median(value for _, value in points), f"median({key}) of steps {points[0][0]:.0f} to {points[-1][0]:.0f}"
+
+
+def speed_of(metrics: Metrics) -> Iterator[tuple[str, Json]]:
+    """The median step and its parts, by name."""
+    for name, key in (("step", "step_s"), ("iteration", "iteration_s"), ("update", "update_s"), ("data", "data_s")):
+        if found := usual(metrics, key):
+            yield name, seconds(*_in(found))
+    if found := usual(metrics, "samples_per_s"):
+        yield "rate", number(*_in(found), unit="samples/s")
+    if found := usual(metrics, "bubble"):
+        yield "idle", percent(*_in(found))
+
+
+def _in(found: tuple[float, str]) -> tuple[float, str, str]:
+    return found[0], METRICS, found[1]
+
+
+def progress_of(metrics: Metrics, recipe: Mapping[str, object], *, has_ended: bool) -> Json:
+    """How far the run is, and how long the rest takes at the speed of its last steps."""
+    asked = recipe.get("training.steps")
+    found: dict[str, object] = {"step": count(metrics.last, METRICS, "last(step)")}
+    if isinstance(asked, int):
+        found["of"] = count(asked, "recipe.toml", "training.steps")
+        latest = metrics.curve("step_s")[-20:]
+        left = asked - metrics.last
+        if left > 0 and latest and not has_ended:
+            key = f"(training.steps - last(step)) x mean(step_s) of steps {latest[0][0]:.0f} to {latest[-1][0]:.0f}"
+            found["left"] = seconds(left * fmean(value for _, value in latest), METRICS, key)
+    if epochs := metrics.curve("epoch"):
+        found["epoch"] = number(epochs[-1][1], METRICS, f"epoch @ step {epochs[-1][0]:.0f}", digits=3)
+    return found

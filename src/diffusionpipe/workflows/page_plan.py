@@ -1,0 +1,309 @@
+"""A plan as data of a page: its layout and the reason for it, its step in time and memory, predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, TypeVar
+
+from diffusionpipe.errors import DiffusionPipeError
+from diffusionpipe.ir import COMPUTE_OPS, Op, Plan, Timeline
+from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
+from diffusionpipe.workflows.alternatives_file import alternatives_file, read_alternatives
+from diffusionpipe.workflows.page_figures import Json, absent, count, figure, number, percent, seconds, size
+from diffusionpipe.workflows.page_timeline import Actions, Source, timeline_data
+from diffusionpipe.workflows.prediction_file import prediction_file
+from diffusionpipe.workflows.run_facts import ranks_of_worker
+from diffusionpipe.workflows.run_timeline import timeline_title
+
+if TYPE_CHECKING:
+    from diffusionpipe.workflows.plan_times import PlanTimes
+
+T = TypeVar("T")
+MEASURED = "timeline.json"
+_NAMED = 5
+"""The most waits that are listed one by one."""
+
+
+class PlanPage:
+    """The parts of a page that a plan file and the files beside it give."""
+
+    def __init__(self, plan: Plan, plan_file: Path) -> None:
+        self.plan, self._file = plan, plan_file
+        self._predicted = _found_or_reason(lambda: _found(plan, plan_file))
+        self._measured = _found_or_reason(lambda: _measured(plan_file.with_name(MEASURED)))
+
+    @property
+    def times(self) -> PlanTimes | None:
+        """The prediction, if there is one."""
+        return None if isinstance(self._predicted, str) else self._predicted
+
+    @property
+    def measured(self) -> Timeline | None:
+        """The measured timeline, if there is one of this plan."""
+        return None if isinstance(self._measured, str) else self._measured
+
+    def title(self) -> str:
+        """The layout in words."""
+        return timeline_title(self.plan)
+
+    def step(self) -> Json | None:
+        """The predicted step."""
+        times = self.times
+        if times is None or times.axis.name != "ms":
+            return None
+        proposal = times.proposal
+        if proposal is None:
+            return seconds(times.timeline.step, self._source_name(), "step of the timeline")
+        return seconds(proposal.step, self._source_name(), "iteration + update, simulated")
+
+    def _source_name(self) -> str:
+        if self.times is not None and self.times.proposal is None:
+            return prediction_file(self._file).name
+        return "profile.json, cluster.json, plan.json"
+
+    def timelines(self) -> Json:
+        """The predicted and the measured step on one axis, with what their actions run."""
+        graph = self.times.setting.graph if self.times and self.times.setting else None
+        actions, found, notes = Actions(self.plan, graph), [], []
+        if self.times is not None:
+            is_timed = self.times.axis.name == "ms"
+            file = self._source_name() if is_timed else self._file.name
+            source = Source(name="predicted", file=file, unit="ms" if is_timed else "units")
+            found.append(timeline_data(self.times.timeline, self.plan, source, actions, self._names()))
+            notes.append(f"Predicted: {self.times.source}.")
+        else:
+            notes.append(f"Predicted: {self._predicted}.")
+        if self.measured is not None and (not found or found[0]["unit"] == "ms"):
+            source = Source(name="measured", file=MEASURED)
+            found.append(timeline_data(self.measured, self.plan, source, actions, {}))
+        elif isinstance(self._measured, str):
+            notes.append(f"Measured: {self._measured}.")
+        if not found:
+            return absent(" ".join(notes))
+        return {
+            "timelines": found,
+            "kinds": actions.kinds,
+            "actions": actions.rows,
+            "stages": actions.stages(),
+            "fills": actions.fills(),
+            "messages": actions.messages(),
+            "notes": notes,
+        }
+
+    def _names(self) -> dict[int, str]:
+        """The ranks that each worker of the prediction stands for."""
+        found = {}
+        for worker in range(self.plan.mesh.pipeline):
+            ranks = ranks_of_worker(self.plan, worker)
+            more = ", ..." if len(ranks) > 2 else ""
+            found[worker] = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}, {ranks[1]}{more}"
+        return found
+
+    def causes(self) -> list[Json]:
+        """Where the time of a step goes on each rank: measured, and predicted."""
+        found = []
+        if self.measured is not None:
+            names = {rank: f"rank {rank}" for rank in range(self.measured.num_workers)}
+            found.append(_causes(self.measured, self.plan, ("measured", MEASURED), names))
+        if self.times is not None and self.times.axis.name == "ms":
+            names = self._names()
+            found.append(_causes(self.times.timeline, self.plan, ("predicted", self._source_name()), names))
+        return found
+
+    def memory(self) -> Json:
+        """The predicted memory of each rank at its peak, by kind, with the room of its device."""
+        times = self.times
+        if times is None:
+            return absent(f"memory is not known: {self._predicted}")
+        if times.proposal is None or times.setting is None:
+            return absent(
+                "the memory of a step is not known: there is no profile.json beside the plan; "
+                "`diffusionpipe plan show --profile FILE --cluster NAME` shows it"
+            )
+        devices, rows = times.setting.cluster.devices, []
+        names = self._names()
+        for worker, use in enumerate(times.proposal.memory):
+            ranks = ranks_of_worker(self.plan, worker)
+            room = min(devices[rank].memory for rank in ranks)
+            rows.append(
+                {
+                    "name": names[worker],
+                    "total": size(use.total, "profile.json, plan.json", f"peak memory of {names[worker]}"),
+                    "room": None
+                    if room >= 2**59
+                    else size(room, "cluster.json", f"devices[{ranks[0]}].memory"),
+                    "items": [
+                        {"kind": kind.replace("_", " ")}
+                        | size(held, "profile.json, plan.json", f"{kind} of {names[worker]}")
+                        for kind, held in use.items().items()
+                        if held
+                    ],
+                }
+            )
+        return {"rows": rows, "workload": times.workload}
+
+    def stages(self) -> list[Json]:
+        """Each trained stage: its rank, layers, parameters and mean times."""
+        from diffusionpipe.planner.search.naming import stages_of_plan
+
+        measured, predicted = _means(self.measured, self.plan), _means(self._timed(), self.plan)
+        graph = self.times.setting.graph if self.times and self.times.setting else None
+        parameters = Actions(self.plan, graph)
+        found = []
+        for place, stage in enumerate(stages_of_plan(self.plan)):
+            layers = [name for block in stage.blocks for name in self.plan.blocks[block]]
+            held = sum(parameters.parameters(self.plan.blocks[block]) for block in stage.blocks)
+            row: dict[str, object] = {
+                "stage": figure(str(place), place, self._file.name, "train.placement.stages"),
+                "ranks": self._names()[stage.worker],
+                "layers": count(len(layers), self._file.name, f"len(blocks{list(stage.blocks)})"),
+                "first": layers[0],
+                "last": layers[-1],
+                "parameters": count(held, "profile.json", f"parameters of stage {place}") if held else None,
+            }
+            for name, means, file in (("predicted", predicted, self._source_name()), ("measured", measured, MEASURED)):
+                for kind in ("forward", "backward"):
+                    value = means.get((kind, stage.worker, stage.blocks))
+                    row[f"{kind}_{name}"] = seconds(value, file, f"mean {kind} of stage {place}") if value else None
+            found.append(row)
+        return found
+
+    def _timed(self) -> Timeline | None:
+        return self.times.timeline if self.times is not None and self.times.axis.name == "ms" else None
+
+    def alternatives(self) -> Json:
+        """Why this layout, and the others that the search looked at."""
+        kept = read_alternatives(self._file, self.plan)
+        if isinstance(kept, str):
+            return absent(kept)
+        file, rows = alternatives_file(self._file).name, []
+        fastest = min((one.step for one in kept.layouts if one.is_chosen), default=0.0)
+        for place, one in enumerate(kept.layouts):
+            key = f"layouts[{place}]"
+            rows.append(
+                {
+                    "name": one.name,
+                    "sizes": one.sizes,
+                    "found": one.found,
+                    "chosen": one.is_chosen,
+                    "fits": one.overflow <= 0,
+                    "step": seconds(one.step, file, f"{key}.step"),
+                    "times": number(one.step / fastest, file, f"{key}.step / step of the chosen", digits=3)
+                    if fastest
+                    else None,
+                    "rate": number(one.samples_per_second, file, f"{key}.samples_per_second"),
+                    "idle": percent(one.bubble, file, f"{key}.bubble"),
+                    "memory": size(one.memory, file, f"{key}.memory"),
+                    "lack": size(one.overflow, file, f"{key}.overflow") if one.overflow > 0 else None,
+                }
+            )
+        return {
+            "why": kept.verdict,
+            "remarks": list(kept.remarks),
+            "rows": rows,
+            "estimated": count(kept.estimated, file, "estimated"),
+            "simulated": count(kept.simulated, file, "simulated"),
+        }
+
+
+def _found_or_reason(find: Callable[[], T | str]) -> T | str:
+    """What is found, or the first line of the error in words."""
+    try:
+        return find()
+    except DiffusionPipeError as error:
+        return str(error).splitlines()[0]
+
+
+def _found(plan: Plan, plan_file: Path) -> PlanTimes:
+    from diffusionpipe.workflows.plan_times import found_times
+
+    return found_times(plan, plan_file)
+
+
+def _measured(path: Path) -> Timeline | str:
+    from diffusionpipe.ir.files import read_timeline
+
+    if not path.exists():
+        return f"there is no {path.name} beside the plan; a run writes it after its last step"
+    return read_timeline(path)
+
+
+def _causes(timeline: Timeline, plan: Plan, source: tuple[str, str], names: Mapping[int, str]) -> Json:
+    """The parts of a step, of all ranks together and of each, and the longest waits."""
+    name, file = source
+    ranks = times_of_ranks(timeline, plan.train)
+    whole = timeline.step or 1.0
+    kinds = list(dict.fromkeys(kind for one in ranks for kind in one.computing))
+    parts = []
+    for kind in kinds:
+        spent = sum(one.computing.get(kind, 0.0) for one in ranks)
+        parts.append(_part(kind, spent / len(ranks), whole, file, is_wait=False))
+    for cause in WAITS:
+        spent = sum(one.by_cause().get(cause, 0.0) for one in ranks)
+        if spent > 0:
+            parts.append(_part(cause, spent / len(ranks), whole, file, is_wait=True))
+    rows = [
+        {
+            "name": names.get(one.worker, f"rank {one.worker}"),
+            "parts": [
+                {"name": kind, "part": round(spent / whole, 6)} | seconds(spent, file, f"{kind}, rank {one.worker}")
+                for kind, spent in {**one.computing, **one.by_cause()}.items()
+            ],
+        }
+        for one in ranks
+    ]
+    return {
+        "source": name,
+        "step": seconds(timeline.step, file, "step of the timeline"),
+        "parts": parts,
+        "ranks": rows,
+        "longest": list(_longest(ranks, file, names)),
+    }
+
+
+def _part(name: str, spent: float, whole: float, file: str, *, is_wait: bool) -> Json:
+    return {
+        "name": name,
+        "wait": is_wait,
+        "part": round(spent / whole, 6),
+        "share": percent(spent / whole, file, f"mean({name}) / step"),
+        "time": seconds(spent, file, f"mean({name})"),
+    }
+
+
+def _longest(ranks: Sequence[RankTimes], file: str, names: Mapping[int, str]) -> Iterator[Json]:
+    waits = sorted((wait for one in ranks for wait in one.waits), key=lambda wait: -wait.seconds)[:_NAMED]
+    for wait in waits:
+        sender = "" if wait.sender is None else f" of {names.get(wait.sender, f'rank {wait.sender}')}"
+        yield {
+            "rank": names.get(wait.worker, f"rank {wait.worker}"),
+            "before": wait.before,
+            "cause": f"{wait.cause}{sender}",
+            "time": seconds(wait.seconds, file, f"wait of rank {wait.worker} before {wait.before or 'the end'}"),
+        }
+
+
+def _means(timeline: Timeline | None, plan: Plan) -> dict[tuple[str, int, tuple[int, ...]], float]:
+    """The mean time of a stage's forwards and of its backwards, all buckets of the stage together."""
+    from diffusionpipe.planner.search.naming import stages_of_plan
+
+    if timeline is None:
+        return {}
+    spent: dict[tuple[str, int, int], list[float]] = {}
+    placement = plan.train.placement
+    for span in timeline.spans:
+        if span.action.op in COMPUTE_OPS:
+            stage = placement.stages[span.action.stage]
+            kind = "forward" if span.action.op is Op.F else "backward"
+            spent.setdefault((kind, stage.worker, stage.weights), []).append(span.end - span.start)
+    found = {}
+    for stage in stages_of_plan(plan):
+        for kind in ("forward", "backward"):
+            times = [spent.get((kind, stage.worker, block), []) for block in stage.blocks]
+            if all(times):
+                # An input and a weight gradient of one micro-batch are one backward.
+                split = 2 if kind == "backward" and plan.train.splits_backwards else 1
+                found[kind, stage.worker, stage.blocks] = split * sum(fmean(one) for one in times)
+    return found

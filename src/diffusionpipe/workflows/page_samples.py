@@ -1,0 +1,82 @@
+"""The samples of a run as small pictures of a page, by step, each with its caption."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from diffusionpipe.workflows.page_figures import Json, absent
+
+SIDE = 192
+"""The longest side of a small picture, in pixels; small ones keep their size."""
+MOST = 500
+"""The most pictures in a page. Of more, some steps are left out, and the page says how many."""
+_FOLDER, _STEP = "samples", "step-"
+_MOST_CAPTION = 400
+
+
+def samples_of(folder: Path, most: int = MOST) -> Json:
+    """The pictures of each sampling, or why there are none."""
+    every = sorted(found for found in (folder / _FOLDER).glob(f"{_STEP}*") if found.is_dir() and _step(found) >= 0)
+    drawn = [(one, sorted(one.glob("*.png"))) for one in every]
+    drawn = [(one, pictures) for one, pictures in drawn if pictures]
+    if not drawn:
+        return absent(
+            "no samples were drawn: the recipe has no sampling.every, or the run has not reached its first sampling"
+        )
+    shown = _spread(drawn, most)
+    problems: list[str] = []
+    steps: list[Json] = []
+    for one, pictures in shown:
+        found = [small for path in pictures if (small := _small(path, problems))]
+        if found:
+            steps.append({"step": _step(one), "pictures": found})
+    if not steps:
+        return absent(f"no picture in {_FOLDER} can be read; the first: {problems[0]}")
+    left = len(drawn) - len(shown)
+    notes = [f"{left} of {len(drawn)} samplings are left out, evenly, to keep the page small"] if left else []
+    notes += [f"{len(problems)} pictures cannot be read; the first: {problems[0]}"] if problems else []
+    return {"steps": steps, "notes": notes}
+
+
+def _step(folder: Path) -> int:
+    number = folder.name.removeprefix(_STEP)
+    return int(number) if number.isascii() and number.isdigit() else -1
+
+
+def _spread(drawn: Sequence[tuple[Path, list[Path]]], most: int) -> list[tuple[Path, list[Path]]]:
+    """The samplings, evenly thinned to that many pictures; the first and the last stay."""
+    each = max(len(pictures) for _, pictures in drawn)
+    room = max(2, most // each)
+    if len(drawn) > room:
+        kept = sorted({round(place * (len(drawn) - 1) / (room - 1)) for place in range(room)})
+        drawn = [drawn[place] for place in kept]
+    return [(one, pictures[: most // 2]) for one, pictures in drawn]
+
+
+def _small(path: Path, problems: list[str]) -> Json | None:
+    """A picture as a WebP in the page, of a clip its first frame, with the caption in the file."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            text = getattr(opened, "text", {})  # the caption as samples keep it
+            frames = getattr(opened, "n_frames", 1)
+            picture = opened.convert("RGB")
+            width, height = picture.size
+            if max(picture.size) > SIDE:
+                picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+            packed = BytesIO()
+            picture.save(packed, "WEBP", quality=80, method=4)
+    except Exception as error:  # Pillow raises many kinds for files that are cut off or no pictures
+        problems.append(f"{path.name}: {error}".replace(str(path), path.name))
+        return None
+    caption = str(text.get("prompt", f"class {text['label']}" if "label" in text else path.stem))
+    return {
+        "name": path.name,
+        "caption": caption[:_MOST_CAPTION],
+        "size": f"{width} x {height}" + (f", {frames} frames, the first is shown" if frames > 1 else ""),
+        "source": "data:image/webp;base64," + b64encode(packed.getvalue()).decode("ascii"),
+    }
