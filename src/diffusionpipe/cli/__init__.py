@@ -27,7 +27,19 @@ from diffusionpipe.version import __version__
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
     from typer._click import Command, Context, Parameter
 
-VERBS = ("train", "sample", "export", "prototypes", "schedule", "profile", "cluster", "plan", "rehearse", "report", "doctor")
+VERBS = (
+    "train",
+    "sample",
+    "export",
+    "prototypes",
+    "schedule",
+    "profile",
+    "cluster",
+    "plan",
+    "rehearse",
+    "report",
+    "doctor",
+)
 """The commands, in the order in which help lists them."""
 _MAYBE_FILES = ("name", "cluster", "model")
 """Parameters of text that name a file, or something that we ship."""

@@ -30,7 +30,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternatives:
-    """What a search found, as it is kept beside the plan."""
+    """The result of a search, as it is kept beside the plan."""
 
     plan: str
     """The mark of the plan that was chosen, by `mark_of`."""

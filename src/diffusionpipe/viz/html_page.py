@@ -1,5 +1,7 @@
-"""A page as one HTML file: data as JSON, style and script in it. It asks for nothing, and its browser lets it ask for
-nothing: the page's own rules allow its script and its style by their hashes, and pictures in the page.
+"""A page as one HTML file: data as JSON, style and script in it.
+
+It asks for nothing, and its browser lets it ask for nothing: the page's own rules allow its script and its style by
+their hashes, and pictures in the page.
 """
 
 from base64 import b64encode

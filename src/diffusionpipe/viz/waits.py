@@ -3,9 +3,9 @@
     rank 1   text_encoder | waits for rank 0 | 1F0 | ... | sums of gradients | update | waits for the slowest rank
              frozen work    stage 0, 0F0       forward                                end of the step
 
-A wait ends when the next action starts. Its cause is the message that this action reads and that was sent last: until it
-was sent, the rank waited for the sender's work; after that for the transfer. Without such a message the cause is a sum
-of gradients or a gather that runs in the wait, else the host, which issues the action late.
+A wait ends when the next action starts. Its cause is the message that this action reads and that was sent last: until
+it was sent, the rank waited for the sender's work; after that for the transfer. Without such a message the cause is a
+sum of gradients or a gather that runs in the wait, else the host, which issues the action late.
 """
 
 from collections import defaultdict

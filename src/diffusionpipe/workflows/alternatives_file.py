@@ -22,7 +22,7 @@ def alternatives_file(plan_file: Path) -> Path:
 
 
 def alternatives_of(comparison: Comparison, plan: Plan) -> Alternatives:
-    """What a search found, for the plan that was chosen."""
+    """The layouts of a comparison, for the plan that was chosen."""
     tried = comparison.tried
     return Alternatives(
         plan=mark_of(plan, schedule_to_text(plan.train)),

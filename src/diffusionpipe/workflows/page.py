@@ -14,10 +14,18 @@ from diffusionpipe.errors import ConfigError, DiffusionPipeError
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check_plan
+from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.version import __version__
 from diffusionpipe.workflows.page_figures import Json, absent, number, percent
-from diffusionpipe.workflows.page_metrics import METRICS, curves_of, learning_of, metrics_of, progress_of, speed_of, usual
-from diffusionpipe.workflows.page_plan import PlanPage
+from diffusionpipe.workflows.page_metrics import (
+    curves_of,
+    learning_of,
+    metrics_of,
+    progress_of,
+    speed_of,
+    usual,
+)
+from diffusionpipe.workflows.page_plan import PlanPage, reason_of
 from diffusionpipe.workflows.page_recipe import LEFT_OUT, RECIPE, recipe_of, rows_of
 from diffusionpipe.workflows.page_samples import MOST, samples_of
 
@@ -112,7 +120,7 @@ def _plan_page(path: Path) -> tuple[PlanPage | None, str]:
         plan: Plan = read_plan(path)
         check_plan(plan, source=path)
     except DiffusionPipeError as error:
-        return None, str(error).splitlines()[0]
+        return None, reason_of(error)
     return PlanPage(plan, path), ""
 
 
@@ -186,9 +194,11 @@ def _state(folder: Path, last: int, *, has_ended: bool) -> str:
 
 
 def _notes(unreadable: int) -> list[str]:
-    lines = "line" if unreadable == 1 else "lines"
-    return [f"{unreadable} {lines} of {METRICS} cannot be read and {'is' if unreadable == 1 else 'are'} left out; a run "
-            "that is killed leaves its last line half written."] if unreadable else []  # fmt: skip
+    if not unreadable:
+        return []
+    lines = "line cannot be read and is" if unreadable == 1 else "lines cannot be read and are"
+    killed = "a run that is killed leaves its last line half written"
+    return [f"{METRICS}: {unreadable} {lines} left out; {killed}."]
 
 
 def _shared(report: Mapping[str, Any], sources: Sequence[Path]) -> Json:

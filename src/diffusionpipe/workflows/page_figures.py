@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeAlias
 
 from diffusionpipe.planner.rows import in_words
 from diffusionpipe.units import Bytes, Seconds
 
-Json: TypeAlias = Mapping[str, object]
+Json: TypeAlias = dict[str, object]
 """A part of the data of a page."""
 
 

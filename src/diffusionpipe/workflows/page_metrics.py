@@ -1,4 +1,4 @@
-"""The numbers of a run by step as curves of a page, and what they say: does it learn, and how fast does it go."""
+"""The numbers of a run by step as curves of a page, and two answers from them: does it learn, how fast is it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import fmean, median, pstdev
+from typing import TypeGuard
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import problem_of_file
@@ -22,9 +23,9 @@ _UNITS = {"_s": "s", "_gib": "GiB", "samples_per_s": "samples/s"}
 _SURE = 2.0
 """A difference counts from this many of its standard errors on."""
 _SMOOTHED = 40
-"""A loss of so many steps is also drawn smoothed."""
+"""From this number of steps on a loss is also drawn smoothed."""
 _FEW = 10
-"""Below so many steps nothing is said about the loss."""
+"""With fewer steps nothing is said about the loss."""
 
 Row = Mapping[str, float | None]
 
@@ -37,9 +38,11 @@ class Metrics:
 
     def curve(self, key: str) -> list[tuple[float, float]]:
         """(step, value) of each line that has a finite number of that name."""
-        return [(row["step"] or 0, value) for row in self.rows if _is_number(value := row.get(key))]
+        found = ((row["step"] or 0, row.get(key)) for row in self.rows)
+        return [(step, value) for step, value in found if _is_number(value)]
 
-    def keys(self) -> list[str]:
+    @property
+    def names(self) -> list[str]:
         """The names of all numbers, in the order in which they come."""
         return list(dict.fromkeys(key for row in self.rows for key in row if key != "step"))
 
@@ -49,7 +52,7 @@ class Metrics:
         return int(max((step for step, _ in self.curve("loss")), default=0))
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: float | None) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
@@ -73,16 +76,16 @@ def metrics_of(folder: Path) -> Metrics:
 
 def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
     """All curves of the page, thinned."""
-    losses = [key for key in metrics.keys() if key == "loss" or key.startswith("loss/")]
-    validation = [key for key in metrics.keys() if key.startswith("validation_loss") and "_t" not in key]
-    by_time = [key for key in metrics.keys() if key.startswith("validation_loss_t")]
+    losses = [key for key in metrics.names if key == "loss" or key.startswith("loss/")]
+    validation = [key for key in metrics.names if key.startswith("validation_loss") and "_t" not in key]
+    by_time = [key for key in metrics.names if key.startswith("validation_loss_t")]
     groups = (
         ("loss", "Loss", [*losses, *validation]),
         ("times", "Validation loss by time of the noise", by_time),
         *((key, _NAMES.get(key, key.replace("_", " ")), [key]) for key in _RATES),
-        ("memory", "Memory of rank 0", [key for key in _MEMORY if key in metrics.keys()]),
+        ("memory", "Memory of rank 0", [key for key in _MEMORY if key in metrics.names]),
     )
-    found = []
+    found: list[Json] = []
     for name, label, keys in groups:
         lines = [_line(metrics, key, most) for key in keys]
         lines = [line for line in lines if line["points"]]
@@ -121,29 +124,41 @@ def learning_of(metrics: Metrics) -> Json:
     if len(held_out) >= 2:
         return _held_out(held_out)
     if len(trained) < _FEW:
-        return {"word": "Too early to say", "mood": "none", "text": [
-            f"The loss of {len(trained)} steps says little; there are two validations or {_FEW} steps from which on "
-            "this page judges."]}  # fmt: skip
+        text = (
+            f"The loss of {len(trained)} steps says little; this page judges from {_FEW} steps or two validations on."
+        )
+        return _verdict("Too early to say", "none", text)
     return _trained(trained, has_validation=bool(held_out))
+
+
+def _verdict(word: str, mood: str, *text: str | Json) -> Json:
+    """A verdict: a word, its mood ("good", "warn", "bad" or "none"), and sentences with their numbers."""
+    return {"word": word, "mood": mood, "text": list(text)}
 
 
 def _held_out(curve: Sequence[tuple[float, float]]) -> Json:
     first, last = curve[0], curve[-1]
     best = min(curve, key=lambda point: point[1])
     shown = [_at(*first, "validation_loss"), _at(*last, "validation_loss"), _at(*best, "validation_loss")]
-    span = ["Validation loss ", shown[0], f" at step {first[0]:,.0f}, ", shown[1], f" at step {last[0]:,.0f}. "]
+    span: list[str | Json] = [
+        "Validation loss ",
+        shown[0],
+        f" at step {first[0]:,.0f}, ",
+        shown[1],
+        f" at step {last[0]:,.0f}. ",
+    ]
     change = 1 - last[1] / first[1] if first[1] else 0.0
     key = f"1 - validation_loss @ step {last[0]:.0f} / validation_loss @ step {first[0]:.0f}"
+    best_was = ("The best was ", shown[2], f" at step {best[0]:,.0f}; ")
     if best is last or last[1] <= best[1] * 1.005:
         if last[1] >= first[1]:
-            return {"word": "Not yet", "mood": "bad", "text": [*span, "It has not fallen since the first validation."]}
+            return _verdict("Not yet", "bad", *span, "It is no lower than at the first validation.")
         words = "It has fallen by " if best is last else "It is at its best, and has fallen by "
-        return {"word": "Yes", "mood": "good", "text": [*span, words, percent(change, METRICS, key), "."]}
+        return _verdict("Yes", "good", *span, words, percent(change, METRICS, key), ".")
     if last[1] >= first[1]:
-        return {"word": "No", "mood": "bad", "text": [*span, "The best was ", shown[2], f" at step {best[0]:,.0f}; it has "
-                "risen above its start since."]}  # fmt: skip
-    return {"word": "It was", "mood": "warn", "text": [*span, "The best was ", shown[2], f" at step {best[0]:,.0f}; it has "
-            "risen since. That may be chance, or the run begins to learn its pictures by heart."]}  # fmt: skip
+        return _verdict("No", "bad", *span, *best_was, "it has risen above its start since.")
+    chance = "it has risen since. That may be chance, or the run begins to learn its pictures by heart."
+    return _verdict("It was", "warn", *span, *best_was, chance)
 
 
 def _at(step: float, value: float, key: str) -> Json:
@@ -154,18 +169,23 @@ def _trained(curve: Sequence[tuple[float, float]], *, has_validation: bool) -> J
     """A verdict from the training loss alone: the means of the last fifth and of the fifth before it."""
     fifth = len(curve) // 5
     start, before, now = curve[:fifth], curve[-2 * fifth : -fifth], curve[-fifth:]
-    text = ["Mean training loss ", _mean(start), " over the first fifth of the steps, ", _mean(before), " over the last "
-            "but one, ", _mean(now), " over the last. "]  # fmt: skip
+    text: tuple[str | Json, ...] = (
+        "Mean training loss ",
+        _mean(start),
+        " over the first fifth of the steps, ",
+        _mean(before),
+    )
+    text += (" over the last but one, ", _mean(now), " over the last. ")
     change = fmean(v for _, v in before) - fmean(v for _, v in now)
     error = sqrt(sum(pstdev([v for _, v in part]) ** 2 / len(part) for part in (before, now)))
-    more = ["" if has_validation else "Validation data (data.validation) would say more."]
+    more = "" if has_validation else "Validation data (data.validation) would say more."
     if change > _SURE * error:
-        return {"word": "Yes", "mood": "good", "text": [*text, "It still falls. ", *more]}
+        return _verdict("Yes", "good", *text, "It still falls. ", more)
     if change < -_SURE * error:
-        return {"word": "No", "mood": "bad", "text": [*text, "It rises. ", *more]}
+        return _verdict("No", "bad", *text, "It rises. ", more)
     fell = fmean(v for _, v in start) - fmean(v for _, v in now)
     word = "Slowly, if at all" if fell > _SURE * error else "It cannot be seen"
-    return {"word": word, "mood": "warn", "text": [*text, "The last difference is within the noise of the loss. ", *more]}
+    return _verdict(word, "warn", *text, "The last difference is within the noise of the loss. ", more)
 
 
 def _mean(part: Sequence[tuple[float, float]]) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
@@ -102,7 +103,7 @@ class PlanPage:
         return found
 
     def causes(self) -> list[Json]:
-        """Where the time of a step goes on each rank: measured, and predicted."""
+        """The use of a step's time on each rank: measured, and predicted."""
         found = []
         if self.measured is not None:
             names = {rank: f"rank {rank}" for rank in range(self.measured.num_workers)}
@@ -131,9 +132,7 @@ class PlanPage:
                 {
                     "name": names[worker],
                     "total": size(use.total, "profile.json, plan.json", f"peak memory of {names[worker]}"),
-                    "room": None
-                    if room >= 2**59
-                    else size(room, "cluster.json", f"devices[{ranks[0]}].memory"),
+                    "room": None if room >= 2**59 else size(room, "cluster.json", f"devices[{ranks[0]}].memory"),
                     "items": [
                         {"kind": kind.replace("_", " ")}
                         | size(held, "profile.json, plan.json", f"{kind} of {names[worker]}")
@@ -209,17 +208,29 @@ class PlanPage:
 
 
 def _found_or_reason(find: Callable[[], T | str]) -> T | str:
-    """What is found, or the first line of the error in words."""
+    """The result, or the reason in words why there is none."""
     try:
         return find()
     except DiffusionPipeError as error:
-        return str(error).splitlines()[0]
+        return reason_of(error)
+
+
+def reason_of(error: DiffusionPipeError) -> str:
+    """The first two lines of an error as one."""
+    return " ".join(line.strip() for line in str(error).splitlines()[:2])
 
 
 def _found(plan: Plan, plan_file: Path) -> PlanTimes:
+    from diffusionpipe.ir import Phase
     from diffusionpipe.workflows.plan_times import found_times
 
-    return found_times(plan, plan_file)
+    times = found_times(plan, plan_file, needs_recipe=False)
+    if times.proposal is None or not times.proposal.update:
+        return times
+    start = times.timeline.makespan
+    workers = range(times.timeline.num_workers)
+    phases = (Phase(worker=one, name="update", start=start, end=start + times.proposal.update) for one in workers)
+    return replace(times, timeline=replace(times.timeline, update=tuple(phases)))
 
 
 def _measured(path: Path) -> Timeline | str:
@@ -276,7 +287,7 @@ def _part(name: str, spent: float, whole: float, file: str, *, is_wait: bool) ->
 def _longest(ranks: Sequence[RankTimes], file: str, names: Mapping[int, str]) -> Iterator[Json]:
     waits = sorted((wait for one in ranks for wait in one.waits), key=lambda wait: -wait.seconds)[:_NAMED]
     for wait in waits:
-        sender = "" if wait.sender is None else f" of {names.get(wait.sender, f'rank {wait.sender}')}"
+        sender = "" if wait.sender is None else f", from {names.get(wait.sender, f'rank {wait.sender}')}"
         yield {
             "rank": names.get(wait.worker, f"rank {wait.worker}"),
             "before": wait.before,
@@ -299,11 +310,11 @@ def _means(timeline: Timeline | None, plan: Plan) -> dict[tuple[str, int, tuple[
             kind = "forward" if span.action.op is Op.F else "backward"
             spent.setdefault((kind, stage.worker, stage.weights), []).append(span.end - span.start)
     found = {}
-    for stage in stages_of_plan(plan):
+    for own in stages_of_plan(plan):
         for kind in ("forward", "backward"):
-            times = [spent.get((kind, stage.worker, block), []) for block in stage.blocks]
+            times = [spent.get((kind, own.worker, block), []) for block in own.blocks]
             if all(times):
                 # An input and a weight gradient of one micro-batch are one backward.
                 split = 2 if kind == "backward" and plan.train.splits_backwards else 1
-                found[kind, stage.worker, stage.blocks] = split * sum(fmean(one) for one in times)
+                found[kind, own.worker, own.blocks] = split * sum(fmean(one) for one in times)
     return found

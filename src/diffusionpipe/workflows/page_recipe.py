@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diffusionpipe.files.input_file import read_text
+from diffusionpipe.workflows.page_figures import Json
 
 RECIPE = "recipe.toml"
 _SECRET = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
@@ -49,10 +50,10 @@ def without_tokens(value: object) -> object:
     return _TOKEN.sub(LEFT_OUT, value) if isinstance(value, str) else value
 
 
-def rows_of(recipes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def rows_of(recipes: Sequence[Mapping[str, object]]) -> list[Json]:
     """A row for each key with its value in each recipe, those that differ first; "" where a recipe lacks the key."""
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
-    rows: list[dict[str, object]] = []
+    rows: list[Json] = []
     for key in keys:
         values = [str(recipe.get(key, "")) for recipe in recipes]
         rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})

@@ -79,7 +79,13 @@ class Actions:
     def messages(self) -> list[list[object]]:
         """Source, destination, samples, tensors and bytes (0: not known) of each message."""
         return [
-            [one.source, one.destination, str(one.samples), list(one.tensors), self._bytes(one.tensors, len(one.samples))]
+            [
+                one.source,
+                one.destination,
+                str(one.samples),
+                list(one.tensors),
+                self._bytes(one.tensors, len(one.samples)),
+            ]
             for one in self._plan.train.messages
         ]
 
@@ -150,7 +156,11 @@ class _Colours:
         if op in COMPUTE_OPS:
             place = self._hues.get(action.stage, (0, 1))
             name = palette.PROBE_NAME if place == PROBE else palette.OP_NAMES[op]
-            return f"{name}{', second direction or chunk' * is_later(*place)}", palette.stage_colour(op, *place), _COMPUTE
+            return (
+                f"{name}{', second direction or chunk' * is_later(*place)}",
+                palette.stage_colour(op, *place),
+                _COMPUTE,
+            )
         if op is Op.ENCODE:
             component = self._components.get(action.slot or 0, "frozen")
             return f"frozen: {component}", self._of_component.get(component, palette.PROBE), _COMPUTE

@@ -12,6 +12,7 @@ from diffusionpipe.workflows.telling import SILENCE
 if TYPE_CHECKING:
     from diffusionpipe import viz
     from diffusionpipe.costs import ModelGraph, Profile
+    from diffusionpipe.holding.workload import Workload
     from diffusionpipe.ir import Plan, Timeline
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
@@ -79,13 +80,16 @@ def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> Plan
     )
 
 
-def found_times(plan: Plan, plan_file: Path, tell: Telling = SILENCE) -> PlanTimes:
-    """The times of the plan with the files beside it; without any, in equal units."""
+def found_times(plan: Plan, plan_file: Path, tell: Telling = SILENCE, *, needs_recipe: bool = True) -> PlanTimes:
+    """The times of the plan with the files beside it; without any, in equal units.
+
+    `needs_recipe`: whether a recipe of another version beside it is an error; else it is not used, and that is said.
+    """
     from diffusionpipe import viz
     from diffusionpipe.simulator import simulate, uniform_costs
     from diffusionpipe.workflows.prediction_file import read_prediction
 
-    beside = _setting_beside(plan, plan_file, tell)
+    beside = _setting_beside(plan, plan_file, tell, needs_recipe=needs_recipe)
     if beside is not None:
         setting, files, workload = beside
         return _predicted(plan, setting, f"simulated with {files} beside the plan", workload)
@@ -97,12 +101,15 @@ def found_times(plan: Plan, plan_file: Path, tell: Telling = SILENCE) -> PlanTim
     return PlanTimes(source=source, timeline=simulate(plan.train, uniform_costs(plan.train)), axis=viz.UNITS)
 
 
-def _setting_beside(plan: Plan, plan_file: Path, tell: Telling) -> tuple[Setting, str, str] | None:
+def _setting_beside(
+    plan: Plan, plan_file: Path, tell: Telling, *, needs_recipe: bool
+) -> tuple[Setting, str, str] | None:
     """The setting of the plan's run, the names of its files, and its training in words; None without a profile."""
     from dataclasses import replace
 
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
+    from diffusionpipe.errors import RecipeError
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.workflows.stated_setting import stated_setting
 
@@ -123,15 +130,28 @@ def _setting_beside(plan: Plan, plan_file: Path, tell: Telling) -> tuple[Setting
     setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
     if recipe.is_file():
-        from diffusionpipe.holding import DEVICE
-        from diffusionpipe.trainer.model.workload import workload_of
-        from diffusionpipe.trainer.recipe import recorded_recipe
-
-        workload = workload_of(recorded_recipe(recipe), loaded.graph)
-        workload = replace(workload, checkpointed=plan.checkpointed, encoders=DEVICE)
-        setting, training = replace(setting, workload=workload), "the recipe's training"
-        files.append("recipe.toml")
+        try:
+            setting = replace(setting, workload=_workload_of(recipe, plan, loaded.graph))
+        except RecipeError as error:
+            if needs_recipe:
+                raise
+            tell.say(f"note: {recipe} is not used: {error}")
+        else:
+            training = "the recipe's training"
+            files.append("recipe.toml")
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
+
+
+def _workload_of(recipe: Path, plan: Plan, graph: ModelGraph) -> Workload:
+    """The training that the recipe beside a plan asks for."""
+    from dataclasses import replace
+
+    from diffusionpipe.holding import DEVICE
+    from diffusionpipe.trainer.model.workload import workload_of
+    from diffusionpipe.trainer.recipe import recorded_recipe
+
+    workload = workload_of(recorded_recipe(recipe), graph)
+    return replace(workload, checkpointed=plan.checkpointed, encoders=DEVICE)
 
 
 def _misfit(plan: Plan, graph: ModelGraph) -> str | None:

@@ -68,7 +68,11 @@ def show(
     check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
     check_plan(plan, source=plan_file)
-    times = given_times(plan, plan_file, profile, cluster, used) if profile and cluster else found_times(plan, plan_file, TERMINAL)
+    times = (
+        given_times(plan, plan_file, profile, cluster, used)
+        if profile and cluster
+        else found_times(plan, plan_file, TERMINAL)
+    )
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):
         console.print(line, markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ dp.el = function (name, attributes, ...children) {
     if (typeof value === "function") made.addEventListener(key, value);
     else made.setAttribute(key, value === true ? "" : String(value));
   }
-  for (const child of children.flat(3)) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     made.append(child instanceof Node ? child : String(child));
   }

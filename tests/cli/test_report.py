@@ -1,0 +1,207 @@
+import json
+import re
+import shutil
+from statistics import median
+
+import pytest
+from report_runs import SCRIPT, make_run, write_metrics, write_plan_of, write_samples
+
+from diffusionpipe.cli import main
+from diffusionpipe.ir.files import read_timeline
+from diffusionpipe.workflows.page import report_of
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "birds")
+
+
+def page_of(out, *sources, options=()):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *map(str, sources), "--out", str(out), *options])
+    assert not ended.value.code
+    return out.read_text(encoding="utf-8")
+
+
+def data_of(page):
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+
+
+def refusal(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *map(str, arguments)])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def copy_of(run, folder):
+    shutil.copytree(run, folder)
+    return folder
+
+
+def figures_in(part):
+    if isinstance(part, dict):
+        if {"text", "value", "file", "key"} <= set(part):
+            yield part
+        for one in part.values():
+            yield from figures_in(one)
+    elif isinstance(part, list):
+        for one in part:
+            yield from figures_in(one)
+
+
+def test_a_run_becomes_one_file_with_all_parts(run, tmp_path):
+    item = data_of(page_of(tmp_path / "report.html", run))["items"][0]
+    parts = ("learning", "speed", "curves", "samples", "timeline", "causes", "memory", "stages")
+    assert [name for name in parts if isinstance(item[name], dict) and "absent" in item[name]] == []
+    assert item["alternatives"]["absent"].startswith("there is no plan.alternatives.json")
+    assert [one["source"] for one in item["timeline"]["timelines"]] == ["predicted", "measured"]
+
+
+def test_numbers_are_those_of_the_files(run):
+    item = report_of([run])["items"][0]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step_s"] for row in rows if "step_s" in row]
+    assert item["speed"]["step"]["value"] == median(steps[1:])
+    held_out = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
+    found = [one for one in figures_in(item["learning"]) if "@ step" in one["key"] and "/" not in one["key"]]
+    assert len(found) == 2
+    for one in found:
+        key, _, step = one["key"].partition(" @ step ")
+        assert (key, one["value"]) == ("validation_loss", held_out[int(step)])
+        assert abs(float(one["text"]) / one["value"] - 1) < 1e-3
+    timeline = read_timeline(run / "timeline.json")
+    busy = sum(timeline.busy(rank) for rank in range(2)) + sum(one.end - one.start for one in timeline.update)
+    parts = item["causes"][0]["parts"]
+    assert sum(part["time"]["value"] for part in parts if not part["wait"]) == pytest.approx(busy / 2)
+    assert sum(part["share"]["value"] for part in parts) == pytest.approx(1)
+
+
+def test_the_loss_that_falls_is_called_learning_and_one_that_rises_is_not(tmp_path):
+    for name, losses, word in (
+        ("down", (2.0, 1.5, 1.2), "Yes"),
+        ("up", (1.0, 0.8, 1.3), "No"),
+        ("turn", (2.0, 1.0, 1.4), "It was"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [{"step": place, "validation_loss": loss} for place, loss in enumerate(losses, start=1)]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        assert report_of([folder])["items"][0]["learning"]["word"] == word
+
+
+def test_captions_with_markup_stay_texts(run, tmp_path):
+    page = page_of(tmp_path / "report.html", run)
+    assert SCRIPT not in page
+    pictures = data_of(page)["items"][0]["samples"]["steps"][0]["pictures"]
+    assert [one["caption"] for one in pictures] == ["a red cat", SCRIPT, "חתול אדום"]
+
+
+def test_a_run_that_was_killed_in_a_line_shows_the_lines_before_it(run, tmp_path):
+    folder = copy_of(run, tmp_path / "killed")
+    (folder / "ended.json").unlink()
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text[:-40])
+    item = report_of([folder])["items"][0]
+    assert item["progress"]["step"]["value"] == 400
+    assert item["notes"][0].startswith("metrics.jsonl: 1 line cannot be read and is left out")
+    assert item["state"] == "stopped before its last step"
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "reason"),
+    [
+        ("metrics.jsonl", "curves", "there is no metrics.jsonl; the run has not finished a step yet"),
+        ("plan.json", "timeline", "there is no plan.json; a run writes it before its first step"),
+        ("profile.json", "memory", "there is no profile.json beside the plan"),
+        ("samples", "samples", "no samples were drawn"),
+        ("recipe.toml", "recipe", "there is no recipe.toml"),
+    ],
+)
+def test_what_is_absent_says_why_and_the_rest_is_shown(run, tmp_path, name, part, reason):
+    folder = copy_of(run, tmp_path / "run")
+    gone = folder / name
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    item = report_of([folder])["items"][0]
+    assert reason in item[part]["absent"]
+    assert "absent" not in item["samples" if part == "curves" else "curves"]
+
+
+def test_files_of_a_later_version_are_named_and_the_rest_is_shown(run, tmp_path):
+    folder = copy_of(run, tmp_path / "later")
+    for name in ("plan.json", "timeline.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(re.sub(r'"version": \d+', '"version": 99', text, count=1))
+    item = report_of([folder])["items"][0]
+    assert "version 99 is unknown" in item["timeline"]["absent"]
+    assert "absent" not in item["curves"]
+
+
+def test_a_picture_that_is_cut_off_is_counted_and_left_out(run, tmp_path):
+    folder = copy_of(run, tmp_path / "cut")
+    path = next((folder / "samples").rglob("001*.png"))
+    path.write_bytes(path.read_bytes()[:60])
+    samples = report_of([folder])["items"][0]["samples"]
+    assert "1 pictures cannot be read" in samples["notes"][0]
+    assert str(tmp_path) not in json.dumps(samples["notes"])
+
+
+def test_a_plan_file_has_a_page_of_its_own(run, tmp_path):
+    item = data_of(page_of(tmp_path / "report.html", run / "plan.json"))["items"][0]
+    assert item["kind"] == "plan"
+    assert item["predicted"]["value"] == pytest.approx(item["causes"][-1]["step"]["value"])
+    assert len(item["memory"]["rows"]) == 2
+
+
+def test_runs_of_different_recipes_show_their_differences_first(run, tmp_path):
+    other = make_run(tmp_path / "other", start=2.0, seed=5)
+    rows = report_of([run, other])["recipes"]["rows"]
+    assert [row["key"] for row in rows if row["differs"]] == ["run.folder", "run.seed"]
+    assert rows[0]["differs"]
+
+
+def test_a_shared_page_holds_no_path_no_host_and_no_user(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "node-of-mine.example")
+    monkeypatch.setenv("LOGNAME", "someone-else")
+    folder = make_run(tmp_path / "named", note="seen on node-of-mine by someone-else in /srv/data/x")
+    text = page_of(tmp_path / "report.html", folder, options=("--share",))
+    data = json.dumps(data_of(text))
+    for secret in (str(tmp_path), "/home/someone", "node-of-mine", "someone-else", "/srv/data"):
+        assert secret not in data
+    assert "training.batch" in data
+    assert str(tmp_path) in page_of(tmp_path / "open.html", folder)
+
+
+def test_no_token_of_a_tracker_is_in_a_page(run, tmp_path):
+    folder = make_run(tmp_path / "tracked", api_key="a-secret-of-mine", note="hf_abcdefghijklmnopqrstuvwx")
+    page = page_of(tmp_path / "report.html", folder)
+    assert "a-secret-of-mine" not in page
+    assert "hf_abcdefghij" not in page
+    assert "run.api_key" in page
+
+
+def test_a_folder_that_is_no_run_and_a_file_that_is_no_plan_are_refused(tmp_path, capsys):
+    assert "is not the folder of a run" in refusal(capsys, tmp_path, "--out", tmp_path / "x.html")
+    assert "there is no run folder and no plan file" in refusal(
+        capsys, tmp_path / "no.json", "--out", tmp_path / "x.html"
+    )
+    (tmp_path / "text.json").write_text("{}")
+    assert 'has no key "format"' in refusal(capsys, tmp_path / "text.json", "--out", tmp_path / "x.html")
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.slow
+def test_the_page_of_100_000_steps_and_500_pictures_has_less_than_3_mb_beside_its_pictures(tmp_path):
+    folder = tmp_path / "long"
+    write_metrics(folder, 100_000, every=500)
+    write_plan_of(folder)
+    write_samples(folder, steps=range(1000, 51_000, 1000), prompts=[f"prompt {number}" for number in range(10)])
+    page = page_of(tmp_path / "report.html", folder)
+    data = data_of(page)
+    pictures = [one for step in data["items"][0]["samples"]["steps"] for one in step["pictures"]]
+    assert len(pictures) == 500
+    assert len(page.encode()) - sum(len(one["source"]) for one in pictures) < 3e6
+    (loss,) = [curve for curve in data["items"][0]["curves"] if curve["id"] == "loss"]
+    points = loss["lines"][0]["points"]
+    assert max(points[1::2]) > 3  # the one high value of 100,000
+    assert len(points) <= 2000
