@@ -152,7 +152,7 @@ def _held_out(curve: Sequence[tuple[float, float]]) -> Json:
     best_was = ("The best was ", shown[2], f" at step {best[0]:,.0f}; ")
     if best is last or last[1] <= best[1] * 1.005:
         if last[1] >= first[1]:
-            return _verdict("Not yet", "bad", *span, "It is no lower than at the first validation.")
+            return _verdict("Not yet", "bad", *span, "The first validation was at least as low.")
         words = "It has fallen by " if best is last else "It is at its best, and has fallen by "
         return _verdict("Yes", "good", *span, words, percent(change, METRICS, key), ".")
     if last[1] >= first[1]:
