@@ -7,6 +7,7 @@ from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.hidden_packages import reveal
 
 
 class Kind(StrEnum):
@@ -39,6 +40,7 @@ def load(kind: Kind, name: str) -> object | None:
         sources = " and ".join(sorted(_source(one) for one in found.values()))
         raise ConfigError(f"the {word} {name!r} is offered by {sources}; remove one of these packages")
     (only,) = found.values()
+    reveal()
     try:
         loaded: object = only.load()
     except Exception as error:  # whatever a package raises when it is imported

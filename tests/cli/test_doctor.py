@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from types import SimpleNamespace
 from unittest import mock
 
@@ -95,6 +96,15 @@ def test_a_planted_fault_is_the_one_that_is_found(facts, name, words):
     assert (found.name, found.status) == (name, Status.FAIL)
     assert words in found.text
     assert found.remedy
+
+
+def test_packages_of_optimizers_are_named_and_a_rank_without_one_is_a_warning():
+    of_all = tuple(replace(one, optimizers=(("bitsandbytes", "0.50.2"),)) for one in HEALTHY)
+    found = {(one.status, one.text) for one in findings_of(of_all) if one.name == "optimizers"}
+    assert found == {(Status.OK, "bitsandbytes 0.50.2")}
+    (lacking,) = [one for one in findings_of((*of_all[:3], HEALTHY[3])) if one.status is not Status.OK]
+    assert (lacking.name, lacking.status) == ("optimizers", Status.WARN)
+    assert lacking.text == "bitsandbytes differs: 0.50.2 on ranks 0, 1, 2, none on rank 3"
 
 
 @pytest.mark.parametrize(("pair", "rate"), [((0, 1), 30e9), ((1, 3), 2e9)])
@@ -234,7 +244,7 @@ def test_every_line_says_ok_or_has_a_remedy_below():
     lines = lines_of(findings_of(on_host("heron", shared_memory=2**20)))
     at = next(index for index, line in enumerate(lines) if line.startswith("fail"))
     assert "--shm-size" in lines[at + 1]
-    assert sum(line.startswith("ok ") for line in lines) == 7
+    assert sum(line.startswith("ok ") for line in lines) == 8
 
 
 @pytest.mark.parametrize(
@@ -251,6 +261,7 @@ def test_what_a_rank_sees_here_is_real(tmp_path):
     assert found.listens == "127.0.0.1"
     assert found.named == (("GLOO_SOCKET_IFNAME", "lo"),)
     assert dict(found.versions)["torch"] == torch.__version__
+    assert dict(found.optimizers).get("schedulefree") == version("schedulefree")
     assert min(found.disk, found.host_memory, found.open_files) > 0
 
 

@@ -71,7 +71,7 @@ def test_large_parameters_are_counted_by_the_rule_of_smaller_ones(name, shape):
         ),
         ("pytorch_optimizer.SOAP", (9000, 9000), "matrices over the sides of a parameter; one of 9,000 is too long"),
         ("pytorch_optimizer.ScalableShampoo", (8, 8), "keeps an object of the class"),
-        ("pytorch_optimizer.SAM", (8, 8), "refuses its arguments"),
+        ("pytorch_optimizer.SAM", (8, 8), "evaluates the loss of the batch twice"),
     ],
 )
 def test_states_that_cannot_be_counted_or_held_are_refused(name, shape, message):

@@ -148,6 +148,26 @@ def test_a_class_that_cannot_be_stepped_or_saved_is_refused_by_a_trial(name, arg
     assert message in problem
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("pytorch_optimizer.SAM", {}, "evaluates the loss of the batch twice (a closure)"),
+        ("pytorch_optimizer.SAM", {"rho": 0.1}, "evaluates the loss of the batch twice (a closure)"),
+        ("pytorch_optimizer.LOMO", {}, "takes model in place of parameters"),
+        ("pytorch_optimizer.GSAM", {}, "takes a whole model, of which each rank has a part"),
+        ("pytorch_optimizer.Ranger21", {}, "it needs num_iterations"),
+        ("AdamW", {"beta": 1}, "beta is unknown; did you mean betas? (options: betas, eps, weight_decay,"),
+        ("AdamW", {"betas": 1}, "(betas = 1): betas (by default [0.9, 0.999]) is of a wrong kind"),
+        ("AdamW", {"eps": -1.0}, "refuses its arguments (eps = -1.0): Invalid epsilon value"),
+    ],
+)
+def test_a_refusal_names_the_argument_or_the_reason_and_nothing_of_python(name, arguments, message):
+    with pytest.raises(RecipeError) as caught:
+        build_optimizer(name, parameters(), 1e-3, arguments)
+    assert message in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("__init__", "fused=True", "fused = True", "subscriptable"))
+
+
 @pytest.mark.parametrize("name", ["pytorch_optimizer.SOAP", "prodigyopt.Prodigy"])
 def test_a_step_is_taken_back_with_lists_numbers_and_groups(name):
     state = state_of(parameters(), name)

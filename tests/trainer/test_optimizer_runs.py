@@ -174,6 +174,10 @@ def test_metrics_have_the_rates_of_groups_that_differ(noted, place):
         ),
         ({"name": "Muon"}, r"optimizer.name: Muon cannot train .* Give them a second class \(\[optimizer.rest\]"),
         ({"name": "pytorch_optimizer.ScalableShampoo"}, "keeps an object of the class .*; choose one that keeps plain"),
+        (
+            {"name": "AdamW", "rest": {"parameters": ["*embed*", "*.wieght"]}},
+            r'optimizer.rest.parameters: "\*.wieght": no trained parameter has such a name; change the pattern',
+        ),
         ({"name": "AdamW", "rest": {"parameters": ["*"]}}, "optimizer.rest: all trained parameters belong to it"),
     ],
 )

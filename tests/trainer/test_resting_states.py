@@ -11,9 +11,10 @@ from tiny_runs import recipe_of, save_dit, save_pictures, tensors_of, train, tra
 from torch import nn
 
 from diffusionpipe.costs.graph import ParameterSpec
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Item, State
 from diffusionpipe.holding.rest import RESTS, Rest
-from diffusionpipe.holding.state import held_of, plain_states
+from diffusionpipe.holding.state import Sized, held_of, plain_states
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import FOLDER
 from diffusionpipe.trainer.optim import resting
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 OWN = "second moments in bfloat16 on the host"
 PLAIN = {"clip_norm": "none", "ema_decay": "none"}
+MATRIX = {"name": "matrix", "shape": (10, 10), "dtype": "float32", "is_trainable": True}
 RATE, DECAY, BETAS, EPSILON = 0.1, 0.01, (0.9, 0.999), 1e-8
 
 
@@ -131,7 +133,7 @@ def test_moments_in_bfloat16_follow_the_written_out_recurrence():
 
 
 def test_states_on_the_host_count_there():
-    matrix = ParameterSpec(name="matrix", shape=(10, 10), dtype="float32", is_trainable=True)
+    matrix = ParameterSpec(**MATRIX)
 
     def held(rest):
         (state,) = [state for state in plain_states() if state.item is Item.OPTIMIZER]
@@ -142,6 +144,13 @@ def test_states_on_the_host_count_there():
     assert (held(RESTS["host"]).optimizer, held(RESTS["host"]).hosted) == (0, 800)
     assert (held(RESTS[OWN]).optimizer, held(RESTS[OWN]).hosted) == (400, 200)
     assert held(RESTS[OWN]).saved == 400 + 400 + 200
+
+
+def test_states_that_are_counted_by_parameter_have_no_other_numbers():
+    counted = State(item=Item.OPTIMIZER, width=2, sizes=(Sized("matrix", 212),))
+    assert held_of(Rest(is_hosted=True).kept(counted), ParameterSpec(**MATRIX)).hosted == 212
+    with pytest.raises(ConfigError, match=r'optimizer.states: bfloat16 is for .* set it to "device" or "host"'):
+        Rest(dtype="bfloat16").kept(counted)
 
 
 # --- whole runs

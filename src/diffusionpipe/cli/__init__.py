@@ -19,6 +19,7 @@ from typer.core import TyperGroup, TyperOption
 
 from diffusionpipe.cli.verbs.output import quieten
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
+from diffusionpipe.hidden_packages import hidden
 from diffusionpipe.ir.home import expanded, expanded_path
 from diffusionpipe.ir.locales import as_utf8, print_everything
 from diffusionpipe.runtime.job.interrupts import remember_interrupts, was_interrupted
@@ -154,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     remember_interrupts()
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        app(args=words, prog_name="diffusionpipe", obj=tuple(words))
+        with hidden():
+            app(args=words, prog_name="diffusionpipe", obj=tuple(words))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

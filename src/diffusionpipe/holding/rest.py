@@ -5,6 +5,7 @@ An update brings them, a bucket of parameters at a time, and puts them back (`tr
 
 from dataclasses import dataclass, replace
 
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.state import State
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -30,7 +31,16 @@ class Rest:
         return bool(key)
 
     def kept(self, state: State) -> tuple[State, ...]:
-        """The optimizer's state in this form, in one or several parts."""
+        """The optimizer's state in this form, in one or several parts.
+
+        Raises:
+            ConfigError: other numbers are wanted of states that are counted by parameter, some of which have none.
+        """
+        if self.dtype is not None and state.sizes:
+            raise ConfigError(
+                f"optimizer.states: {self.dtype} is for optimizers whose states have the shapes of the parameters; set "
+                'it to "device" or "host"'
+            )
         width = state.width if self.dtype is None else WIDTHS[self.dtype]
         return (replace(state, width=width, is_hosted=self.is_hosted),)
 

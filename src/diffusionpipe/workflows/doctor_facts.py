@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,8 @@ class Facts:
     """The variables of NAMED_INTERFACES that are set, with their values."""
     versions: tuple[tuple[str, str], ...]
     """Versions that must be equal on all ranks."""
+    optimizers: tuple[tuple[str, str], ...] = ()
+    """Packages of optimizers beside torch.optim that are installed, with their versions."""
     asked: str = "auto"
     """The kind of device: "auto", "cpu" or "cuda"."""
     device: str
@@ -68,6 +72,7 @@ def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         named=tuple((name, environ[name]) for name in NAMED_INTERFACES if environ.get(name)),
         versions=_versions(is_gpu=is_gpu),
+        optimizers=tuple(_optimizers()),
         asked=own.asked,
         device="cpu",
         host_id=own.host_id,
@@ -124,6 +129,14 @@ def _addresses(host: str) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _optimizers() -> Iterator[tuple[str, str]]:
+    from diffusionpipe.trainer.optim.classes import EXTRA
+
+    for package in EXTRA:
+        with suppress(PackageNotFoundError):
+            yield package, version(package)
 
 
 def _versions(*, is_gpu: bool) -> tuple[tuple[str, str], ...]:

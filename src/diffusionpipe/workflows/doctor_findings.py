@@ -1,7 +1,7 @@
 """The findings of `diffusionpipe doctor`: one line each, ok, warn or fail, with the remedy."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,6 +45,7 @@ def findings_of(facts: Sequence[Facts]) -> tuple[Finding, ...]:
     """The findings from the facts of all ranks, in the order of the report."""
     return (
         _versions(facts),
+        _optimizers(facts),
         _devices(facts),
         _names(facts),
         _interfaces(facts),
@@ -63,19 +64,33 @@ def _finding(name: str, text: str, *problems: tuple[Status, str, str]) -> Findin
 
 
 def _versions(facts: Sequence[Facts]) -> Finding:
-    problems = []
-    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, one in enumerate(facts):
-        for name, version in one.versions:
-            found[name][version].append(rank)
-    for name, ranks in found.items():
-        if len(ranks) > 1:
-            which = ", ".join(f"{version} on {listed(some)}" for version, some in ranks.items())
-            problems.append((Status.FAIL, f"{name} differs: {which}", f"install one {name} on all machines"))
+    names = {name: None for one in facts for name, _ in one.versions}
+    by_rank = {name: [version for one in facts for own, version in one.versions if own == name] for name in names}
+    problems = list(_differences(by_rank, Status.FAIL))
     nccl = dict(facts[0].versions).get("NCCL", "")
     if nccl and tuple(map(int, nccl.split(".")[:2])) < OLDEST_NCCL:
         problems.append((Status.WARN, f"NCCL {nccl} is old", "install a torch with NCCL 2.19 or newer"))
     return _finding("versions", ", ".join(" ".join(pair) for pair in facts[0].versions), *problems)
+
+
+def _optimizers(facts: Sequence[Facts]) -> Finding:
+    """The packages of the extra `optimizers`; a run needs those alone that its recipe names."""
+    names = sorted({name for one in facts for name, _ in one.optimizers})
+    by_rank = {name: [dict(one.optimizers).get(name, "none") for one in facts] for name in names}
+    own = ", ".join(" ".join(pair) for pair in facts[0].optimizers)
+    none = "torch's alone; pip install 'diffusionpipe[optimizers]' adds others"
+    return _finding("optimizers", own or none, *_differences(by_rank, Status.WARN))
+
+
+def _differences(by_rank: Mapping[str, Sequence[str]], status: Status) -> Iterator[tuple[Status, str, str]]:
+    """The packages of which ranks have several versions; `by_rank`: package -> the version of each rank."""
+    for name, versions in by_rank.items():
+        ranks: dict[str, list[int]] = defaultdict(list)
+        for rank, version in enumerate(versions):
+            ranks[version].append(rank)
+        if len(ranks) > 1:
+            which = ", ".join(f"{version} on {listed(some)}" for version, some in ranks.items())
+            yield status, f"{name} differs: {which}", f"install one {name} on all machines"
 
 
 def _devices(facts: Sequence[Facts]) -> Finding:

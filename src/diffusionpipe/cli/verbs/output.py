@@ -14,7 +14,7 @@ NOISE = (
     ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"),
 )
 """(logger, words) of messages about what we handle: a model that does not fit together becomes our own error, no
-picture goes through transformers' processors, and nothing needs a faster kernel of bitsandbytes, which peft imports."""
+picture goes through transformers' processors, and nothing needs a faster kernel of bitsandbytes."""
 NOISY_WARNINGS = ("Mismatch dtype between input and weight",)
 """Beginnings of warnings about what is meant: norms in float32 under autocast."""
 

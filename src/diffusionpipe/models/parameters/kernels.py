@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.costs.forms import BLOCK, INPUTS_OF_A_SCALE, Form
+from diffusionpipe.hidden_packages import reveal
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def suits(form: Form, columns: int) -> bool:
 
 def operators(name: str) -> Any:
     """The operators that a library adds to torch. Raises ImportError without the library."""
+    reveal()
     import_module(name)
     return getattr(torch.ops, name)
 

@@ -10,7 +10,7 @@ pattern in [optimizer.groups].
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -25,7 +25,7 @@ from diffusionpipe.trainer.optim.learning_rate import Decay, LearningRateSchedul
 from diffusionpipe.trainer.optim.optimizer import Group, RankOptimizer
 from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
+from diffusionpipe.trainer.recipe.optimizer_section import EMBEDDINGS, OptimizerSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
         for pattern in recipe.optimizer.groups
         if pattern not in used
     ]
+    problems += _unused_of_rest(recipe.optimizer, list(group_of))
     if recipe.optimizer.rest is not None and group_of.keys() == {
         name for name in group_of if is_of_rest(group_of[name])
     }:
@@ -131,6 +132,15 @@ def _unused(pattern: str, names: Sequence[str]) -> str:
         return "all parameters of such names are in groups before it; put it first, or remove it"
     example = f"; one of the names is {names[0]}" if names else ""
     return f"no trained parameter has such a name; change the pattern, or remove it{example}"
+
+
+def _unused_of_rest(optimizer: OptimizerSection, names: Sequence[str]) -> Iterator[str]:
+    """The recipe's own patterns for [optimizer.rest] that fit no parameter."""
+    if optimizer.rest is None or optimizer.rest.parameters == EMBEDDINGS:
+        return
+    for pattern in optimizer.rest.parameters:
+        if not any(fnmatchcase(name.rpartition("/")[2], pattern) for name in names):
+            yield f'optimizer.rest.parameters: "{pattern}": {_unused(pattern, names)}'
 
 
 def _part_of(parameter: str, optimizer: OptimizerSection, dimensions: int, *, is_outer: bool) -> str:

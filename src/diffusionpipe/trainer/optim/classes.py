@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.hidden_packages import reveal
 
 OptimizerClass = Callable[..., torch.optim.Optimizer]
 
@@ -68,6 +69,8 @@ def _class_of_path(name: str) -> OptimizerClass:
             f"optimizer {name} keeps tensors of its own classes, which a checkpoint for other layouts cannot hold; use "
             "e.g. bitsandbytes.optim.AdamW8bit"
         )
+    if package == "bitsandbytes" or package not in EXTRA:
+        reveal()
     try:
         with quiet():
             found = getattr(importlib.import_module(module), own, None)
@@ -92,21 +95,74 @@ def _class_of_path(name: str) -> OptimizerClass:
 
 
 def check_arguments(name: str, of: OptimizerClass, arguments: Mapping[str, object]) -> None:
-    """Refuses arguments that the constructor does not have.
+    """Refuses a class that needs more than parameters and a rate, and arguments that its constructor does not have.
 
     Raises:
-        RecipeError: names them.
+        RecipeError: names the reason, or the arguments.
     """
-    options = [key for key in inspect.signature(of).parameters if key not in ("params", "lr", "kwargs")]
-    problems = []
-    for key in arguments:
+    takes = inspect.signature(of).parameters
+    options = [key for key in takes if key not in ("params", "lr", "kwargs")]
+    problems = [] if (need := _need(of, takes)) is None else [need]
+    for key in arguments if need is None else ():
         if key == "lr":
             problems.append("lr is the recipe's learning rate; set it there")
         elif key not in options:
             close = difflib.get_close_matches(key, options, n=1)
             problems.append(f"{key} is unknown" + (f"; did you mean {close[0]}?" if close else ""))
+    missing = [key for key in options if key not in arguments and takes[key].default is inspect.Parameter.empty]
+    if not problems and missing and takes[missing[0]].kind is not inspect.Parameter.VAR_POSITIONAL:
+        problems.append(f"it needs {' and '.join(missing)}; add them to its arguments")
     if problems:
-        raise RecipeError(f"optimizer {name}: {'; '.join(problems)} (options: {', '.join(options)})")
+        shown = "" if need else f" (options: {', '.join(options) or 'none'})"
+        raise RecipeError(f"optimizer {name}: {'; '.join(problems)}{shown}")
+
+
+def _need(of: OptimizerClass, takes: Mapping[str, inspect.Parameter]) -> str | None:
+    """The demand of a class that no pipeline can meet; None: parameters, their gradients and a rate are enough."""
+    if callable(getattr(of, "first_step", None)) and callable(getattr(of, "second_step", None)):
+        return (
+            "each of its steps evaluates the loss of the batch twice (a closure), and a pipeline runs a batch once; "
+            "use one that steps by gradients, e.g. AdamW"
+        )
+    if "params" not in takes:
+        return f"it takes {next(iter(takes), 'nothing')} in place of parameters; use one that is made of parameters"
+    if "model" in takes and takes["model"].default is inspect.Parameter.empty:
+        return "it takes a whole model, of which each rank has a part; use one that is made of parameters"
+    if "lr" not in takes and "kwargs" not in takes:
+        return "it takes no learning rate (lr), which a run sets in each step; choose another one"
+    return None
+
+
+def refused_by(of: OptimizerClass | None, arguments: Mapping[str, object], error: Exception) -> str:
+    """The arguments of a recipe and why a library refuses them, in words that suit who wrote them.
+
+    `of`: the class, where its constructor refuses them; the one of a wrong kind is then named with its default.
+    """
+    shown = ", ".join(f"{key} = {value!r}" for key, value in arguments.items()) or "none are given"
+    text = str(error)
+    if "closure" in text.lower():
+        why = "it wants a closure, which evaluates the loss again; choose another one"
+    elif "does not require grad" in text:
+        why = "it differentiates gradients, which a pipeline does not keep; choose another one"
+    elif isinstance(error, ValueError | RuntimeError) and "could not convert" not in text:
+        why = text
+    else:
+        why = f"{_of_wrong_kind(of, arguments) or 'a value'} is of a wrong kind; correct it or leave it out"
+    return f"({shown}): {why}"
+
+
+def _of_wrong_kind(of: OptimizerClass | None, arguments: Mapping[str, object]) -> str | None:
+    """The first argument that the constructor refuses beside the defaults of all others, with its own default."""
+    if of is None:
+        return None
+    for key, value in arguments.items():
+        try:
+            with quiet():
+                of([nn.Parameter(torch.zeros(2, 2))], lr=1e-3, **with_tuples({key: value}))
+        except Exception:  # libraries raise what they like
+            default = inspect.signature(of).parameters[key].default
+            return f"{key} (by default {list(default) if isinstance(default, tuple) else default})"
+    return None
 
 
 def with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:

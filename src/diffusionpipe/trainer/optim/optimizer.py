@@ -17,6 +17,7 @@ from diffusionpipe.trainer.optim.classes import (
     keys_in_groups,
     optimizer_class,
     quiet,
+    refused_by,
     set_mode,
     stand_in_of,
     warned_once,
@@ -251,8 +252,7 @@ def _part(name: str, groups: list[dict[str, Any]], learning_rate: float, argumen
     try:
         return _Part(make(used), make, given)
     except _FAILURES as error:
-        shown = ", ".join(f"{key}={value!r}" for key, value in chosen.items())
-        raise RecipeError(f"optimizer {name} refuses its arguments ({shown}): {error}") from error
+        raise RecipeError(f"optimizer {name} refuses its arguments {refused_by(of, arguments, error)}") from error
 
 
 def _parameters(group: Mapping[str, Any]) -> list[nn.Parameter]:
@@ -302,9 +302,7 @@ def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object],
         except RecipeError as error:
             return f"{name}: {error}"
         except Exception as error:  # libraries raise what they like
-            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "none"
-            why = "it wants a closure" if "closure" in str(error).lower() else str(error)
-            return f"{name} cannot step on {device} with these ({given}), so change them: {why}"
+            return f"{name} cannot step on {device} with its arguments {refused_by(None, arguments, error)}"
     return None
 
 

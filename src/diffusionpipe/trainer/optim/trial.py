@@ -11,6 +11,7 @@ as (104, 120, 3, 3); its sides are then
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -42,6 +43,8 @@ _SIDES = ((8, 12, 20, 28, 36), (11, 17, 25, 31, 41)), ((72, 88, 112, 136, 152), 
 """Sides in place of longer ones, the shortest first: for a look, and for the rule. Vectors have more than 4,096 numbers
 for the rule, because 8-bit classes keep other states of shorter ones."""
 _VECTORS = (4160, 5184)
+_PAIR = (128, 64)
+"""A parameter that every class may be tried with, and whose states are as those of large ones."""
 _SHORT = 32
 """Sides of at most this length, as kernels have them, stay as they are."""
 
@@ -245,44 +248,40 @@ def _smaller(shape: Shape, size: int) -> tuple[Shape, Shape]:
 
 @cache
 def _tried(name: str, arguments: str, shape: Shape, dtype: torch.dtype) -> dict[str, _Tensor]:
-    """The tensors of a parameter of this shape after three steps."""
-    return _states(name, arguments, [shape], dtype)[0]
+    """The tensors of a parameter of this shape after three steps; memory counts where it is seen first."""
+    with _built(name, arguments, shape, dtype) as (optimizer, parameter):
+        for _ in range(3):
+            _step(name, optimizer)
+        try:
+            entries = entries_of(optimizer.state_of(parameter))
+        except RecipeError as error:
+            raise RecipeError(f"optimizer {name}: {error}") from error
+    seen, found = set[int](), dict[str, _Tensor]()
+    for key, tensor in entries.items():
+        if ":" in key:
+            continue  # numbers of Python
+        place = tensor.untyped_storage()
+        found[key] = _Tensor(
+            tuple(tensor.shape), tensor.element_size(), 0 if place.data_ptr() in seen else place.nbytes()
+        )
+        seen.add(place.data_ptr())
+    return found
 
 
 @cache
 def _shared(name: str, arguments: str, dtype: torch.dtype) -> dict[str, Bytes]:
-    """The states that two parameters have in the same memory, and their bytes."""
-    one, other = _states(name, arguments, [(128, 64), (128, 64)], dtype)
-    return {key: tensor.storage for key, tensor in one.items() if tensor.storage and not other[key].storage}
+    """The states that all parameters have in the same memory, and their bytes."""
+    tensors = _tried(name, arguments, _PAIR, dtype)
+    with _built(name, arguments, _PAIR, dtype) as (optimizer, _):
+        return {key: tensors[key].storage for key in optimizer.shared_keys() & tensors.keys()}
 
 
-def _states(name: str, arguments: str, shapes: Sequence[Shape], dtype: torch.dtype) -> list[dict[str, _Tensor]]:
+@contextmanager
+def _built(name: str, arguments: str, shape: Shape, dtype: torch.dtype) -> Iterator[tuple[RankOptimizer, nn.Parameter]]:
+    """The optimizer of one parameter on the CPU, which has a gradient; nothing that it says or draws counts."""
     usable = {key: value for key, value in json.loads(arguments).items() if key != "capturable"}
     with quiet(), torch.random.fork_rng(devices=[]):
-        like = torch.zeros((), dtype=dtype)
-        parameters = {str(index): stand_in_of(like, shape) for index, shape in enumerate(shapes)}
-        optimizer = build_optimizer(name, parameters, 1e-3, usable)
+        parameter = stand_in_of(torch.zeros((), dtype=dtype), shape)
+        optimizer = build_optimizer(name, {"own": parameter}, 1e-3, usable)
         assert optimizer is not None, "it has a parameter"
-        for _ in range(3):
-            _step(name, optimizer)
-        return list(_tensors_of(name, [optimizer.state_of(one) for one in parameters.values()]))
-
-
-def _tensors_of(name: str, states: Sequence[Mapping[str, object]]) -> Iterator[dict[str, _Tensor]]:
-    """The tensors of each state; memory counts where it is seen first."""
-    seen: set[int] = set()
-    for state in states:
-        found = {}
-        try:
-            entries = entries_of(state)
-        except RecipeError as error:
-            raise RecipeError(f"optimizer {name}: {error}") from error
-        for key, tensor in entries.items():
-            if ":" in key:
-                continue  # numbers of Python
-            place = tensor.untyped_storage()
-            found[key] = _Tensor(
-                tuple(tensor.shape), tensor.element_size(), 0 if place.data_ptr() in seen else place.nbytes()
-            )
-            seen.add(place.data_ptr())
-        yield found
+        yield optimizer, parameter

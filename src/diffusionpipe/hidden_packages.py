@@ -1,0 +1,29 @@
+"""Packages that diffusers and peft import wherever they are installed, though nothing of ours asks them to.
+
+bitsandbytes takes a second of every process. A package that is None in `sys.modules` cannot be imported, and
+`importlib.util.find_spec` does not find it, so the others go without. Those who need it call `reveal` first.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PACKAGES = ("bitsandbytes",)
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Keep them out of this process meanwhile, unless one is there already."""
+    for name in PACKAGES:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # the way to forbid an import
+    try:
+        yield
+    finally:
+        reveal()
+
+
+def reveal() -> None:
+    """Let them be imported again, for good."""
+    for name in PACKAGES:
+        if sys.modules.get(name, name) is None:
+            del sys.modules[name]
