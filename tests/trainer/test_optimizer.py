@@ -134,7 +134,7 @@ def test_a_rank_without_parameters_has_no_optimizer_but_still_refuses_wrong_argu
         ("AdamW", {"weight_decya": 0.1}, "weight_decya is unknown; did you mean weight_decay"),
         ("AdamW", {"lr": 0.1}, "learning rate"),
         ("AdamW", {"betas": [2.0, 0.9]}, "Invalid beta"),
-        ("AdamW", {"betas": [0.9]}, r"betas=\(0\.9,\)"),
+        ("AdamW", {"betas": [0.9]}, r"betas=\[0\.9\]"),
         ("AdamW", {"eps": "small"}, "eps='small'"),
         ("SGD", {"nesterov": True}, "Nesterov"),
         ("Muon", {}, "2D"),

@@ -157,8 +157,8 @@ def test_a_class_that_cannot_be_stepped_or_saved_is_refused_by_a_trial(name, arg
         ("pytorch_optimizer.GSAM", {}, "takes a whole model, of which each rank has a part"),
         ("pytorch_optimizer.Ranger21", {}, "it needs num_iterations"),
         ("AdamW", {"beta": 1}, "beta is unknown; did you mean betas? (options: betas, eps, weight_decay,"),
-        ("AdamW", {"betas": 1}, "(betas = 1): betas (by default [0.9, 0.999]) is of a wrong kind"),
-        ("AdamW", {"eps": -1.0}, "refuses its arguments (eps = -1.0): Invalid epsilon value"),
+        ("AdamW", {"betas": 1}, "(betas=1): betas (by default [0.9, 0.999]) is of a wrong kind"),
+        ("AdamW", {"eps": -1.0}, "refuses its arguments (eps=-1.0): Invalid epsilon value"),
     ],
 )
 def test_a_refusal_names_the_argument_or_the_reason_and_nothing_of_python(name, arguments, message):

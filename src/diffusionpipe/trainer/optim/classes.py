@@ -133,22 +133,19 @@ def _need(of: OptimizerClass, takes: Mapping[str, inspect.Parameter]) -> str | N
     return None
 
 
-def refused_by(of: OptimizerClass | None, arguments: Mapping[str, object], error: Exception) -> str:
-    """The arguments of a recipe and why a library refuses them, in words that suit who wrote them.
+def why_refused(of: OptimizerClass | None, arguments: Mapping[str, object], error: Exception) -> str:
+    """Why a library refuses the arguments of a recipe, in words that suit who wrote them.
 
     `of`: the class, where its constructor refuses them; the one of a wrong kind is then named with its default.
     """
-    shown = ", ".join(f"{key} = {value!r}" for key, value in arguments.items()) or "none are given"
     text = str(error)
     if "closure" in text.lower():
-        why = "it wants a closure, which evaluates the loss again; choose another one"
-    elif "does not require grad" in text:
-        why = "it differentiates gradients, which a pipeline does not keep; choose another one"
-    elif isinstance(error, ValueError | RuntimeError) and "could not convert" not in text:
-        why = text
-    else:
-        why = f"{_of_wrong_kind(of, arguments) or 'a value'} is of a wrong kind; correct it or leave it out"
-    return f"({shown}): {why}"
+        return "it wants a closure, which evaluates the loss again; choose another one"
+    if "does not require grad" in text:
+        return "it differentiates gradients, which a pipeline does not keep; choose another one"
+    if isinstance(error, ValueError | RuntimeError | AssertionError) and "could not convert" not in text:
+        return text
+    return f"{_of_wrong_kind(of, arguments) or 'a value'} is of a wrong kind; correct it or leave it out"
 
 
 def _of_wrong_kind(of: OptimizerClass | None, arguments: Mapping[str, object]) -> str | None:

@@ -17,10 +17,10 @@ from diffusionpipe.trainer.optim.classes import (
     keys_in_groups,
     optimizer_class,
     quiet,
-    refused_by,
     set_mode,
     stand_in_of,
     warned_once,
+    why_refused,
     with_tuples,
 )
 from diffusionpipe.trainer.optim.entries import entries_of, roots_of, state_of
@@ -252,7 +252,9 @@ def _part(name: str, groups: list[dict[str, Any]], learning_rate: float, argumen
     try:
         return _Part(make(used), make, given)
     except _FAILURES as error:
-        raise RecipeError(f"optimizer {name} refuses its arguments {refused_by(of, arguments, error)}") from error
+        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "none are given"
+        why = why_refused(of, arguments, error)
+        raise RecipeError(f"optimizer {name} refuses its arguments ({shown}): {why}") from error
 
 
 def _parameters(group: Mapping[str, Any]) -> list[nn.Parameter]:
@@ -302,7 +304,9 @@ def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object],
         except RecipeError as error:
             return f"{name}: {error}"
         except Exception as error:  # libraries raise what they like
-            return f"{name} cannot step on {device} with its arguments {refused_by(None, arguments, error)}"
+            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            which = f" with these ({given}), so change them" if given else ""
+            return f"{name} cannot step on {device}{which}: {why_refused(None, arguments, error)}"
     return None
 
 
