@@ -199,7 +199,7 @@ def _batch(session: Session, folder: Path) -> dict[str, torch.Tensor]:
     """The raw inputs that this rank encodes in the first step."""
     names = session.model.inputs
     source = BatchSource(
-        dataset=scan(session.recipe.data.train, Condition.TEXT),
+        dataset=scan(next(iter(session.recipe.data.folders.values())), Condition.TEXT),
         inputs=session.graph.inputs,
         seed=session.recipe.training.seed,
         tokenizers={name: open_tokenizer(folder, name) for name in TOKENS if name in names},

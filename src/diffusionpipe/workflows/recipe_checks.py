@@ -52,17 +52,24 @@ def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, Mem
 
 def has_data(*, data: "DataSection") -> Iterator[str]:
     """The folders of pictures are there."""
-    for key, path in (("train", data.train), ("validation", data.validation)):
-        if path is not None and not path.is_dir():
+    for key, path in _folders(data):
+        if not path.is_dir():
             yield f"data.{key}: there is no folder {path}"
+
+
+def _folders(data: "DataSection") -> Iterator[tuple[str, Path]]:
+    """The folders of the data, by their keys."""
+    yield from ((f"sources.{name}.path" if name else "train", path) for name, path in data.folders.items())
+    if data.validation is not None:
+        yield "validation", data.validation
 
 
 def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str]:
     """Refuse outputs that would be read as pictures: the run's samples would become part of the data."""
     own = Path(os.path.realpath(run.folder))
-    for key, path in (("train", data.train), ("validation", data.validation)):
-        pictures = None if path is None else Path(os.path.realpath(path))
-        if pictures is not None and own.is_relative_to(pictures):
+    for key, path in _folders(data):
+        pictures = Path(os.path.realpath(path))
+        if own.is_relative_to(pictures):
             where = "is" if own == pictures else "lies in"
             yield (
                 f"run.folder: {run.folder} {where} the folder of pictures of data.{key}, which would then read the "

@@ -24,6 +24,7 @@ from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
 from diffusionpipe.trainer.data.survey import Folder, Use, survey
+from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.other_words import SAME
 
@@ -128,7 +129,7 @@ def source(folder, rules=RULES, inputs=(IDS,), **augmentation):
         seed=7,
         tokenizers={spec.name: words for spec in inputs},
         augmentation=Augmentation(**augmentation),
-        captions=rules,
+        treatments=(Treatment(captions=rules),),
     )
 
 
@@ -195,7 +196,12 @@ def test_what_a_model_does_not_read_is_refused(tmp_path):
         )
     time = TensorSpec(name="time", shape=())
     with pytest.raises(DataError, match=r"data\.captions: the model reads no captions; remove the section"):
-        BatchSource(dataset=Dataset(folder=tmp_path, samples=()), inputs=(time,), seed=0, captions=RULES)
+        BatchSource(
+            dataset=Dataset(folder=tmp_path, samples=()),
+            inputs=(time,),
+            seed=0,
+            treatments=(Treatment(captions=RULES),),
+        )
 
 
 def save(folder, *names):
@@ -235,7 +241,7 @@ def test_the_block_before_the_first_step_counts_the_longest_text_of_each_caption
         batch=1,
         epochs=1.0,
         size=(8, 8),
-        captions=CaptionRules(alternatives=True, prefix="p "),
+        treatments=[Treatment(captions=CaptionRules(alternatives=True, prefix="p "))],
         readings=[Reading(encoder="text_encoder", tokenizer=counted, length=3)],
     )
     said = {line.name: line.text for line in survey(Folder(dataset, findings), None, use)}

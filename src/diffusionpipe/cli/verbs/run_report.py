@@ -133,7 +133,7 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     adapters = {"lora_rank": recipe.lora.rank} if recipe.lora.rank is not None else {}
     yield _line(trained=trained, **adapters, **numbers)
     yield _line(ranks=plan.mesh.num_ranks, nodes=len(set(start.hosts)), device=_devices(start))
-    data: dict[str, object] = {"data": recipe.data.train, "samples": start.samples}
+    data: dict[str, object] = {"data": recipe.data.where, "samples": start.samples}
     if start.conditions:
         data["conditioning_pictures"] = start.conditions
     if start.held_out is not None:
@@ -192,7 +192,7 @@ def start_block(start: "Start", expected: Expectation) -> "Panel":
     facts = {
         "model": f"{recipe.model.path}, trained {counts['trained']} parameters of {trained}{adapters}, "
         f"frozen {counts['frozen']}",
-        "data": f"{_number(start.samples, 'sample')} in {recipe.data.train}{steered}{held_out}",
+        "data": f"{_number(start.samples, 'sample')} in {recipe.data.where}{steered}{held_out}",
         "ranks": f"{_number(plan.mesh.num_ranks, 'rank')} on {_number(hosts, 'node')}: {_devices(start)}",
         "precision": recipe.training.precision.value,
         "layout": _layout(start),

@@ -167,15 +167,20 @@ class Objective(nn.Module):
                 return (noisy - sigma * prediction) / signal
             return signal * noisy - sigma * prediction
 
-    def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    def loss(self, prediction: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
         """Weighted mean of each sample's `LossKind`, shape (B,), in float32 (float64 where an input is).
+
+        `mask`: a factor of each latent's error, (B, 1, h, w); the mean is still of all latents.
 
         Channels of the prediction beyond the target's, which state variances, get no gradient.
         """
         is_double = torch.float64 in (prediction.dtype, target.dtype)
         dtype = torch.float64 if is_double else torch.float32
         error = prediction[:, : target.shape[1]].to(dtype) - target.to(dtype)
-        return self._cost(error).flatten(1).mean(1) * weight.to(dtype)
+        cost = self._cost(error)
+        if mask is not None:
+            cost = cost * mask.to(dtype)  # (B, C, h, w)
+        return cost.flatten(1).mean(1) * weight.to(dtype)
 
     def _cost(self, error: Tensor) -> Tensor:
         if self.settings.loss is LossKind.L2:

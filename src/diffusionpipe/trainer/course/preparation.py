@@ -19,17 +19,20 @@ from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folde
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.clips import FrameSelection
-from diffusionpipe.trainer.data.dataset import Condition, Dataset, Findings, Rules, examine
+from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, Rules, examine
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
 from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
-from diffusionpipe.trainer.data.listing import is_same
+from diffusionpipe.trainer.data.listing import is_around, is_same
+from diffusionpipe.trainer.data.loss_masks import mask_path, problem_of_loss_mask
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
+from diffusionpipe.trainer.data.sources import Found, joined
 from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
 from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
+from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
@@ -37,7 +40,7 @@ from diffusionpipe.trainer.model.members import Model
 from diffusionpipe.trainer.model.optimizer_states import optimizer_states
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
-from diffusionpipe.trainer.recipe import OnError, Recipe, with_values
+from diffusionpipe.trainer.recipe import DataSection, OnError, Recipe, with_values
 from diffusionpipe.trainer.reporting.screen import Work
 
 logger = logging.getLogger(__name__)
@@ -145,10 +148,12 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
     def sources() -> tuple[Model, Data]:
         counted = with_steps(opened, train)
         tokenizers = _tokenizers(opened)
-        source = _source(opened, train, _augmentation(opened.recipe), tokenizers)
+        data = opened.recipe.data
+        source = _source(opened, train, _augmentation(opened.recipe), tokenizers, data.treatments)
+        held = Treatment(captions=data.captions.rules)
         return counted, Data(
             train=replace(source, skipping=_skipping(opened.recipe)),
-            validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
+            validation=_source(opened, held_out, Augmentation(), tokenizers, (held,)) if held_out is not None else None,
             survey=_survey(counted, scanned, source, resumed) if scanned else (),
             ledger=ledgers[0] if ledgers else None,
             is_continued=any(known),
@@ -223,7 +228,7 @@ def _survey(opened: Model, scanned: Sequence[Folder], source: BatchSource, resum
         epochs=num_epochs(training.num_steps * training.batch, len(dataset.samples), dataset.growth),
         from_step=0 if resumed is None else resumed.step,
         size=(data.resolution, data.height or data.resolution),
-        captions=data.captions.rules,
+        treatments=data.treatments,
         readings=readings_of(source.inputs, source.tokenizers),
         more_chunks=all(family_of(member.folder).has_chunks for member in opened.members)
         and data.caption_chunks < MOST_CHUNKS,
@@ -241,20 +246,34 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
-    def scan_into(folder: Path, other: Path | None, is_trained: bool) -> None:
+    def scanned(folder: Path, other: Path | None, rules: Rules) -> Folder:
         apart = None if other is None or is_same(folder, other) else other
-        skipping = _skipping(opened.recipe) if is_trained else None
-        rules = Rules(apart=apart, may_skip=is_trained, skipping=skipping)
-        found.append(Folder(*examine(folder, need, taken=taken, progress=checked, rules=rules)))
+        return Folder(*examine(folder, need, taken=taken, progress=checked, rules=replace(rules, apart=apart)))
+
+    def scan_train() -> None:
+        rules = Rules(may_skip=True, skipping=_skipping(opened.recipe))
+        own = {
+            name: scanned(path, data.validation, replace(rules, prefix=f"{name}/" if name else ""))
+            for name, path in data.folders.items()
+        }
+        found.append(Folder(*joined_sources(data, own)) if data.sources else own[""])
+        _check_mask_files(opened.recipe, found[-1].dataset)
+        _check_loss_masks(data, found[-1])
+
+    def scan_held_out(folder: Path) -> None:
+        around = next((path for path in data.folders.values() if is_around(folder, path)), None)
+        found.append(scanned(folder, around, Rules()))
         _check_mask_files(opened.recipe, found[-1].dataset)
 
-    scans = [partial(scan_into, data.train, data.validation, True)]
+    scans: list[Check] = [scan_train]
     if data.validation is not None:
-        scans.append(partial(scan_into, data.validation, data.train, False))
-    if data.validation is not None and is_same(data.train, data.validation):
-        logger.warning(
-            'data=%s validation="data.validation is the folder of data.train: its pictures are trained on"', data.train
-        )
+        scans.append(partial(scan_held_out, data.validation))
+        for path in data.folders.values():
+            if is_same(path, data.validation):
+                logger.warning(
+                    'data=%s validation="data.validation is the folder of data.train: its pictures are trained on"',
+                    path,
+                )
     problems: list[ConfigError] = []
     checks: list[Check] = [partial(check_optimizer, opened), *others, *scans]
     for check in checks:
@@ -267,6 +286,36 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
     return found[0].dataset, found[1].dataset if len(found) > 1 else None
+
+
+def joined_sources(data: DataSection, found: Mapping[str, Folder]) -> tuple[Dataset, Findings]:
+    """The samples of all sources of a recipe, which were scanned one by one."""
+    return joined(
+        [
+            Found(
+                name=name,
+                dataset=one.dataset,
+                findings=one.findings,
+                repeats=data.sources[name].repeats,
+                regularisation=data.sources[name].regularisation,
+            )
+            for name, one in found.items()
+        ]
+    )
+
+
+def _check_loss_masks(data: DataSection, found: Folder) -> None:
+    """Refuse files that cannot be masks of the loss. Raises DataError with every one of them."""
+    dataset, patterns = found.dataset, [one.loss_mask for one in data.treatments]
+    files = {
+        mask_path(pattern, dataset.own_name(place)): (dataset.path(place), found.findings.sizes[place])
+        for place, sample in enumerate(dataset.samples)
+        if (pattern := patterns[sample.source]) is not None
+    }
+    problems = [problem_of_loss_mask(path, *about) for path, about in files.items()]
+    if lines := [problem for problem in problems if problem is not None]:
+        more = f"\nand {len(lines) - NUM_EXAMPLES} more" if len(lines) > NUM_EXAMPLES else ""
+        raise DataError("\n".join(lines[:NUM_EXAMPLES]) + more)
 
 
 def check_optimizer(opened: Model) -> None:
@@ -316,7 +365,11 @@ def _tokenizers(opened: Model) -> dict[str, Tokenizer]:
 
 
 def _source(
-    opened: Model, dataset: Dataset, augmentation: Augmentation, tokenizers: Mapping[str, Tokenizer]
+    opened: Model,
+    dataset: Dataset,
+    augmentation: Augmentation,
+    tokenizers: Mapping[str, Tokenizer],
+    treatments: tuple[Treatment, ...],
 ) -> BatchSource:
     return BatchSource(
         dataset=dataset,
@@ -326,7 +379,7 @@ def _source(
         null_label=_null_label(opened),
         augmentation=augmentation,
         masks=mask_source(opened.recipe),
-        captions=opened.recipe.data.captions.rules,
+        treatments=treatments,
         frame_rate=opened.recipe.data.frame_rate,
         guidance=trained_guidance(opened.recipe),
     )
@@ -343,7 +396,7 @@ def _check_mask_files(recipe: Recipe, dataset: Dataset) -> None:
     source = mask_source(recipe)
     if source is None or source.kind is not MaskKind.FILE:
         return
-    found = [problems_of_mask(source.path(one.name), dataset.folder / one.name) for one in dataset.samples]
+    found = [problems_of_mask(source.path(one.name), dataset.path(i)) for i, one in enumerate(dataset.samples)]
     if problems := [problem for problem in found if problem is not None]:
         raise DataError("\n".join(problems))
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.course.recipe_changes import refusal
 from diffusionpipe.trainer.data.dataset import Dataset
+from diffusionpipe.trainer.data.sources import identity_of_sources
 from diffusionpipe.trainer.model.lora import lora_identity
 from diffusionpipe.trainer.model.members import Member, Model
 from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
@@ -64,7 +65,16 @@ def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
         **_class_embeddings(recipe),
         **_low_resolutions(opened.members),
         **_clips(recipe.data),
+        **_sources(recipe.data, train),
     }
+
+
+def _sources(data: DataSection, train: Dataset) -> dict[str, object]:
+    """How the samples of each source are used."""
+    if not data.sources:
+        return {}
+    repeats = {part.name: part.repeats for part in train.parts}
+    return {"sources": identity_of_sources(repeats, dict(zip(data.sources, data.treatments, strict=True)))}
 
 
 def _class_embeddings(recipe: Recipe) -> dict[str, str]:

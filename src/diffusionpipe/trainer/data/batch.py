@@ -16,12 +16,12 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.models.base.family import Absent
 from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
+from diffusionpipe.models.objectives.sample_weights import SAMPLE_WEIGHT
 from diffusionpipe.models.objectives.speed import pair_members
 from diffusionpipe.models.parts.masks import MASK, MASKED_NOISE
 from diffusionpipe.trainer.data.caption_lengths import encoder_of
 from diffusionpipe.trainer.data.caption_rules import (
     AS_THEY_ARE,
-    CaptionRules,
     Seen,
     drawn_text,
     is_dropped_for,
@@ -40,15 +40,29 @@ from diffusionpipe.trainer.data.dataset_problems import (
 )
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
+from diffusionpipe.trainer.data.loss_masks import load_loss_mask, mask_path
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import NUM_DRAWS, MaskSource, drawn_mask, load_mask
 from diffusionpipe.trainer.data.order import Growth, place_of
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
+from diffusionpipe.trainer.data.treatment import PLAIN, Treatment
 
 _DRAWN = ("posterior_noise", MASKED_NOISE, "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
-INPUTS = ("pixels", "condition", MASK, *TOKENS, *MASKS, "labels", "time_ids", "guidance", "frame_rate", *_DRAWN)
+INPUTS = (
+    "pixels",
+    "condition",
+    MASK,
+    *TOKENS,
+    *MASKS,
+    "labels",
+    "time_ids",
+    "guidance",
+    "frame_rate",
+    SAMPLE_WEIGHT,
+    *_DRAWN,
+)
 """Raw inputs that a model may read."""
 
 _CLIP = 4
@@ -96,8 +110,8 @@ class BatchSource:
     """Replace pictures that cannot be decoded; None: they are errors."""
     frame_rate: float | None = None
     """Frames of a second that are taken of clips; None: each frame of the file."""
-    captions: CaptionRules = AS_THEY_ARE
-    """How texts are made from captions."""
+    treatments: tuple[Treatment, ...] = (PLAIN,)
+    """How samples are used, by `Sample.source`."""
     guidance: float = 1.0
     """The guidance that a distilled model reads; 1: it predicts the data themselves, without guidance."""
 
@@ -124,10 +138,10 @@ class BatchSource:
         if "labels" in names and not names.isdisjoint(TOKENS):
             problems += problems_of_captions(self.dataset)
         if names.isdisjoint(TOKENS):
-            problems += problems_of_rules(self.captions)
+            problems += problems_of_rules(one.captions for one in self.treatments)
         else:
             known = {encoder_of(spec.name).partition(" of ")[0] for spec in self.inputs if kind_of(spec.name) in TOKENS}
-            problems += problems_of_encoders(self.captions, known)
+            problems += problems_of_encoders((one.captions for one in self.treatments), known)
         if "condition" in names:
             problems += problems_of_conditions(self.dataset)
         if "labels" in names:
@@ -253,10 +267,16 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
 def _paths(source: BatchSource, sample: int) -> tuple[Path, ...]:
     """The files of a sample."""
     dataset = source.dataset
-    own = (dataset.path(sample), _condition_path(dataset, sample))
-    if source.masks is None or source.masks.pattern is None:
-        return own
-    return (*own, source.masks.path(dataset.samples[sample].name))
+    paths = [dataset.path(sample), dataset.condition_path(sample)]
+    if source.masks is not None and source.masks.pattern is not None:
+        paths.append(source.masks.path(dataset.samples[sample].name))
+    if (pattern := _treatment(source, sample).loss_mask) is not None:
+        paths.append(mask_path(pattern, dataset.own_name(sample)))
+    return tuple(paths)
+
+
+def _treatment(source: BatchSource, sample: int) -> Treatment:
+    return source.treatments[source.dataset.samples[sample].source]
 
 
 def _value(source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool) -> Tensor:
@@ -282,6 +302,8 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return torch.tensor([float(is_conditioned(position, share)) for position in rows.positions])
         case kind if kind == MASK:
             return _masks(source, rows, spec)
+        case kind if kind == SAMPLE_WEIGHT:
+            return _sample_weights(source, rows, spec)
         case "guidance":
             return torch.full((len(rows.samples),), source.guidance)
         case "frame_rate":
@@ -340,10 +362,6 @@ def _views(source: BatchSource, rows: Rows) -> list[View]:
     return [View((crop[0], crop[1]), flip, start) for crop, flip, start in zip(crops, flips, starts, strict=True)]
 
 
-def _condition_path(dataset: Dataset, sample: int) -> Path:
-    return dataset.folder / (dataset.samples[sample].condition or "")
-
-
 def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
     """Height and width of the picture, top and left of the cut, height and width of the result, (B, 6)."""
     size = next(_size_of(spec) for spec in source.inputs if spec.name == "pixels")
@@ -363,7 +381,7 @@ def _size_of(spec: TensorSpec) -> Size:
 def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     """Levels of the samples' pictures or clips; those that steer are seen as those that they belong to."""
     dataset, is_own = source.dataset, kind_of(spec.name) == "pixels"
-    paths = [dataset.path(sample) if is_own else _condition_path(dataset, sample) for sample in rows.samples]
+    paths = [dataset.path(sample) if is_own else dataset.condition_path(sample) for sample in rows.samples]
     levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
     decoded: dict[tuple[Path, View], int] = {}
     for row, key in enumerate(zip(paths, _views(source, rows), strict=True)):
@@ -406,6 +424,22 @@ def _masks(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     return torch.stack(found)
 
 
+def _sample_weights(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """The weight of each row in the loss, (B,), or of its latents, (B, 1, h, w). In validation all are 1."""
+    weights = torch.ones(len(rows.samples), *spec.shape)
+    if rows.times is not None:
+        return weights
+    size = next(_size_of(one) for one in source.inputs if kind_of(one.name) == "pixels")
+    for row, (sample, view) in enumerate(zip(rows.samples, _views(source, rows), strict=True)):
+        treatment = _treatment(source, sample)
+        if treatment.loss_mask is not None:
+            path = mask_path(treatment.loss_mask, source.dataset.own_name(sample))
+            latents = spec.shape[-2], spec.shape[-1]
+            weights[row] = load_loss_mask(path, size=size, latents=latents, crop=view.crop, flip=view.flip)
+        weights[row] *= treatment.loss_weight
+    return weights
+
+
 def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:
     share = source.augmentation.condition_dropout
     if share == 0:
@@ -431,8 +465,9 @@ def _texts(source: BatchSource, rows: Rows, tokens: str) -> list[str]:
 
 
 def _text(source: BatchSource, rows: Rows, row: int, encoder: str) -> str:
-    sample, rules = rows.samples[row], source.captions
-    captions = source.dataset.samples[sample].captions
+    sample = rows.samples[row]
+    about = source.dataset.samples[sample]
+    captions, rules = about.captions, source.treatments[about.source].captions
     if rows.passes is None:
         assert rules == AS_THEY_ARE or rows.times is not None, "rows to train on say how often samples were seen"
         return plain_text(texts_of(captions, rules)[0], rules)

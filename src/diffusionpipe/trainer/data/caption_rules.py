@@ -13,10 +13,10 @@ text is the same on every layout and after a resumed run, and the options do not
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from diffusionpipe.trainer.data.randomness import generator
+if TYPE_CHECKING:
+    import numpy as np
 
 TRIGGER = "[trigger]"
 """The part of a caption that stands for the trigger word."""
@@ -70,8 +70,11 @@ class Seen:
     number: int
     """The number of times that it was seen before."""
 
-    def draws(self, purpose: str) -> np.random.Generator:
+    def draws(self, purpose: str) -> "np.random.Generator":
         """The numbers for one purpose."""
+        # Imported only here: it needs torch, and the sections of a recipe must not.
+        from diffusionpipe.trainer.data.randomness import generator
+
         return generator(seed=self.seed, purpose=f"caption.{purpose}", step=self.number, position=self.sample)
 
 
@@ -131,7 +134,7 @@ def _with_trigger(text: str, rules: CaptionRules) -> str:
     return f"{rules.trigger}{rules.separator} {text}" if text else rules.trigger
 
 
-def _tags(text: str, rules: CaptionRules, numbers: np.random.Generator) -> str:
+def _tags(text: str, rules: CaptionRules, numbers: "np.random.Generator") -> str:
     """The tags that are not dropped, the kept ones at their places and the others in a drawn order."""
     parts = [_split(part, rules) for part in text.split(rules.keep_mark, 2)]
     if len(parts) == 1:

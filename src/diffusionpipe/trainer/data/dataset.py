@@ -65,6 +65,8 @@ class Sample:
     label: int | None = None
     condition: str | None = None
     """The picture that steers, as a path below the folder."""
+    source: int = 0
+    """The number of its source, where the data have several."""
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -73,10 +75,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of several sources of a data set."""
+
+    name: str
+    folder: Path
+    count: int
+    """The number of its samples."""
+    repeats: int
+    """How often an epoch has each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """All samples of a folder."""
+    """All samples of a folder, or of several."""
 
     folder: Path
+    """The folder; without a meaning where there are several."""
     samples: tuple[Sample, ...]
     """The samples, sorted by name; samples that enter later come after the others."""
     contents: str = ""
@@ -85,10 +100,29 @@ class Dataset:
     """Frames of a second of the middle one of its clips, by their own rates; None of pictures."""
     growth: Growth = ()
     """When those at the end are known; () where all are from the beginning."""
+    parts: tuple[Part, ...] = ()
+    """The sources, by `Sample.source`; () where there is one folder. Names of samples begin with their source's."""
 
     def path(self, index: int) -> Path:
         """The file of sample `index`."""
-        return self.folder / self.samples[index].name
+        return self._folder_of(index) / self.own_name(index)
+
+    def condition_path(self, index: int) -> Path:
+        """The file of the picture that steers sample `index`."""
+        return self._folder_of(index) / (self.samples[index].condition or "")
+
+    def own_name(self, index: int) -> str:
+        """The path of sample `index` below its folder, with "/"."""
+        sample = self.samples[index]
+        return sample.name.removeprefix(f"{self.parts[sample.source].name}/") if self.parts else sample.name
+
+    @property
+    def where(self) -> str:
+        """The folders, as a message names them."""
+        return ", ".join(str(part.folder) for part in self.parts) or str(self.folder)
+
+    def _folder_of(self, index: int) -> Path:
+        return self.parts[self.samples[index].source].folder if self.parts else self.folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +189,8 @@ class Rules:
     """A folder whose pictures are left out where it lies in the scanned one: validation's of training's."""
     may_skip: bool = False
     """Whether pictures of this folder may be left out, if data.on_error says so: those to train on."""
+    prefix: str = ""
+    """Put before the names of pictures that are left out: that of one of several sources."""
     skipping: Skipping | None = None
     """Leave out pictures that cannot be read; None: they are errors."""
 
@@ -209,7 +245,7 @@ def examine(
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
     unreadable = headers.problems
     if rules.skipping is not None and unreadable:
-        rules.skipping.leave_out(unreadable)
+        rules.skipping.leave_out({rules.prefix + name: why for name, why in unreadable.items()})
         pictures = [name for name in pictures if name not in unreadable and steered.get(name) not in unreadable]
         logger.warning('data=%s left_out=%d reason="they cannot be read" list=%s', folder, len(unreadable), SKIPPED)
         unreadable = {}

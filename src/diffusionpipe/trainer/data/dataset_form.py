@@ -3,31 +3,41 @@
 from pathlib import Path
 
 from diffusionpipe.runtime.comm.exchange import Form, rows_of
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
+from diffusionpipe.trainer.data.dataset import Dataset, Part, Sample
 
 _SAMPLES = rows_of(Sample)
 
 
 def _write(dataset: Dataset) -> object:
     growth = [list(pair) for pair in dataset.growth]
-    return [str(dataset.folder), dataset.contents, dataset.rate, growth, _SAMPLES.write(dataset.samples)]
+    parts = [[part.name, str(part.folder), part.count, part.repeats] for part in dataset.parts]
+    return [str(dataset.folder), dataset.contents, dataset.rate, growth, parts, _SAMPLES.write(dataset.samples)]
 
 
 def _read(data: object) -> Dataset:
-    if not isinstance(data, list) or len(data) != 5 or not all(isinstance(text, str) for text in data[:2]):
-        raise ValueError("a folder, a fingerprint, a rate, a growth and columns are needed")
+    if not isinstance(data, list) or len(data) != 6 or not all(isinstance(text, str) for text in data[:2]):
+        raise ValueError("a folder, a fingerprint, a rate, a growth, sources and columns are needed")
     if not isinstance(data[2], float | None):
         raise ValueError("a rate is a number")
     growth = data[3]
     if not isinstance(growth, list) or not all(_is_pair(pair) for pair in growth):
         raise ValueError("a growth is pairs of whole numbers")
+    if not isinstance(data[4], list):
+        raise ValueError("sources are a list")
     return Dataset(
         folder=Path(data[0]),
         contents=data[1],
         rate=data[2],
         growth=tuple((since, count) for since, count in growth),
-        samples=_SAMPLES.read(data[4]),
+        parts=tuple(_part(part) for part in data[4]),
+        samples=_SAMPLES.read(data[5]),
     )
+
+
+def _part(found: object) -> Part:
+    if not isinstance(found, list) or [type(value) for value in found] != [str, str, int, int]:
+        raise ValueError("a source is a name, a folder and two whole numbers")
+    return Part(name=found[0], folder=Path(found[1]), count=found[2], repeats=found[3])
 
 
 def _is_pair(found: object) -> bool:

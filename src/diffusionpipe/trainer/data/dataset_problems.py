@@ -1,5 +1,6 @@
 """Why a data set does not have what a model reads: each function returns a list of sentences, empty if it has."""
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from diffusionpipe.ir.words import counted
@@ -14,19 +15,23 @@ def problems_of_captions(dataset: Dataset) -> list[str]:
     if not without:
         return []
     examples = f"{counted(len(without), 'pictures have no caption')}, e.g. {without[0]}"
-    return [f"{dataset.folder}: {examples}; the models need labels and captions"]
+    return [f"{dataset.where}: {examples}; the models need labels and captions"]
 
 
-def problems_of_rules(rules: CaptionRules) -> list[str]:
+def problems_of_rules(rules: Iterable[CaptionRules]) -> list[str]:
     """Problems for a model that reads no captions."""
-    return [] if rules == AS_THEY_ARE else ["data.captions: the model reads no captions; remove the section"]
+    return (
+        []
+        if all(one == AS_THEY_ARE for one in rules)
+        else ["data.captions: the model reads no captions; remove the section"]
+    )
 
 
-def problems_of_encoders(rules: CaptionRules, known: AbstractSet[str]) -> list[str]:
+def problems_of_encoders(rules: Iterable[CaptionRules], known: AbstractSet[str]) -> list[str]:
     """Names of text encoders that the model does not have."""
     return [
         f"data.captions.dropout: the model has no text encoder {name!r}; use {' or '.join(sorted(known))}"
-        for name, _ in rules.encoder_dropout
+        for name in dict.fromkeys(name for one in rules for name, _ in one.encoder_dropout)
         if name not in known
     ]
 
@@ -37,7 +42,7 @@ def problems_of_conditions(dataset: Dataset) -> list[str]:
     if not without:
         return []
     problem = (
-        f'{dataset.folder}: {counted(len(without), "pictures have no")} "conditioning_image" in {METADATA}, '
+        f'{dataset.where}: {counted(len(without), "pictures have no")} "conditioning_image" in {METADATA}, '
         f"e.g. {without[0]}; the model needs one for each picture"
     )
     return [problem]
@@ -51,7 +56,7 @@ def problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
     if not bad:
         return []
     problem = (
-        f"{dataset.folder}: {counted(len(bad), 'pictures have no label')} below {null_label}, the model's number of "
+        f"{dataset.where}: {counted(len(bad), 'pictures have no label')} below {null_label}, the model's number of "
         f"classes, e.g. {bad[0].name} has {bad[0].label}"
     )
     return [problem]

@@ -93,6 +93,12 @@ def is_same(one: Path, other: Path) -> bool:
     return found is not None and found == _identity(other)
 
 
+def is_around(inner: Path, outer: Path) -> bool:
+    """Whether a folder lies in another one or around it, through links, but is not the same."""
+    one, other = (Path(os.path.realpath(folder)) for folder in (inner, outer))
+    return one != other and (one.is_relative_to(other) or other.is_relative_to(one))
+
+
 def overlooked_part(name: str) -> str | None:
     """The part of a path because of which it is not looked at, or None."""
     return next((part for part in name.split("/") if _kind_of(part) is not None), None)

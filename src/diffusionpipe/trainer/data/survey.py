@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, chunks_in_use, cut_captions
-from diffusionpipe.trainer.data.caption_rules import AS_THEY_ARE, CaptionRules, plain_text, texts_of
+from diffusionpipe.trainer.data.caption_rules import plain_text, texts_of
 from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.order import next_epoch, place_of
+from diffusionpipe.trainer.data.treatment import PLAIN, Treatment
 
 ENLARGED = 2.0
 """A picture that is enlarged by more than this is named."""
@@ -58,8 +59,8 @@ class Use:
     """Width and height to which each is brought."""
     from_step: int = 0
     """The number of steps that are done."""
-    captions: CaptionRules = AS_THEY_ARE
-    """How texts are made from captions."""
+    treatments: Sequence[Treatment] = (PLAIN,)
+    """How training samples are used, by their sources."""
     readings: Sequence[Reading]
     """How captions are read; () where they are not."""
     more_chunks: bool = False
@@ -82,14 +83,15 @@ def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]
         for cut in cut_captions(use.prompts, use.readings)
     ]
     for folder in (train, *([held_out] if held_out is not None else [])):
-        where = "" if folder is train else f"{folder.dataset.folder}: "
+        where = "" if folder is train else f"{folder.dataset.where}: "
         lines += [Line(name="overlooked", text=where + text) for text in folder.findings.overlooked]
     return tuple(lines)
 
 
 def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
     number, noun = len(train.dataset.samples), train.findings.noun
-    text = f"{number:,} in {train.dataset.folder}"
+    parts = train.dataset.parts
+    text = f"{sum(part.count for part in parts) or number:,} in {train.dataset.where}"
     sizes = [size for size in train.findings.sizes if size is not None]
     if sizes:
         ranked = sorted(sizes, key=lambda size: size[0] * size[1])
@@ -98,8 +100,11 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
             text += f" to {_of_size(ranked[-1])} (median {_of_size(ranked[len(ranked) // 2])})"
         text += " pixels"
     yield Line(name=noun, text=text)
+    for part in parts:
+        own = f"{part.count:,} in {part.folder}" + (f", each {part.repeats:,} times" if part.repeats > 1 else "")
+        yield Line(name=part.name, text=f"{own}: {_percent(part.count * part.repeats / number)} of an epoch")
     if held_out is not None:
-        yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.folder}")
+        yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.where}")
     yield Line(name="epochs", text=f"{use.epochs:,.3g} ({counted(use.steps, 'steps')} of {use.batch:,})")
     for since, count in train.dataset.growth:
         if since >= use.from_step * use.batch:
@@ -147,7 +152,7 @@ def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
     """Captions that are longer than a text encoder reads, and empty ones."""
     if not use.readings:
         return
-    places, texts = _longest_texts(folder.dataset, use.captions)
+    places, texts = _longest_texts(folder.dataset, use.treatments)
     noun = "" if name == "captions" else "captions "
     for cut in cut_captions(texts, use.readings):
         drawn = f" (of {MOST:,} that were drawn and counted)" if cut.looked_at < len(texts) else ""
@@ -160,10 +165,11 @@ def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
         yield Line(name=name, text=text, is_warning=True)
 
 
-def _longest_texts(dataset: Dataset, rules: CaptionRules) -> tuple[list[int], list[str]]:
+def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> tuple[list[int], list[str]]:
     """Each caption at its longest, and the place of its sample."""
     places, texts = [], []
     for place, sample in enumerate(dataset.samples):
+        rules = treatments[sample.source].captions
         for text in texts_of(sample.captions, rules):
             places.append(place)
             texts.append(plain_text(text, rules, lambda parts: max(parts, key=len)))
@@ -176,7 +182,7 @@ def _unused_chunks(train: Folder, held_out: Folder | None, use: Use) -> Iterator
     if asked == 1:
         return
     folders = (train, held_out) if held_out is not None else (train,)
-    texts = [text for folder in folders for text in _longest_texts(folder.dataset, use.captions)[1]]
+    texts = [text for folder in folders for text in _longest_texts(folder.dataset, use.treatments)[1]]
     needed = chunks_in_use([*texts, *use.prompts], use.readings)
     if needed < asked:
         text = f"fit into {counted(needed, 'chunks')}; data.caption_chunks = {needed} is faster than {asked}"

@@ -18,6 +18,7 @@ from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.noise_levels import refuse_unknown
 from diffusionpipe.models.objectives.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
+from diffusionpipe.models.objectives.sample_weights import with_sample_weights
 from diffusionpipe.models.opening.folder import (
     build_graph,
     component_config,
@@ -241,6 +242,8 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         clip=clip_of(recipe),
         captions=captions_of(recipe),
     )
+    if recipe.data.is_weighted:
+        graph = with_sample_weights(graph, is_masked=recipe.data.has_loss_masks)
     if recipe.model.class_embeddings is not None:
         values_of_tables(recipe.model.class_embeddings, graph.components)  # refused here, before anything is read
         for table in class_tables(graph.components).values():

@@ -29,6 +29,12 @@ SAME: Mapping[str, str] = {
     "lora.trigger": "instance_prompt class_tokens",
     "data.train": "train_data_dir instance_data_dir image_dir image_directory video_directory dataset_path folder_path "
     "dataset dataset_name data_dir train_dir",
+    "data.sources.NAME.path": "datasets concepts data_backend_config dataset_config concept_file_name",
+    "data.sources.NAME.repeats": "num_repeats repeats balancing",
+    "data.sources.NAME.regularisation": "is_reg is_regularisation_data with_prior_preservation reg_data_dir "
+    "class_data_dir",
+    "data.sources.NAME.loss_weight": "prior_loss_weight reg_weight",
+    "data.loss_mask": "masked_loss mask_path conditioning_data_dir masked_training alpha_mask",
     "data.validation": "eval_datasets validation_data_dir validation_split eval_data_dir",
     "data.resolution": "width size image_size",
     "data.frames": "num_frames target_frames frame_buckets",
@@ -141,7 +147,6 @@ ABSENT: Mapping[str, str] = {
     "enable_bucket enable_ar_bucket buckets bucket_reso_steps min_bucket_reso max_bucket_reso bucket_no_upscale": (
         "all pictures are resized and cropped to data.resolution; remove it"
     ),
-    "num_repeats repeats": "a picture counts once in an epoch; copy its folder, or remove it",
     "num_processes num_gpus nproc_per_node gpus world_size": "give it on the command line: train --ranks N",
     "resume resume_from_checkpoint resume_from": "give it on the command line: train --resume latest",
     "xformers sdpa mem_eff_attn enable_xformers_memory_efficient_attention flash_attn attention_mechanism": (

@@ -5,8 +5,10 @@ may be switched off, the word "none" does it. Paths are relative to the current 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -16,6 +18,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
+from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
@@ -50,6 +53,7 @@ from diffusionpipe.trainer.recipe.section import (
     of_user,
     raise_problems,
 )
+from diffusionpipe.trainer.recipe.sources_section import MaskPattern, SourceSection
 from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
 
@@ -64,8 +68,11 @@ class OnError(StrEnum):
 class DataSection(Section):
     """[data]: pictures or clips, and captions."""
 
-    train: Place
-    """Folder of pictures with metadata.jsonl or .csv (file_name and text, or label) or .txt files beside them."""
+    train: Maybe[Place] = None
+    """Folder of pictures with metadata.jsonl or .csv (file_name and text, or label) or .txt files beside them; "none":
+    the folders of [data.sources.NAME]."""
+    sources: dict[str, SourceSection] = Field(default_factory=dict)
+    """Several folders in place of `train`, with repeats, loss weights and captions of their own."""
     validation: Maybe[Place] = None
     """Folder of the same kind for validation; it is never used for training."""
     resolution: Annotated[Count, Field(le=65_536)]
@@ -92,6 +99,8 @@ class DataSection(Section):
     """The holes that a model for inpainting fills: "edges", "boxes", or from files ("file"); "none": no masks."""
     mask_file: Maybe[Annotated[str, Field(min_length=1), AfterValidator(of_user)]] = None
     """For masks = "file": the path of a picture's mask, where {name} stands for the picture's name without ending."""
+    loss_mask: Maybe[MaskPattern] = None
+    """The path of a grey picture that weighs the loss of a picture's parts, white: whole; {name} as in mask_file."""
     workers: Auto[Annotated[int, Field(ge=0, le=128)]] = None
     """Processes per rank that decode pictures ahead; 0 decodes in the training process; "auto": 1 on CPUs, on GPUs as
     many as cores are free for a rank."""
@@ -101,6 +110,65 @@ class DataSection(Section):
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100
     """With on_error = "skip": different pictures that may be skipped before the run stops."""
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The folders that are trained on, by the names of their sources; "" of `train`."""
+        found = {name: source.path for name, source in self.sources.items()}
+        return found if self.train is None else {"": self.train}
+
+    @property
+    def where(self) -> str:
+        """These folders, as a line names them."""
+        return ", ".join(map(str, self.folders.values()))
+
+    @property
+    def treatments(self) -> tuple[Treatment, ...]:
+        """How samples are used, by source."""
+        if not self.sources:
+            return (Treatment(captions=self.captions.rules, loss_mask=self.loss_mask),)
+        general = self.captions.rules
+        return tuple(
+            Treatment(
+                captions=one.captions.rules
+                if one.captions is not None
+                else replace(general, trigger=None)
+                if one.regularisation
+                else general,
+                loss_weight=one.loss_weight,
+                loss_mask=one.loss_mask or self.loss_mask,
+            )
+            for one in self.sources.values()
+        )
+
+    @property
+    def has_loss_masks(self) -> bool:
+        """Whether parts of pictures count differently in the loss."""
+        return any(one.loss_mask is not None for one in self.treatments)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether samples or their parts count differently in the loss."""
+        return self.has_loss_masks or any(one.loss_weight != 1 for one in self.treatments)
+
+    @model_validator(mode="after")
+    def _has_folders(self) -> Self:
+        problems = []
+        if self.train is None and not self.sources:
+            problems.append("train: a folder of pictures is required; name it here, or several as [data.sources.NAME]")
+        if self.train is not None and self.sources:
+            problems.append("train: [data.sources.NAME] names the folders; make it one of them, and remove data.train")
+        problems += [
+            f"sources.{name!r}: a name of a source has no slash and is not empty; rename it"
+            for name in self.sources
+            if not name or "/" in name or name in (".", "..")
+        ]
+        if self.sources and all(one.regularisation for one in self.sources.values()):
+            problems.append("sources: all are regularisation sets; set regularisation = false for one that is new")
+        if self.loss_mask is not None and self.frames is not None:
+            problems.append("loss_mask: masks of clips are not supported; remove loss_mask")
+        raise_problems(problems)
+        return self
 
     @model_validator(mode="after")
     def _masks_have_their_files(self) -> Self:

@@ -1,0 +1,87 @@
+"""Several folders as one data set: their samples one folder after the other, each as often as its folder is repeated.
+
+    [data.sources.owls]    30 pictures, repeats = 4     samples   0 ... 119    owls/a.png, owls/a.png, ...
+    [data.sources.birds]   100 pictures                 samples 120 ... 219    birds/a.png, ...
+
+A sample has the name of its source before its own. An epoch has every sample once, so a picture of a source that is
+repeated is seen so often in it, each time with draws of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median_low
+
+from diffusionpipe.trainer.data.dataset import Dataset, Findings, Part, Sample
+from diffusionpipe.trainer.data.images import Size
+from diffusionpipe.trainer.data.treatment import Treatment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One source, as its scan has found it."""
+
+    name: str
+    dataset: Dataset
+    findings: Findings
+    repeats: int | None
+    """None: as many as fit to the others."""
+    regularisation: bool
+
+
+def repeats_of(found: Sequence[Found]) -> dict[str, int]:
+    """How often an epoch has each sample of a source, by the source's name.
+
+    Regularisation sets without a number of their own have together about as many samples as all others.
+    """
+    counts = {one.name: len(one.dataset.samples) for one in found}
+    fitted = [one.name for one in found if one.regularisation and one.repeats is None]
+    repeats = {one.name: one.repeats or 1 for one in found}
+    others = sum(counts[one.name] * repeats[one.name] for one in found if not one.regularisation)
+    number = max(1, round(others / max(1, sum(counts[name] for name in fitted))))
+    return {name: number if name in fitted else own for name, own in repeats.items()}
+
+
+def joined(found: Sequence[Found]) -> tuple[Dataset, Findings]:
+    """The samples of all sources, and all that their scans have found."""
+    repeats, contents = repeats_of(found), blake2b(digest_size=16)
+    samples: list[Sample] = []
+    sizes: list[Size | None] = []
+    files: dict[str, str] = {}
+    overlooked: list[str] = []
+    for number, one in enumerate(found):
+        own = tuple(replace(sample, name=f"{one.name}/{sample.name}", source=number) for sample in one.dataset.samples)
+        for sample, size in zip(own, one.findings.sizes, strict=True):
+            samples += [sample] * repeats[one.name]
+            sizes += [size] * repeats[one.name]
+        files |= {f"{one.name}/{name}": digest for name, digest in one.findings.files.items()}
+        overlooked += [f"{one.dataset.folder}: {text}" for text in one.findings.overlooked]
+        contents.update(f"{one.name}\0{one.dataset.contents}\0".encode())
+    rates = [one.dataset.rate for one in found if one.dataset.rate is not None]
+    dataset = Dataset(
+        folder=Path(),
+        samples=tuple(samples),
+        contents=contents.hexdigest()[:12],
+        rate=median_low(rates) if rates else None,
+        parts=tuple(
+            Part(
+                name=one.name,
+                folder=one.dataset.folder,
+                count=len(one.dataset.samples),
+                repeats=repeats[one.name],
+            )
+            for one in found
+        ),
+    )
+    findings = Findings(noun=found[0].findings.noun, sizes=tuple(sizes), files=files, overlooked=tuple(overlooked))
+    return dataset, findings
+
+
+def identity_of_sources(names: Mapping[str, int], treatments: Mapping[str, Treatment]) -> dict[str, object]:
+    """The facts about sources that must not change in a run, by the sources' names; `names` have their repeats."""
+    return {
+        name: f"{repeats} times, loss weight {treatments[name].loss_weight:g}, masks {treatments[name].loss_mask}, "
+        f"{treatments[name].captions}"
+        for name, repeats in names.items()
+    }

@@ -1,0 +1,43 @@
+"""[data.sources.NAME]: one of several folders that are trained on together."""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from diffusionpipe.trainer.data.mask_kinds import NAME
+from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
+from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, of_user
+
+
+def pattern_of_masks(pattern: str) -> str:
+    """The path of masks, if it names the picture."""
+    if NAME not in pattern:
+        raise ValueError(f': the path of each picture\'s mask holds {NAME}, e.g. "masks/{NAME}.png"')
+    return pattern
+
+
+MaskPattern = Annotated[str, Field(min_length=1), AfterValidator(of_user), AfterValidator(pattern_of_masks)]
+
+
+class SourceSection(Section):
+    """[data.sources.NAME]: one of several folders that are trained on together."""
+
+    path: Place
+    """Folder of pictures or clips, as data.train is."""
+    repeats: Auto[Annotated[int, Field(ge=1, le=10_000)]] = None
+    """Times that an epoch has each of its samples; "auto": 1, of a regularisation set as many as give it about the
+    samples of all others."""
+    regularisation: bool = False
+    """A set of pictures of the general kind, which keep the model from forgetting it: without the trigger word."""
+    loss_weight: Positive = 1.0
+    """Factor of the loss of its samples."""
+    loss_mask: Maybe[MaskPattern] = None
+    """The path of each picture's mask of the loss, instead of data.loss_mask; "none": data.loss_mask."""
+    captions: Maybe[CaptionsSection] = None
+    """How texts are made from its captions; "none": as [data.captions] says."""
+
+    @model_validator(mode="after")
+    def _trigger_is_of_new_pictures(self) -> Self:
+        if self.regularisation and self.captions is not None and self.captions.trigger is not None:
+            raise ValueError("captions.trigger: a regularisation set has no trigger word; remove it")
+        return self
