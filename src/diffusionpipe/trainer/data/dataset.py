@@ -190,7 +190,7 @@ class Rules:
     may_skip: bool = False
     """Whether pictures of this folder may be left out, if data.on_error says so: those to train on."""
     prefix: str = ""
-    """Put before the names of pictures that are left out: that of one of several sources."""
+    """Put before the names of pictures that are left out: the name of a source and "/"."""
     skipping: Skipping | None = None
     """Leave out pictures that cannot be read; None: they are errors."""
 

@@ -1,18 +1,19 @@
-"""Several folders as one data set: their samples one folder after the other, each as often as its folder is repeated.
+"""Several folders as one data set: the samples of one folder after the other, each as many times as it is repeated.
 
     [data.sources.owls]    30 pictures, repeats = 4     samples   0 ... 119    owls/a.png, owls/a.png, ...
     [data.sources.birds]   100 pictures                 samples 120 ... 219    birds/a.png, ...
 
-A sample has the name of its source before its own. An epoch has every sample once, so a picture of a source that is
-repeated is seen so often in it, each time with draws of its own.
+A sample has the name of its source before its own. An epoch has every sample once. A picture of a source with
+four repeats is four samples, each with draws of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median_low
 
+from diffusionpipe.trainer.data.caption_rules import AS_THEY_ARE
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Part, Sample
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.treatment import Treatment
@@ -78,10 +79,18 @@ def joined(found: Sequence[Found]) -> tuple[Dataset, Findings]:
     return dataset, findings
 
 
-def identity_of_sources(names: Mapping[str, int], treatments: Mapping[str, Treatment]) -> dict[str, object]:
-    """The facts about sources that must not change in a run, by the sources' names; `names` have their repeats."""
-    return {
-        name: f"{repeats} times, loss weight {treatments[name].loss_weight:g}, masks {treatments[name].loss_mask}, "
-        f"{treatments[name].captions}"
-        for name, repeats in names.items()
-    }
+def identity_of_sources(repeats: Mapping[str, int], treatments: Mapping[str, Treatment]) -> dict[str, object]:
+    """The facts about sources that must not change in a run, by the sources' names; `repeats` of each sample."""
+    return {name: ", ".join(_facts(number, treatments[name])) for name, number in repeats.items()}
+
+
+def _facts(repeats: int, treatment: Treatment) -> Iterator[str]:
+    yield f"{repeats} times"
+    if treatment.loss_weight != 1:
+        yield f"loss_weight {treatment.loss_weight:g}"
+    if treatment.loss_mask is not None:
+        yield f"loss_mask {treatment.loss_mask}"
+    for field in fields(treatment.captions):
+        value = getattr(treatment.captions, field.name)
+        if value != getattr(AS_THEY_ARE, field.name):
+            yield f"captions.{field.name} {value}"
