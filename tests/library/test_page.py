@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import diffusionpipe as dp
+from diffusionpipe.costs.cluster import of_ranks
+from diffusionpipe.costs.clusters import load_cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
@@ -106,6 +108,35 @@ def test_a_model_of_the_page_trains_in_processes_as_in_one(page, name, schedule)
     with dp.run(getattr(page, name), choice.plan, ranks="processes") as run:
         loss, gradients = run.step(*batch), run.gradients()
         assert run.timeline().source == "measured"
+    assert_trains_as_one_process(model, batch, loss, gradients)
+
+
+def plan_of_towers(model):
+    """Its plan on three ranks: each tower is a stage, and so is the rest."""
+    profile = dp.profile(model, analytic="cpu-1-thread", batch_sizes=(1, 2, 4))
+    cluster = of_ranks(load_cluster("cpux2:2"), (0, 1, 2))
+    choice = dp.plan(profile, cluster=cluster, batch=BATCH, schedule="graphpipe", stages=3, microbatches=4)
+    assert choice.plan.blocks[:2] == (("0.Tower", "2.Tower"), ("1.Tower", "3.Tower"))
+    edges = {(edge.producer, edge.consumer) for edge in choice.plan.train.placement.pipelines[0].edges}
+    assert edges & {(0, 1), (0, 2), (1, 2)} == {(0, 2), (1, 2)}
+    assert "3 stages (2 in a row)" in choice.why
+    return choice.plan
+
+
+def test_towers_beside_each_other_train_as_in_one_process(page):
+    model = page.towers()
+    batch = batch_of(model)
+    with dp.run(model, plan_of_towers(model), ranks="threads") as run:
+        loss, gradients = run.step(*batch), run.gradients()
+    assert_trains_as_one_process(model, batch, loss, gradients)
+
+
+@pytest.mark.slow
+def test_towers_beside_each_other_train_in_processes_as_in_one(page):
+    model = page.towers()
+    batch = batch_of(model)
+    with dp.run(page.towers, plan_of_towers(model), ranks="processes") as run:
+        loss, gradients = run.step(*batch), run.gradients()
     assert_trains_as_one_process(model, batch, loss, gradients)
 
 

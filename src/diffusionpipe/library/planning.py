@@ -24,6 +24,7 @@ from diffusionpipe.planner.rows import Row, unit_of
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
 from diffusionpipe.schedules import REGISTRY, generator_of
+from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.stated_setting import stated_setting
@@ -81,7 +82,8 @@ def plan(
         cluster: the name of a shipped cluster, with ":N" for N nodes, or the path of a cluster file.
         batch: samples of one step, over all devices.
         optimizer: its name in torch.optim, whose state takes memory.
-        schedule: a family's name, a file of orders, or the result of `dp.schedule`; None: the planner chooses.
+        schedule: a family's name, "graphpipe" for stages on branches that run at the same time, a file of orders, or
+            the result of `dp.schedule`; None: the planner chooses among all.
         stages: into which the model is cut.
         microbatches: of one iteration of one pipeline.
         replicas: devices of each stage, which share each micro-batch's samples.
@@ -104,7 +106,8 @@ def plan(
     setting = stated_setting(known, machines, batch, checkpoint=(), has_ema=False, optimizer=optimizer)
     if isinstance(schedule, str) and is_order_file(schedule):
         schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
-    if isinstance(schedule, str) and schedule not in REGISTRY and generator_of(schedule) and stages and microbatches:
+    is_offered = isinstance(schedule, str) and schedule not in {*REGISTRY, GRAPHPIPE} and generator_of(schedule)
+    if isinstance(schedule, str) and is_offered and stages and microbatches:
         schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
     if isinstance(schedule, Schedule) or replicas is not None:
         layout = _layout(setting, schedule, stages, microbatches, replicas, data_parallel, sharded=bool(sharded))
