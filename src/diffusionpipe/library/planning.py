@@ -21,6 +21,7 @@ from diffusionpipe.planner.from_profile import cut_and_filled
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, unit_of
+from diffusionpipe.planner.search.branch_order import in_branch_order
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
 from diffusionpipe.schedules import REGISTRY, generator_of
@@ -198,6 +199,8 @@ def _layout(
 
 def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: bool) -> Choice:
     """The choice of a given layout, with the best number of micro-batches where that is not given."""
+    if layout.schedule == GRAPHPIPE:
+        setting = in_branch_order(setting)
     sizes = [layout.microbatches]
     if microbatches is None and layout.orders is None:
         share = layout.batch // layout.data_parallel

@@ -8,18 +8,20 @@ from diffusionpipe.costs import AllReduce, Cluster, Costs, Device, Link, ModelGr
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Mesh, Plan, Schedule, Timeline
-from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan, build_train_schedule
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import BackboneLayout, Filler, Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.windows import window_fills
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.pricing.window_costs import window_costs
+from diffusionpipe.planner.search.branch_program import best_branches
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of
-from diffusionpipe.schedules.building.branches import GRAPHPIPE, branched
+from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.building.list_scheduling import StageTimes
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.simulator import simulate
@@ -60,9 +62,8 @@ def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | N
     if layout.backbones:
         layout = _listed(setting, replace(layout, backbones=tuple(_split(profile, layout))))
     elif not layout.splits:
-        layout = replace(layout, splits=_splits(profile, profile.graph, layout))
-    if layout.schedule == GRAPHPIPE and layout.orders is None and layout.versions is Versions.FLUSHED:
-        layout = replace(layout, orders=_over_branches(setting, layout))
+        splits = _branch_splits(setting, layout) or _splits(profile, profile.graph, layout)
+        layout = replace(layout, splits=splits)
     if not profile.graph.frozen_layers:
         return layout, None
     frozen = frozen_layers(profile)
@@ -133,18 +134,6 @@ def _split(profile: Profile, layout: Layout) -> Iterator[BackboneLayout]:
         yield replace(own, splits=own.splits or _splits(profile, graph, layout.backbone(number)))
 
 
-def _over_branches(setting: Setting, layout: Layout) -> Schedule | None:
-    """The orders of stages of which those that do not read each other run at the same time.
-
-    None for splits that do not fit, which the plan refuses.
-    """
-    layers = setting.graph.backbone_layers
-    starts = (0, *(layers.index(name) for name in layout.splits if name in layers))
-    if len(starts) != layout.stages:
-        return None
-    return branched(frozenset(setting.table.flows(starts)), layout.stages, layout.microbatches)
-
-
 def _listed(setting: Setting, layout: Layout) -> Layout:
     """The layout with the orders of both backbones at once listed by the times of their stages, if these are shorter.
 
@@ -175,6 +164,17 @@ def _unfilled(setting: Setting, layout: Layout) -> Seconds:
     """The iteration of a layout whose frozen work comes first."""
     train, blocks = build_train_schedule(setting.graph, layout, pricing=pricing_of(setting))
     return simulate(train, costs_of(train, blocks, layout.mesh, setting)).makespan
+
+
+def _branch_splits(setting: Setting, layout: Layout) -> tuple[str, ...]:
+    """First layers of stages on branches, for such orders over a model listed branch by branch; else ()."""
+    judge = Judge(setting=setting)
+    if layout.schedule != GRAPHPIPE or layout.replicas or judge.tables.tree is None:
+        return ()
+    place = Arrangement(data_parallel=layout.data_parallel, units=layout.stages)
+    question = judge.questions.question(place, layout.microbatches, ignores_memory=True)
+    found = best_branches(question, judge.tables.tree, layout.microbatches)
+    return tuple(setting.graph.backbone_layers[start] for start in found[0].starts[1:]) if found else ()
 
 
 def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_bu
 from diffusionpipe.planner.assembly.structure import Division, connected, encoded, reduced
 from diffusionpipe.planner.assembly.windows import communicate_window, turns_of
 from diffusionpipe.schedules import forward_over
+from diffusionpipe.schedules.building.branches import GRAPHPIPE, branched
 from diffusionpipe.schedules.building.shapes import Pipe
 from diffusionpipe.schedules.several.backbones import of_backbone, one_by_one
 from diffusionpipe.simulator import simulate, uniform_costs
@@ -51,11 +52,11 @@ def build_plan(
     names = [name for block in build.blocks[:-1] for name in block]
     patterns = layout.checkpointed
     if layout.versions is Versions.FLUSHED:
-        train = _checked(_train_schedule(build, layout.generated(), filler))
+        train = _checked(_train_schedule(build, build.layout.generated(), filler))
         first = prologue(train) if filler else None
     else:
         train = _window(build, filler)
-        first = None if filler else encoding_of(_checked(_train_schedule(build, layout.generated(), None)))
+        first = None if filler else encoding_of(_checked(_train_schedule(build, build.layout.generated(), None)))
     return Plan(
         mesh=layout.mesh,
         blocks=build.blocks,
@@ -83,7 +84,7 @@ def build_train_schedule(
         ConfigError: sizes that do not fit each other or the model.
     """
     build = _build(graph, layout, pricing)
-    return _train_schedule(build, layout.generated(), filler), build.blocks
+    return _train_schedule(build, build.layout.generated(), filler), build.blocks
 
 
 def build_window(
@@ -111,6 +112,9 @@ def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build
     partition = _partition(graph, layout)
     check_tied(graph, layout, partition)
     layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition), probes=graph.probes)
+    if layout.schedule == GRAPHPIPE and layout.orders is None and layout.versions is Versions.FLUSHED:
+        orders = branched(frozenset(graph.flows(partition)), layout.stages, layout.microbatches)
+        layout = replace(layout, orders=orders)
     backbone = _bucketed(graph, partition, layout.buckets)
     if layout.sharded:
         check_shardable(graph, (*backbone, graph.frozen_layers))
