@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from descriptions import described
-from layouts import CPU, assert_same_step, feed_rows, merge, reference_step, step_in_threads
+from layouts import CPU, assert_same_step, feed_rows, merge, planned_step, reference_step, step_in_threads
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
@@ -15,6 +15,7 @@ from diffusionpipe.models.parameters.lora_targets import Breadth
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.search.naming import sizes_of_plan
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.engine.worker import build_worker
 
@@ -77,6 +78,22 @@ def test_gradients_of_adapters_of_text_encoders_are_those_of_one_process(model, 
     assert {name.partition(".")[0] for name in expected.gradients} == set(trained)
     assert all(is_adapter(name) and gradient.abs().max() > 0 for name, gradient in expected.gradients.items())
     assert_same_step(step_in_threads(graph, description, LAYOUTS[layout], inputs), expected)
+
+
+BRANCHES = {
+    "sdxl": ("text_encoder_2.text_model.encoder.layers.0", "text_encoder_2.text_states"),
+    "flux": ("text_encoder_2.encoder.block.0", "transformer.time_text_embed"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", BRANCHES)
+def test_encoders_beside_each_other_have_the_gradients_of_one_process(model):
+    graph, description, inputs, expected = adapted(*ENCODERS[model], size=0.1)
+    layout = Layout(batch=BATCH, stages=3, microbatches=4, schedule="graphpipe", splits=BRANCHES[model])
+    plan = build_plan(description, layout)
+    assert sizes_of_plan(plan) == "3 stages (2 in a row), 4 micro-batches"
+    assert_same_step(planned_step(graph, description, plan, inputs), expected)
 
 
 @pytest.mark.parametrize("layout", quick_and_slow(LAYOUTS, quick=[]))

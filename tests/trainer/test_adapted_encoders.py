@@ -4,6 +4,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from crew import crew_of
 from safetensors.torch import load_file
 from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES
@@ -11,6 +12,7 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
+from diffusionpipe.ir.files import read_plan
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import is_second_matrix
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
@@ -97,6 +99,22 @@ def test_two_ranks_learn_what_one_process_learns_also_where_they_go_on(layout, i
     again = recipe(f"again-{layout}")
     assert train_here(again, str(made.run.folder / "checkpoints" / "step-00000002")) == 4
     assert_same_weights(weights_of(latest(again.run.folder)), expected)
+
+
+@pytest.mark.slow
+def test_two_encoders_beside_each_other_learn_what_one_process_learns(recipe):
+    """Three ranks: one for each encoder, and one for the rest of SDXL."""
+    splits = ["text_encoder_2.text_model.encoder.layers.0", "text_encoder_2.text_states"]
+    made = recipe("beside", "sdxl", pipeline={"stages": 3, "schedule": "graphpipe", "splits": splits})
+    alone = recipe("sdxl-in-one", "sdxl")
+    assert train_here(alone) == 4
+    with crew_of(3) as ranks:
+        assert ranks.run(train, made) == [4, 4, 4]
+    train_schedule = read_plan(made.run.folder / "plan.json").train
+    edges = {(edge.producer, edge.consumer) for edge in train_schedule.placement.pipelines[0].edges}
+    assert (train_schedule.name, (0, 1) in edges, (0, 2) in edges) == ("graphpipe", False, True)
+    assert losses_of(made.run.folder) == pytest.approx(losses_of(alone.run.folder), rel=1e-12)
+    assert_same_weights(weights_of(latest(made.run.folder)), weights_of(latest(alone.run.folder)))
 
 
 def test_an_encoder_has_a_rate_of_its_own(recipe):

@@ -8,7 +8,15 @@ import pytest
 
 from diffusionpipe.planner.search.branch_program import best_branches
 from diffusionpipe.planner.search.dynamic_program import Question
-from diffusionpipe.planner.search.series_parallel import Parallel, Series, listed, longest, renumbered, tree_of
+from diffusionpipe.planner.search.series_parallel import (
+    Parallel,
+    Series,
+    listed,
+    longest,
+    renumbered,
+    tree_of,
+    with_waits,
+)
 
 NUM_DEVICES = 4
 
@@ -158,3 +166,17 @@ def test_a_tree_is_found_again_from_the_order_alone():
 )
 def test_an_n_among_the_layers_has_no_tree(edges):
     assert tree_of(6, edges) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_waits_make_any_order_series_parallel_and_keep_what_layers_read(seed):
+    rng = random.Random(seed)
+    pairs = [(a, b) for b in range(7) for a in range(b)]
+    edges, seconds = rng.sample(pairs, rng.randint(3, 10)), [rng.randint(1, 9) for _ in range(7)]
+    waiting = with_waits(7, edges, seconds)
+    tree = tree_of(7, waiting)
+    place = {layer: at for at, layer in enumerate(listed(tree))}
+    assert all(place[a] < place[b] for a, b in waiting)
+    assert set(edges) <= set(waiting)
+    assert longest(waiting, seconds) >= longest(edges, seconds)
+    assert (tuple(edges) == waiting) == (tree_of(7, edges) is not None)

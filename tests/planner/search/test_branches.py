@@ -1,5 +1,6 @@
 """Stages on branches as candidates of the search: two towers with a join, written layer by layer in turn."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,14 +17,18 @@ from diffusionpipe.planner.search.search import Search, search
 from diffusionpipe.schedules.building.branches import depths
 
 
-def towers_setting(*, crossing: bool = False, **given: object) -> Setting:
-    """Towers of two layers each, a join and a layer after it; all take a millisecond, the join and the last two do."""
+def towers_setting(*, crossing: bool = False, times: Sequence[int] = (1, 1, 1, 1), **given: object) -> Setting:
+    """Towers of two layers each, a join and a layer after it, times in milliseconds; the join and the last take one.
+
+    Crossing: the second layer on the right also reads what the first on the left writes.
+    """
     sketch = synthetic.Sketch(inputs=("left", "right"))
     hidden = {side: sketch.tensor(side, 100) for side in sketch.inputs}
+    left = iter(times)
 
     def layer(name, reads, writes):
         sketch.tensor(writes, 100, grad=True, dtype="float32")
-        sketch.layer(name, "unet", reads, [writes], seconds=1e-3, parameters=1000)
+        sketch.layer(name, "unet", reads, [writes], seconds=next(left, 1) * 1e-3, parameters=1000)
 
     for i in range(2):
         for side in sketch.inputs:
@@ -83,8 +88,16 @@ def test_orders_follow_the_stages_when_cuts_move():
         assert warm_ups == list(depths(edges, 3))
 
 
-def test_branches_that_are_not_series_parallel_are_planned_as_a_chain_and_the_plan_says_so():
-    setting = towers_setting(crossing=True)
+def test_a_crossing_that_costs_nothing_is_waited_for():
+    setting = in_branch_order(towers_setting(crossing=True, schedule="graphpipe"))
+    assert unbranched(setting) == ""
+    found = search(setting)
+    assert set(found.winner[1].blocks[0]) == {"left.0", "right.0"}
+    assert found.winner[1].step < 1.01 * search(towers_setting(crossing=True, schedule="1f1b")).winner[1].step
+
+
+def test_a_crossing_that_costs_time_leaves_a_chain_and_the_plan_says_so():
+    setting = towers_setting(crossing=True, times=(1, 5, 5, 1))
     assert in_branch_order(setting) is setting
     assert unbranched(setting) == (
         "The model's branches are not series-parallel, so it is planned as a chain: right.1 depends on right.0 and on "

@@ -1,18 +1,29 @@
 """Whether layers of a model can gain by running beside each other, and the model listed branch by branch."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.constants import SIDE_BY_SIDE
-from diffusionpipe.planner.search.series_parallel import Tree, listed, longest, tree_of
+from diffusionpipe.planner.search.series_parallel import (
+    Tree,
+    before_of,
+    crossing_of,
+    listed,
+    longest,
+    tree_of,
+    with_waits,
+)
+from diffusionpipe.units import Seconds
 
 
 def tree_of_branches(setting: Setting) -> Tree | None:
-    """The tree of the trained layers, by their numbers; None where branches gain too little or there is none."""
-    graph = setting.graph
-    return tree_of(len(graph.backbone_layers), _edges(graph)) if has_branches(setting) else None
+    """The tree of the trained layers, by their numbers; None where branches gain too little or there is none.
+
+    A layer may wait in it for one that it does not read. Waits only group layers: no message follows from them.
+    """
+    return _tree(tuple(_edges(setting.graph)), _seconds(setting)) if has_branches(setting) else None
 
 
 def has_branches(setting: Setting) -> bool:
@@ -25,8 +36,22 @@ def has_branches(setting: Setting) -> bool:
 
 def part_in_a_row(setting: Setting) -> float:
     """The part of the trained layers' time that the longest way through them takes."""
-    seconds = setting.table.sums(setting.workload.batch / setting.cluster.num_ranks).steps()
+    seconds = _seconds(setting)
     return longest(_edges(setting.graph), seconds) / sum(seconds)
+
+
+def _seconds(setting: Setting) -> tuple[Seconds, ...]:
+    """Forward and backward of each trained layer."""
+    return setting.table.sums(setting.workload.batch / setting.cluster.num_ranks).steps()
+
+
+@lru_cache(maxsize=64)
+def _tree(edges: tuple[tuple[int, int], ...], seconds: tuple[Seconds, ...]) -> Tree | None:
+    """The tree, with waits that make the longest way hardly longer if there is none without; None if that fails."""
+    waiting = with_waits(len(seconds), edges, seconds)
+    if waiting is None or longest(waiting, seconds) > longest(edges, seconds) + SIDE_BY_SIDE * sum(seconds):
+        return None
+    return tree_of(len(seconds), waiting)
 
 
 def in_branch_order(setting: Setting) -> Setting:
@@ -47,11 +72,13 @@ def in_branch_order(setting: Setting) -> Setting:
 
 
 def unbranched(setting: Setting) -> str:
-    """A sentence, if layers could run beside each other but form no series-parallel order; else ""."""
+    """A sentence, if layers could run beside each other but waits for a tree would take too long; else ""."""
     if not has_branches(setting) or tree_of_branches(setting) is not None:
         return ""
-    names = setting.graph.backbone_layers
-    last, other, shared, own = (names[layer] for layer in _crossing(setting.graph))
+    graph = setting.graph
+    crossing = crossing_of(before_of(len(graph.backbone_layers), _edges(graph)))
+    assert crossing, "an order without an N has a tree"
+    own, shared, last, other = (graph.backbone_layers[layer] for layer in crossing)
     return (
         f"The model's branches are not series-parallel, so it is planned as a chain: {last} depends on {own} and on "
         f"{shared}, and {other} on {shared} alone."
@@ -63,22 +90,3 @@ def _edges(graph: ModelGraph) -> list[tuple[int, int]]:
     layers = [graph.layer(name) for name in graph.backbone_layers]
     writer = {tensor: number for number, layer in enumerate(layers) for tensor in layer.writes}
     return [(writer[tensor], n) for n, layer in enumerate(layers) for tensor in layer.reads if tensor in writer]
-
-
-def _crossing(graph: ModelGraph) -> tuple[int, int, int, int]:
-    """Layers c, d, b, a of which c depends on a and b, and d on b, and nothing else on each other."""
-    before = [set[int]() for _ in graph.backbone_layers]
-    for writer, reader in sorted(_edges(graph), key=lambda edge: edge[1]):
-        before[reader] |= before[writer] | {writer}
-
-    def apart(one: int, other: int) -> bool:
-        return one not in before[other] and other not in before[one]
-
-    def found() -> Iterator[tuple[int, int, int, int]]:
-        for c, above in enumerate(before):
-            for d, beside in enumerate(before):
-                if c != d and apart(c, d):
-                    for a in sorted(above - beside):
-                        yield from ((c, d, b, a) for b in sorted(above & beside) if apart(a, d) and apart(a, b))
-
-    return next(found())

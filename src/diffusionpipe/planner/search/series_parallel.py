@@ -10,7 +10,8 @@ Layers of a series part depend on all layers of the part before. Layers of diffe
 depend on each other. An order has such a tree, which is then the only one, if no four layers a, b, c, d are an N: c
 depends on a and b, d on b, and nothing else among them depends on each other (Valdes, Tarjan and Lawler, "The
 Recognition of Series Parallel Digraphs", SIAM J. Comput. 1982, section 2). The tree is found by connected parts: the
-layers fall apart into branches where no two of them depend on each other, and into a series where all do.
+layers fall apart into branches where no two of them depend on each other, and into a series where all do. An order with
+an N gets a tree where layers wait for others that they do not read (`with_waits`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,14 +50,72 @@ def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
     >>> tree_of(4, [(0, 2), (1, 2), (1, 3)]) is None  # an N
     True
     """
-    before = [0] * num_layers  # bit a of before[b]: b depends on a
-    for writer, reader in sorted(edges, key=lambda edge: edge[1]):
-        before[reader] |= before[writer] | 1 << writer
+    before = before_of(num_layers, edges)
+    return _tree((1 << num_layers) - 1, before, _related(before))
+
+
+def with_waits(
+    num_layers: int, edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds], *, most: int = 64
+) -> tuple[tuple[int, int], ...] | None:
+    """Edges with waits added, (a layer, one that waits for it), so that they have a tree; None after `most` waits.
+
+    Each wait ends an N, and is the one of three that makes the longest way longer by least. Layers still come after all
+    that they read, though not always in the order of their numbers. It is a greedy choice.
+
+    >>> with_waits(4, [(0, 2), (1, 2), (1, 3)], [1, 1, 1, 1])  # d waits for a
+    ((0, 2), (1, 2), (1, 3), (0, 3))
+    """
+    found = tuple(edges)
+    for _ in range(most):
+        before = before_of(num_layers, found)
+        crossing = crossing_of(before)
+        if crossing is None:
+            return found
+        a, b, c, d = crossing
+        waits = [(*found, wait) for wait in ((a, d), (d, c), (a, b))]
+        found = min(waits, key=lambda more: longest(more, seconds))
+    return None
+
+
+def crossing_of(before: Sequence[int]) -> tuple[int, int, int, int] | None:
+    """An N: layers a, b, c, d of which c depends on a and b, d on b, and nothing else on each other; None without.
+
+    `before` has for each layer the set of those on which it depends.
+    """
+    related = _related(before)
+    for c, above in enumerate(before):
+        for d in _members(~(related[c] | 1 << c) & ((1 << len(before)) - 1)):
+            for b in _members(above & before[d]):
+                if rest := above & ~before[d] & ~related[d] & ~related[b] & ~(1 << b):
+                    return (rest & -rest).bit_length() - 1, b, c, d
+    return None
+
+
+def before_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """For each layer the set of those on which it depends, as bits; edges form no circle."""
+    readers: list[list[int]] = [[] for _ in range(num_layers)]
+    waiting = [0] * num_layers
+    for writer, reader in set(edges):
+        readers[writer].append(reader)
+        waiting[reader] += 1
+    before, ready = [0] * num_layers, [layer for layer in range(num_layers) if not waiting[layer]]
+    while ready:
+        writer = ready.pop()
+        for reader in readers[writer]:
+            before[reader] |= before[writer] | 1 << writer
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    return before
+
+
+def _related(before: Sequence[int]) -> list[int]:
+    """For each layer those that depend on it or on which it depends."""
     related = list(before)
     for layer, those in enumerate(before):
         for other in _members(those):
             related[other] |= 1 << layer
-    return _tree((1 << num_layers) - 1, related)
+    return related
 
 
 def listed(tree: Tree) -> tuple[int, ...]:
@@ -74,9 +133,10 @@ def longest(edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Sec
     >>> longest([(0, 2), (1, 3), (2, 4), (3, 4)], [1, 2, 1, 2, 1])
     5
     """
+    before = before_of(len(seconds), edges)
     reached = list(seconds)
-    for writer, reader in sorted(edges, key=lambda edge: edge[1]):
-        reached[reader] = max(reached[reader], reached[writer] + seconds[reader])
+    for layer in sorted(range(len(seconds)), key=lambda layer: before[layer].bit_count()):
+        reached[layer] += max((reached[other] for other in _members(before[layer])), default=0)
     return max(reached)
 
 
@@ -96,15 +156,17 @@ def renumbered(tree: Tree) -> Tree:
     return renamed(tree)
 
 
-def _tree(layers: int, related: Sequence[int]) -> Tree | None:
-    """The tree of a set of layers; `related` has for each layer those that depend on it or on which it depends."""
+def _tree(layers: int, before: Sequence[int], related: Sequence[int]) -> Tree | None:
+    """The tree of a set of layers."""
     if layers & (layers - 1) == 0:
         return layers.bit_length() - 1
     branches = _parts(layers, lambda layer: related[layer])
     parts = branches if len(branches) > 1 else _parts(layers, lambda layer: ~related[layer])
     if len(parts) == 1:
         return None
-    found = [_tree(part, related) for part in parts]
+    if len(branches) == 1:  # in the order in which they depend on each other
+        parts.sort(key=lambda part: (before[part.bit_length() - 1] & layers).bit_count())
+    found = [_tree(part, before, related) for part in parts]
     trees = tuple(tree for tree in found if tree is not None)
     if len(trees) < len(found):
         return None
