@@ -89,7 +89,7 @@ REGISTRY: Mapping[str, Generator] = MappingProxyType(
 def is_published(name: str) -> bool:
     """Whether it is the name of a published family, such a name with the length of a group ("kfkb-3"), or GraphPipe.
 
-    GraphPipe is no family: its orders follow from the graph of the stages too.
+    GraphPipe is not a family, because its orders also follow from the graph of the stages.
     """
     return name in REGISTRY or name == GRAPHPIPE or _in_groups(name) is not None
 

@@ -53,7 +53,7 @@ class _Cut:
         return self.end, self.path, self.depth
 
     def listed_after(self, other: "_Cut") -> "_Cut":
-        """The suffix, listed behind the stages of another branch that come before it too."""
+        """The suffix with the list of stages of another branch that comes before it too."""
         return replace(self, num_stages=other.num_stages, stages=other.stages)
 
     def beside(self, other: "_Cut") -> "_Cut":

@@ -7,8 +7,8 @@ branches run at the same time, and hold what a chain of that length holds:
     0 --> 2      the depth of stages 0 and 1 is 2, of stage 2 it is 1
     1 ----^      time (M + d - 1) (F + B) for a longest path of d stages of equal times
 
-A stage's B waits for B of stages of less depth alone, which wait for no later forward than it has done: so nothing gets
-stuck, whatever the graph.
+A stage's B waits for B of stages of less depth alone, which wait for no later forward than it has done: so no graph
+of stages gets stuck.
 
 >>> schedule = branched([(0, 2), (1, 2)], 3, 4)
 >>> for order in schedule.orders:
@@ -55,7 +55,7 @@ def branched(
 
 
 def over_chain(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """The orders of stages each of which reads the one before: those of 1F1B.
+    """The orders of stages each of which reads the one before, as 1F1B has them.
 
     Raises:
         ConfigError: a size is below 1.
@@ -65,7 +65,7 @@ def over_chain(num_workers: int, num_microbatches: int, microbatch_size: int = 1
 
 
 def depths(edges: Collection[tuple[int, int]], num_stages: int) -> tuple[int, ...]:
-    """Of each stage the stages on the longest path from it to an end, itself included; edges lead to later stages."""
+    """The number of stages on the longest path from each stage to an end, itself included; edges lead to later ones."""
     found = [1] * num_stages
     for producer, consumer in sorted(edges, reverse=True):
         found[producer] = max(found[producer], 1 + found[consumer])
