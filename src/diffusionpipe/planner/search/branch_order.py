@@ -57,8 +57,8 @@ def _tree(edges: tuple[tuple[int, int], ...], seconds: tuple[Seconds, ...]) -> T
 def in_branch_order(setting: Setting) -> Setting:
     """The setting with its trained layers listed branch by branch, where they have branches; else the same.
 
-    Layers of a branch that are neighbours can be a stage. Frozen layers come first, in their order. Each layer still comes
-    after all whose tensors it reads.
+    Layers of a branch that are neighbours can be a stage. Frozen layers come first, in their order. Each layer
+    still comes after all whose tensors it reads.
     """
     tree = tree_of_branches(setting)
     if tree is None or listed(tree) == tuple(range(len(setting.graph.backbone_layers))):
