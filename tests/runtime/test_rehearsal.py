@@ -71,11 +71,12 @@ def test_the_first_rank_reports_every_iteration_while_the_ranks_are_at_work(pair
     assert [len(rank["run"]) for rank in found] == [3, 3]
 
 
-def test_no_iteration_is_shorter_than_its_waits(pair):
+def test_no_rank_is_over_before_its_device_has_waited_for_every_action(pair):
+    # A whole iteration may end sooner than it is simulated: a late rank does not know when a message came.
     run = run_of()
-    shortest = simulate(run.schedule, run.costs).makespan
     found = pair.run(rehearse, {"run": run}, ["run"])
-    assert max(rank["run"][0].end for rank in found) - min(rank["run"][0].start for rank in found) >= shortest
+    for measured, stage in zip(found, run.costs.stages, strict=True):
+        assert measured["run"][0].end - measured["run"][0].start >= 3 * (stage.forward + stage.backward)
 
 
 def test_messages_are_timed_by_the_lower_rank_of_each_pair(pair):
