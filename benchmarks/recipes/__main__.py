@@ -3,6 +3,7 @@
 python -m benchmarks.recipes speed            # SpeeD, about eight minutes on one core
 python -m benchmarks.recipes masks            # holes of pictures, about six minutes
 python -m benchmarks.recipes prototypes       # embeddings of classes, about eight minutes
+python -m benchmarks.recipes narrow           # exports in 8 and 4 bits, about fifteen minutes
 """
 
 import argparse
@@ -10,10 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.recipes.masks import masks
+from benchmarks.recipes.narrow import narrow
 from benchmarks.recipes.prototypes import prototypes
 from benchmarks.recipes.speed import speed
 
-RECIPES = {"speed": speed, "masks": masks, "prototypes": prototypes}
+RECIPES = {"speed": speed, "masks": masks, "prototypes": prototypes, "narrow": narrow}
 
 
 def main() -> None:

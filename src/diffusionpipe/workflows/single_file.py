@@ -2,10 +2,6 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from diffusionpipe.trainer.recipe import Recipe
 
 
 def single_file_of(run: Path, out: Path, variant: str | None = None) -> tuple[str, ...]:
@@ -16,18 +12,30 @@ def single_file_of(run: Path, out: Path, variant: str | None = None) -> tuple[st
     Raises:
         ConfigError: there is no model, or it has no such form.
     """
+    from diffusionpipe.trainer.exports.single_file import write_single_file
+
+    folder = whole_folder(run)
+    if folder is not None:
+        return write_single_file(folder, out, variant)
+    with TemporaryDirectory() as temporary:
+        return write_single_file(merged_export(run, Path(temporary) / "export"), out)
+
+
+def whole_folder(run: Path) -> Path | None:
+    """The diffusers folder of a run's model, or the folder itself; None for a run of adapters.
+
+    Raises:
+        ConfigError: there is none of these.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.parameters.lora_read import ADAPTERS
-    from diffusionpipe.trainer.exports.single_file import write_single_file
-    from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.workflows.run_recipe import recipe_of
 
     for folder in (run / "export", run):
         if (folder / "model_index.json").is_file():
-            return write_single_file(folder, out, variant)
-    recipe = recipe_of(run)
-    if recipe.is_file() and any((folder / ADAPTERS).is_file() for folder in (run / "export", run)):
-        return _merged(load_recipe(recipe), recipe.parent, out)
+            return folder
+    if recipe_of(run).is_file() and any((folder / ADAPTERS).is_file() for folder in (run / "export", run)):
+        return None
     raise ConfigError(
         f"{run} has no export/ of one model; give the folder of a finished run, or a diffusers folder"
         if run.is_dir()
@@ -35,8 +43,8 @@ def single_file_of(run: Path, out: Path, variant: str | None = None) -> tuple[st
     )
 
 
-def _merged(recipe: "Recipe", run: Path, out: Path) -> tuple[str, ...]:
-    """The last checkpoint of a run of adapters, as a whole model.
+def merged_export(run: Path, out: Path) -> Path:
+    """Writes the last checkpoint of a run of adapters as a whole model, and returns its folder.
 
     Raises:
         ConfigError: the run keeps no checkpoint.
@@ -44,11 +52,15 @@ def _merged(recipe: "Recipe", run: Path, out: Path) -> tuple[str, ...]:
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
     from diffusionpipe.trainer.exports.run_export import export_checkpoint
-    from diffusionpipe.trainer.exports.single_file import write_single_file
+    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.run_recipe import recipe_of
 
-    checkpoint = latest(run)
+    path = recipe_of(run)
+    recipe, folder = load_recipe(path), path.parent
+    checkpoint = latest(folder)
     if checkpoint is None:
-        raise ConfigError(f"{run} keeps no checkpoint with which its adapters could be merged; set lora.merge = true")
+        raise ConfigError(
+            f"{folder} keeps no checkpoint with which its adapters could be merged; set lora.merge = true"
+        )
     merging = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"merge": True})})
-    with TemporaryDirectory() as temporary:
-        return write_single_file(export_checkpoint(merging, checkpoint, Path(temporary) / "export"), out)
+    return export_checkpoint(merging, checkpoint, out)

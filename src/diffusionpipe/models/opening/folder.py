@@ -42,6 +42,7 @@ from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettin
 from diffusionpipe.models.opening.hub import fetched
 from diffusionpipe.models.opening.meta import check_nulls, module_on_meta
 from diffusionpipe.models.opening.single_file import linked_folder, parts_in
+from diffusionpipe.models.parameters.exported_layers import width_of
 from diffusionpipe.models.parameters.lora import DENOISERS, LoraSettings, adapt, is_adapter
 from diffusionpipe.models.parameters.lora_targets import is_text_encoder
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, stored_weights
@@ -91,17 +92,21 @@ def build_graph(
     low: LowResolution | None = None,
     clip: Clip | None = None,
     captions: CaptionReading = WHOLE,
+    is_drawn: bool = False,
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
     `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
     `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
     place of square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it.
+    `is_drawn`: the model is drawn from and nothing else, so that it may be a narrow export.
 
     Raises ModelError.
     """
     folder = resolve_folder(folder_or_id)
     family = family_of(folder)
+    if not is_drawn:
+        refuse_narrow_export(folder, family)
     components = open_components(folder, is_plain=objective.self_conditioning > 0)
     noise = Objective(objective, scheduler_config(folder))
     if dtype == "float64":  # before layers are cut, which keep the types that they are cut with
@@ -393,6 +398,18 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
     """
     found = _read_json(folder / component / "config.json")
     return {key: value for key, value in found.items() if key != "quantization_config"}
+
+
+def refuse_narrow_export(folder: Path, family: Family) -> None:
+    """Refuses a model that `export --quantize` wrote, for all but drawing. Raises ModelError."""
+    for name in family.components:
+        path = folder / name / "config.json"
+        width = width_of(_read_json(path), path) if path.is_file() else None
+        if width is not None:
+            raise ModelError(
+                f"{folder} is a narrow export ({name} in {width}), from which pictures are drawn and nothing else; "
+                "give the model that it was made from"
+            )
 
 
 def weight_sources(

@@ -37,11 +37,7 @@ def int8_product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tens
 def _product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
     is_outlier = x.abs() > OUTLIER
     numbers, of_rows = _rounded(x.masked_fill(is_outlier, 0))
-    found = torch.zeros((len(x), len(codes)), dtype=torch.float32, device=x.device)
-    weights = codes.view(torch.int8)
-    for block, start in enumerate(range(0, x.shape[1], INPUTS_OF_A_SCALE)):
-        inputs = slice(start, start + INPUTS_OF_A_SCALE)
-        found += _integers(numbers[:, inputs], weights[:, inputs]).float() * scales[:, block]
+    found = integer_product(numbers, codes, scales)
     found *= of_rows
     columns = is_outlier.any(0).nonzero().squeeze(1)
     if len(columns):
@@ -58,6 +54,16 @@ def _(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
 def _flops(x: Any, codes: Any, *_: Any, **__: Any) -> int:
     """Operations of a wide product: integers take fewer, and outliers are computed beside them."""
     return 2 * int(x[0]) * int(x[1]) * int(codes[0])
+
+
+def integer_product(numbers: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """The product of rows of 8-bit integers with a matrix in the form int8, in float32; a block's sums are exact."""
+    found = torch.zeros((len(numbers), len(codes)), dtype=torch.float32, device=numbers.device)
+    weights = codes.view(torch.int8)
+    for block, start in enumerate(range(0, numbers.shape[1], INPUTS_OF_A_SCALE)):
+        inputs = slice(start, start + INPUTS_OF_A_SCALE)
+        found += _integers(numbers[:, inputs], weights[:, inputs]).float() * scales[:, block]
+    return found
 
 
 def _rounded(flat: Tensor) -> tuple[Tensor, Tensor]:

@@ -120,6 +120,16 @@ def _stored(form: Form, layer: nn.Linear) -> StoredLinear:
 
 def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """(module, name in it, linear layer) of all frozen linear layers of a component that only their forward reads."""
+    for parent, key, layer in list(layers_read_alone(graph, name, component, (nn.Linear,))):
+        if not any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
+            assert isinstance(layer, nn.Linear)
+            yield parent, key, layer
+
+
+def layers_read_alone(
+    graph: LayerGraph, name: str, component: nn.Module, kinds: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(module, name in it, layer) of the layers of these classes whose weight nothing but their own forward reads."""
     read = {part for layer in graph.layers if layer.component == name for part in layer.modules}
     owners: dict[int, int] = {}
     for _, parameter in component.named_parameters(remove_duplicate=False):
@@ -129,10 +139,10 @@ def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tu
             continue
         for key, layer in parent.named_children():
             own = f"{path}.{key}" if path else key
+            kind = next((kind for kind in kinds if isinstance(layer, kind)), None)
             if (
-                isinstance(layer, nn.Linear)
-                and type(layer).forward is nn.Linear.forward
-                and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+                kind is not None
+                and type(layer).forward is kind.forward
                 and owners[id(layer.weight)] == 1
                 and f"{own}.weight" not in read
             ):

@@ -321,10 +321,17 @@ def tensors_of(
 
     Raises ModelError for a file that cannot be read.
     """
+    return dict(tensors_in_turn(component_name, component, source, names))
+
+
+def tensors_in_turn(
+    component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each tensor of `tensors_of`, of which none is kept here."""
     own = _own_tensors(component)
     wanted = {name: own[name].detach().to("meta") for name in names if name in own}
-    found = _matched(component_name, component, wanted, source, (), _Misfits())
-    return {name: tensors.get(key) for tensors, key, name in found}
+    for tensors, key, name in _matched(component_name, component, wanted, source, (), _Misfits()):
+        yield name, tensors.get(key)
 
 
 def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.output_file import reason_of
-from diffusionpipe.models.opening.folder import component_config, family_of, model_index, scheduler_config
+from diffusionpipe.models.opening.folder import (
+    component_config,
+    family_of,
+    model_index,
+    refuse_narrow_export,
+    scheduler_config,
+)
 from diffusionpipe.models.parameters.single_file.layout import (
     PIPELINES,
     Component,
@@ -45,6 +51,7 @@ def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tu
             f"{folder} is a {pipeline}, which is not written into one file; these are: {', '.join(PIPELINES)}"
         )
     family, tensors = family_of(folder), dict[str, Tensor]()
+    refuse_narrow_export(folder, family)
     components, known = dict[str, Component](), dict[str, Mapping[str, Origin]]()
     for name in parts_of(pipeline):
         source = stored_weights(folder / name, variant)

@@ -5,11 +5,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.files.input_file import read_json
 from diffusionpipe.models.base.family import MOST_CHUNKS, WHOLE, CaptionReading, Clip, LowResolution
 from diffusionpipe.models.base.self_conditioning import ESTIMATE
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
@@ -17,9 +19,11 @@ from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import build_graph, family_of, reads_estimate, scheduler_config, weight_sources
+from diffusionpipe.models.parameters.exported_layers import put_exported_layers, width_of
 from diffusionpipe.models.parameters.lora_file import adapted_components, has_norms, load_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
 from diffusionpipe.models.parameters.narrow_weights import upcast_in_forward
+from diffusionpipe.models.parameters.stored import missing_weights, stored_weights
 from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.runtime.compute.stage import LayerStage
@@ -39,7 +43,7 @@ from diffusionpipe.trainer.recipe.model_section import FrozenStore
 logger = logging.getLogger(__name__)
 
 
-class _Predictor:
+class Predictor:
     """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
 
     def __init__(
@@ -53,12 +57,22 @@ class _Predictor:
         """The prediction of the denoiser for noisy samples at a time step; see `sampling.Predict`."""
         assert noisy is not None
         times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
-        inputs = {"noisy": noisy, "timesteps": times, **self._conditions}
-        if ESTIMATE in self._stage.reads:
+        inputs = {"noisy": noisy, "timesteps": times}
+        if self.reads_estimate:
             last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
             inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
-        with self._arithmetic.context(noisy.device):
-            return in_parts(self._stage, inputs, self._arithmetic.rows)["prediction"]
+        return self.predicted(inputs)
+
+    def predicted(self, moving: Mapping[str, Tensor], rows: Tensor | None = None) -> Tensor:
+        """The prediction for these latents, times and estimates of all rows, or of the given rows of the samples."""
+        given = self._conditions if rows is None else {key: value[rows] for key, value in self._conditions.items()}
+        with self._arithmetic.context(moving["noisy"].device):
+            return in_parts(self._stage, {**moving, **given}, self._arithmetic.rows)["prediction"]
+
+    @property
+    def reads_estimate(self) -> bool:
+        """Whether the denoiser reads its own estimate."""
+        return ESTIMATE in self._stage.reads
 
     def remember(self, estimate: Tensor) -> None:
         """Let the next step read this estimate, the same for every row of a sample."""
@@ -137,18 +151,8 @@ def latents_from_folder(
     """
     opened = open_source(source, wish, settings, small)
     opened.store()
-    conditions = opened.conditions(device, arithmetic)
-    opened.materialize(opened.trained, device, arithmetic)
-    stage = LayerStage(opened.trained, opened.graph.components, outputs=["prediction"])
-    fed = {name: conditions[name] for name in stage.reads if name not in MOVING}
-    times = torch.float32 if opened.objective.prediction is Prediction.FLOW_MATCHING else None
-    with torch.no_grad():
-        predict = _Predictor(stage, fed, arithmetic, times)
-        remember = predict.remember if ESTIMATE in stage.reads else None
-        order = opened.order(settings, len(wish), device)
-        latents = drawn(order, predict, opened.graph, model=source.name, feed_back=remember, on_step=on_step, crew=crew)
-    assert latents is not None
-    return latents
+    predict = opened.predictor(device, arithmetic)
+    return opened.latents(predict, settings, len(wish), device, on_step=on_step, crew=crew)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +226,38 @@ class Opened:
             for adapted in self._adapted(adapters) & {layer.component for layer in layers}:
                 load_adapters(self.graph.components[adapted], adapters, adapted)
 
+    def predictor(self, device: torch.device, arithmetic: Arithmetic, kind: type[Predictor] = Predictor) -> Predictor:
+        """The denoiser with its weights and the conditions of the pictures.
+
+        Raises ModelError as `materialize`.
+        """
+        conditions = self.conditions(device, arithmetic)
+        self.materialize(self.trained, device, arithmetic)
+        stage = LayerStage(self.trained, self.graph.components, outputs=["prediction"])
+        fed = {name: conditions[name] for name in stage.reads if name not in MOVING}
+        times = torch.float32 if self.objective.prediction is Prediction.FLOW_MATCHING else None
+        return kind(stage, fed, arithmetic, times)
+
+    def latents(
+        self,
+        predict: Predictor,
+        settings: SamplingSettings,
+        num_samples: int,
+        device: torch.device,
+        *,
+        on_step: Callable[[int, int], None] | None = None,
+        crew: Crew = ALONE,
+    ) -> Tensor:
+        """Latents, or pictures by diffusers' pipeline. The denoiser's weights are gone after this."""
+        remember = predict.remember if predict.reads_estimate else None
+        order = self.order(settings, num_samples, device)
+        with torch.no_grad():
+            found = drawn(
+                order, predict, self.graph, model=self.source.name, feed_back=remember, on_step=on_step, crew=crew
+            )
+        assert found is not None
+        return found
+
     def _adapted(self, folder: Path) -> set[str]:
         """The components with adapters in a folder's file. Raises ModelError for adapters of other components."""
         found = set(adapted_components(folder))
@@ -263,16 +299,7 @@ def open_source(
         ModelError: the folder is not one of a supported model.
         RecipeError: prompts and labels do not suit the model.
     """
-    folder = source.folder
-    objective = _objective_of(folder)
-    graph = build_graph(
-        folder,
-        objective=objective,
-        resolution=source.resolution,
-        low=source.low,
-        clip=source.clip,
-        captions=source.captions,
-    )
+    folder, graph = source.folder, graph_of(source)
     graph = replace(graph, layers=tuple(upcast_in_forward(layer) for layer in graph.layers))
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
     if tells and rank_in() == 0:
@@ -299,8 +326,49 @@ def open_source(
         raw=raw,
         frozen=tuple(layer for layer in layers if layer.component not in denoisers),
         trained=tuple(layer for layer in layers if layer.component in denoisers),
-        objective=objective,
+        objective=_objective_of(folder),
     )
+
+
+def graph_of(source: Source) -> LayerGraph:
+    """A source's model as it is drawn from, on the meta device.
+
+    Raises:
+        ModelError: the folder is not one of a supported model.
+    """
+    graph = build_graph(
+        source.folder,
+        objective=_objective_of(source.folder),
+        resolution=source.resolution,
+        low=source.low,
+        clip=source.clip,
+        captions=source.captions,
+        is_drawn=True,
+    )
+    _put_exported(source, graph)
+    return graph
+
+
+def _put_exported(source: Source, graph: LayerGraph) -> None:
+    """Puts layers of a narrow export in place, where the folder is one.
+
+    Raises ModelError for adapters, which belong to the wide model, and for a file that cannot be read.
+    """
+    for name in family_of(source.folder).components:
+        path = source.folder / name / "config.json"
+        config: Any = read_json(path)
+        width = width_of(config, path)
+        if width is None:
+            continue
+        if source.adapters is not None:
+            raise ModelError(
+                f"{source.folder} is a narrow export ({name} in {width}), which takes no adapters; add them to the "
+                "wide model (lora.merge = true) and export that"
+            )
+        found = stored_weights(source.folder / name, source.variant)
+        if found is None:
+            raise ModelError(missing_weights(source.folder / name, "and they are needed here; get the model again"))
+        put_exported_layers(graph, name, width, found)
 
 
 def _objective_of(folder: Path) -> ObjectiveSettings:
