@@ -43,8 +43,9 @@ def narrow_export_of(
 ) -> "Narrowed":
     """Writes the model of a run or of a diffusers folder with a narrow denoiser; adapters are merged.
 
-    `asked`: what is drawn to see the ranges of inputs, where `width` rounds them, and how; without prompts and labels
-    those of the run, or all classes. `work` shows the drawing. `times`: at which steps; normally distributed if None.
+    `asked`: the pictures that are drawn to see the ranges of inputs, where `width` rounds them; without prompts and
+    labels the run's own, or all classes. `work` shows the drawing. `times`: at which steps;
+    normally distributed if None.
 
     Raises:
         ConfigError: there is no model of this kind, `out` exists, or there is nothing to draw.

@@ -111,9 +111,9 @@ class ExportedLayer(nn.Module):
         return _CONVOLUTIONS[len(self._shape) - 3](x, weight, bias, **self._strides)
 
     def _integers(self, numbers: Tensor) -> Tensor | None:
-        """The product of whole numbers and the weight in float32; None for layers that are no single product.
+        """The product of whole numbers and the weight in float32.
 
-        Those are convolutions in groups, of one dimension and of three.
+        None for convolutions in groups, of one dimension and of three, which are several products.
         """
         if not self._strides:
             rows = numbers.reshape(-1, numbers.shape[-1]).to(torch.int8)
@@ -203,7 +203,7 @@ def width_of(config: Mapping[str, Any], source: Path) -> Width | None:
 def put_exported_layers(graph: LayerGraph, name: str, width: Width, source: StoredWeights) -> None:
     """Puts layers with codes and scales in the place of those that the files of a component hold so.
 
-    Raises ModelError for a file that cannot be read, or that is of another model.
+    Raises ModelError for a file that cannot be read, or that belongs to another model.
     """
     layers = exportable(graph, name)
     for path in _narrow_in(source):

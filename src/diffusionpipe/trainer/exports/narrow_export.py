@@ -56,7 +56,7 @@ def write_narrow_export(
     """Writes `out` from a diffusers folder, whose model is `graph`.
 
     `ranges`: the largest magnitude among the inputs of each layer, where `width` rounds inputs. One wide tensor at a
-    time is in memory. The folder appears only when it is complete. `on_tensor` is told (tensors done, all).
+    time is in memory. The folder appears only when it is complete. `on_tensor` is called with (tensors done, all).
 
     Raises:
         ModelError: the folder is a narrow export itself, `out` exists, or something cannot be read or written.

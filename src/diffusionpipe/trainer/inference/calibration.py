@@ -41,7 +41,7 @@ class _Recorder(Predictor):
         self.steps: list[dict[str, Tensor]] = []
 
     def predicted(self, moving: Mapping[str, Tensor], rows: Tensor | None = None) -> Tensor:
-        """The prediction; those of all rows are kept."""
+        """The prediction; its inputs are kept where it is for all rows."""
         if rows is None:
             self.steps.append({name: tensor.cpu() for name, tensor in moving.items()})
         return super().predicted(moving, rows)
