@@ -186,6 +186,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
         members=opened.members,
         graph=graph,
         model=model,
+        others=opened.others,
         plan=plan,
         transport=transport,
         worker=worker,

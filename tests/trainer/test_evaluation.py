@@ -5,6 +5,7 @@ import torch
 from diffusionpipe.ir import Range
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.trainer.course.evaluation import _add_losses
+from diffusionpipe.trainer.data.sized import fixed_rows
 
 
 def test_rows_that_only_fill_the_last_batch_do_not_count():
@@ -25,5 +26,6 @@ def test_rows_that_only_fill_the_last_batch_do_not_count():
             Output(name="loss", microbatch=i, rows=Range(2 * i, 2 * i + 2), value=losses[start + 2 * i :][:2])
             for i in (0, 1)
         ]
-        _add_losses(session, {"rows": halves}, start, 7, sums)
+        fixed = fixed_rows(7, times=2, batch=4, cell=1, held=None)
+        _add_losses(session, {"rows": halves}, start, fixed, sums)
     assert sums.tolist() == [[1.0 + 3 + 5 + 7, 2.0 + 4 + 6]]

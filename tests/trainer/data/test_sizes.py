@@ -46,7 +46,7 @@ def test_three_epochs_show_each_of_ten_thousand_pictures_its_share_within_one(ar
     order = SizeOrder(assignment=assign(headers(10_000), rules, 4), seed=3, run=4)
     seen, runs = Counter(), Counter()
     for position in range(30_000):
-        size, sample = order.at(position)
+        size, sample, _ = order.at(position)
         seen[sample] += 1
         runs[size] += 1
     assert len(seen) == 10_000

@@ -129,6 +129,8 @@ class Family:
     """Whether that may name a layer too."""
     has_clips: bool = False
     """Whether `graph` also takes `clip`, a `Clip`."""
+    has_aspects: bool = False
+    """Whether `graph` also takes a `clip` of one frame: a picture that is not square."""
     frame_rate: float | None = None
     """Frames of a second that diffusers' pipeline gives the model by default; the graph reads "frame_rate". None: the
     model reads no frame rate."""

@@ -10,7 +10,7 @@ it that reads a skip tensor also reads the residual of the same place: a zero co
 which runs just before.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, chain, dtype_of, set_trainable, unsupported
 from diffusionpipe.models.families.unet import (
     UNet,
@@ -32,7 +33,7 @@ from diffusionpipe.models.families.unet import (
 )
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, attribute
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
-from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
+from diffusionpipe.models.parts.autoencoder import as_clip, encoder_inputs, encoder_layers, latent_shape, vae_problems
 from diffusionpipe.models.parts.clip import text_inputs, text_layers, text_problems
 
 _TRAINABLE = ("controlnet",)
@@ -50,8 +51,11 @@ def controlnet_graph(
     train: Collection[str] = _TRAINABLE,
     dtype: str = "float32",
     captions: CaptionReading = WHOLE,
+    clip: Clip | None = None,
 ) -> LayerGraph:
     """The graph over "text_encoder", "vae", "unet" and "controlnet" for square pictures of `resolution` pixels.
+
+    `clip`: for pictures of this size instead.
 
     The raw input "condition" is the picture that steers, with values in [0, 1].
 
@@ -69,21 +73,22 @@ def controlnet_graph(
     if problems:
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
-    latents = latent_shape(vae, resolution)
+    picture = as_clip(clip or resolution)
+    latents = latent_shape(vae, picture)
     channels = controlnet.config.conditioning_channels
     return LayerGraph(
         layers=(
             *text_layers(text_encoder, captions),
             *encoder_layers(vae),
             noise_layer(),
-            *_denoiser_layers(unet, controlnet, latents[-1]),
+            *_denoiser_layers(unet, controlnet, latents[-2:]),
             loss_layer(),
         ),
         components={**{name: components[name] for name in FAMILY.components}, "objective": objective},
         inputs=(
-            *encoder_inputs(vae, resolution, dtype),
+            *encoder_inputs(vae, picture, dtype),
             *text_inputs(text_encoder, chunks=captions.chunks),
-            TensorSpec(name="condition", shape=(channels, resolution, resolution), dtype=dtype),
+            TensorSpec(name="condition", shape=(channels, picture.height, picture.width), dtype=dtype),
             *objective_inputs(latents, dtype),
         ),
     )
@@ -99,6 +104,7 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=controlnet_graph,
     guidance=7.5,
+    has_aspects=True,
     has_chunks=True,
     has_clip_skip=True,
 )
@@ -121,7 +127,7 @@ def _controlnet_problems(controlnet: Any, unet: Any, vae: Any) -> list[str]:
     return problems
 
 
-def _denoiser_layers(unet: Any, controlnet: Any, size: int) -> tuple[Layer, ...]:
+def _denoiser_layers(unet: Any, controlnet: Any, size: Sequence[int]) -> tuple[Layer, ...]:
     """The locked way down and middle, the ControlNet, the locked way up with the zero convolutions."""
     locked = UNet(model=unet)
     trained = UNet(model=controlnet, component="controlnet", time="controlnet.temb")

@@ -19,6 +19,7 @@ from diffusionpipe.models.cut.cutting import cut
 from diffusionpipe.models.cut.streams import Streams, named_streams
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
+from diffusionpipe.models.parts.autoencoder import Picture
 from diffusionpipe.models.parts.clip import pooled_layers, text_problems
 from diffusionpipe.models.parts.latents import encoding_of
 from diffusionpipe.models.parts.masks import CHANNELS, MaskedInputs
@@ -31,8 +32,8 @@ Call = Callable[..., Tensor]
 Components = Mapping[str, Any]
 Shape = Sequence[int]
 """The shape of a sample's latents."""
-Masks = Callable[[Any, int, str], MaskedInputs]
-"""`masks(vae, resolution, dtype of the floating raw inputs)`."""
+Masks = Callable[[Any, Picture, str], MaskedInputs]
+"""`masks(vae, size of pictures, dtype of the floating raw inputs)`."""
 Need = Callable[[Components, int], tuple[object, str]]
 """`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
 
@@ -168,6 +169,7 @@ def family(described: Described) -> Family:
         sample_size=described.sample_size,
         has_adapters=described.has_adapters,
         has_clips=described.call is not None and "num_frames" in described.call.options,
+        has_aspects=True,
         frame_rate=described.frame_rate,
     )
 
@@ -226,7 +228,7 @@ def described_graph(
         "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
     }
     make_masks = described.masks(vae, transformer) if described.masks is not None else None
-    masks = MaskedInputs() if make_masks is None else make_masks(vae, resolution, dtype)
+    masks = MaskedInputs() if make_masks is None else make_masks(vae, clip or resolution, dtype)
     if masks.channels:
         shape = (1, masks.channels, *encoding.latents[1:])
         given[CHANNELS] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, dtype_of, set_trainable
 from diffusionpipe.models.families.unet import UNet, fills_holes, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
@@ -38,8 +39,11 @@ def sdxl_graph(
     train: Collection[str] = _TRAINABLE,
     dtype: str = "float32",
     captions: CaptionReading = WHOLE,
+    clip: Clip | None = None,
 ) -> LayerGraph:
     """The graph over "text_encoder", "text_encoder_2", "vae" and "unet" for square pictures of `resolution` pixels.
+
+    `clip`: for pictures of this size instead.
 
     The raw input "time_ids" holds the original height and width, the top and left of the crop, and the height and
     width wanted.
@@ -56,8 +60,9 @@ def sdxl_graph(
     if problems:
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
-    latents, reads_mask = latent_shape(vae, resolution), fills_holes(unet, vae)
-    masks = unet_masks(vae, resolution, dtype) if reads_mask else MaskedInputs()
+    picture = clip or resolution
+    latents, reads_mask = latent_shape(vae, picture), fills_holes(unet, vae)
+    masks = unet_masks(vae, picture, dtype) if reads_mask else MaskedInputs()
     return LayerGraph(
         layers=(
             *_text_layers(first, second),
@@ -65,12 +70,12 @@ def sdxl_graph(
             *masks.layers,
             noise_layer(),
             _time_layer(),
-            *unet_layers(UNet(model=unet, reads_mask=reads_mask), latents[-1]),
+            *unet_layers(UNet(model=unet, reads_mask=reads_mask), latents[-2:]),
             loss_layer(),
         ),
         components={**{name: components[name] for name in FAMILY.components}, "objective": objective},
         inputs=(
-            *encoder_inputs(vae, resolution, dtype),
+            *encoder_inputs(vae, picture, dtype),
             *masks.inputs,
             *text_inputs(first, chunks=captions.chunks),
             *text_inputs(second, "input_ids_2", chunks=captions.chunks),
@@ -91,6 +96,7 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=sdxl_graph,
     guidance=5.0,
+    has_aspects=True,
     has_chunks=True,
     settings={"requires_aesthetics_score": False},  # a score in place of the wanted sizes
     zeroed="force_zeros_for_empty_prompt",

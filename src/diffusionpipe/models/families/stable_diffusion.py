@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, set_trainable
 from diffusionpipe.models.families.unet import UNet, fills_holes, time_layer, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import LayerGraph
@@ -23,8 +24,11 @@ def stable_diffusion_graph(
     train: Collection[str] = ("unet",),
     dtype: str = "float32",
     captions: CaptionReading = WHOLE,
+    clip: Clip | None = None,
 ) -> LayerGraph:
     """The graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
+
+    `clip`: for pictures of this size instead.
 
     Sets training mode and requires_grad of the components. `dtype` is the type of the floating raw inputs, of the
     latents and of the loss: "float32", or "float64" for tests.
@@ -41,8 +45,9 @@ def stable_diffusion_graph(
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
     freeze_skipped(text_encoder, captions)
-    latents, reads_mask = latent_shape(vae, resolution), fills_holes(unet, vae)
-    masks = unet_masks(vae, resolution, dtype) if reads_mask else MaskedInputs()
+    picture = clip or resolution
+    latents, reads_mask = latent_shape(vae, picture), fills_holes(unet, vae)
+    masks = unet_masks(vae, picture, dtype) if reads_mask else MaskedInputs()
     return LayerGraph(
         layers=(
             *text_layers(text_encoder, captions),
@@ -50,12 +55,12 @@ def stable_diffusion_graph(
             *masks.layers,
             noise_layer(),
             time_layer(UNet(model=unet)),
-            *unet_layers(UNet(model=unet, reads_mask=reads_mask), latents[-1]),
+            *unet_layers(UNet(model=unet, reads_mask=reads_mask), latents[-2:]),
             loss_layer(),
         ),
         components={"text_encoder": text_encoder, "vae": vae, "unet": unet, "objective": objective},
         inputs=(
-            *encoder_inputs(vae, resolution, dtype),
+            *encoder_inputs(vae, picture, dtype),
             *masks.inputs,
             *text_inputs(text_encoder, chunks=captions.chunks),
             *objective_inputs(latents, dtype),
@@ -69,6 +74,7 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=stable_diffusion_graph,
     guidance=7.5,
+    has_aspects=True,
     has_chunks=True,
     has_clip_skip=True,
 )

@@ -9,7 +9,7 @@ reads the embedded time straight from the layer that embeds it. An attention of 
 the residual block before it; of a deeper attention (SDXL) every transformer block is a layer of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,8 +106,8 @@ def time_layer(unet: UNet) -> Layer:
     )
 
 
-def unet_layers(unet: UNet, size: int) -> tuple[Layer, ...]:
-    """Layers from "noisy", of `size` pixels a side, to "prediction"; they read the embedded time and "text_states"."""
+def unet_layers(unet: UNet, size: Sequence[int]) -> tuple[Layer, ...]:
+    """Layers from "noisy" of a height and width to "prediction"; they read the embedded time and "text_states"."""
     down = down_steps(unet)
     steps = [step for group in down for step in group]
     steps += [*mid_steps(unet), *up_steps(unet, skip_tensors(unet, down), size)]
@@ -142,10 +142,11 @@ def mid_steps(unet: UNet) -> Iterator[Step]:
         )
 
 
-def up_steps(unet: UNet, skips: tuple[str, ...], size: int) -> Iterator[Step]:
+def up_steps(unet: UNet, skips: tuple[str, ...], size: Sequence[int]) -> Iterator[Step]:
     """From the middle to the prediction; the steps whose name ends in "resnets.<k>" read a skip tensor first."""
-    model, left, sizes = unet.model, list(skips), _sizes(unet.model, size)
-    is_even = size % 2**model.num_upsamplers == 0
+    model, left = unet.model, list(skips)
+    sizes = list(zip(*(_sizes(unet.model, side) for side in size), strict=True))
+    is_even = all(side % 2**model.num_upsamplers == 0 for side in size)
     for i, block in enumerate(model.up_blocks):
         path = f"up_blocks.{i}"
         for j in range(len(block.resnets)):
@@ -211,7 +212,7 @@ def _transformer(unet: UNet, before: str, attention: str) -> Iterator[Step]:
 
 
 def _sizes(unet: Any, size: int) -> list[int]:
-    """Heights of the skip tensors: where one is odd, diffusers makes the upsampler hit it instead of doubling."""
+    """Heights (widths) of the skip tensors: where one is odd, diffusers makes the upsampler hit it, not doubling."""
     sizes = [size]
     for block in unet.down_blocks:
         sizes += [sizes[-1]] * len(block.resnets)
@@ -305,8 +306,8 @@ def _downsample(name: str, unet: nn.Module, hidden: Tensor) -> Tensor:
     return result
 
 
-def _upsample(name: str, size: int | None, unet: nn.Module, hidden: Tensor) -> Tensor:
-    result: Tensor = _call(name, unet, hidden, None if size is None else (size, size))
+def _upsample(name: str, size: tuple[int, int] | None, unet: nn.Module, hidden: Tensor) -> Tensor:
+    result: Tensor = _call(name, unet, hidden, size)
     return result
 
 

@@ -13,6 +13,7 @@ from math import prod
 from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone, TensorSpec
+from diffusionpipe.ir.size import Clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,19 @@ class LayerGraph:
     """Canonical names of weights whose second half of inputs a stored model may lack; it is zero then."""
     patch: int | None = None
     """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
+    size: Clip | None = None
+    """The size of the samples, where the graph has `others`."""
+    others: tuple["LayerGraph", ...] = ()
+    """The same model over the same modules, built for further sizes of samples. Layers, their reads and writes have the
+    same names; the functions differ, because a trace keeps the numbers of the size for which it was made."""
     has_even_sigmas: bool = False
     """Whether diffusers' pipeline gives a flow's scheduler the noise levels 1, (n - 1) / n, ..., 1 / n to shift, and
     does not leave their choice to it."""
+
+    @property
+    def of_sizes(self) -> tuple["LayerGraph", ...]:
+        """The graph of every size, this one first."""
+        return (self, *self.others)
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:

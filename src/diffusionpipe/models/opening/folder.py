@@ -1,7 +1,9 @@
 """A diffusers folder or hub id as a layer graph on the meta device."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,7 @@ def build_graph(
     clip: Clip | None = None,
     captions: CaptionReading = WHOLE,
     is_drawn: bool = False,
+    others: Sequence[Clip] = (),
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
@@ -100,6 +103,7 @@ def build_graph(
     `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
     place of square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it.
     `is_drawn`: the model is drawn from and nothing else, so that it may be a narrow export.
+    `others`: further sizes of samples, for which the graph has `others`.
 
     Raises ModelError.
     """
@@ -126,6 +130,7 @@ def build_graph(
             low=low,
             clip=clip,
             captions=captions,
+            others=others,
         )
     except ModelError as error:
         if str(folder) in str(error):
@@ -149,6 +154,7 @@ def family_graph(
     low: LowResolution | None = None,
     clip: Clip | None = None,
     captions: CaptionReading = WHOLE,
+    others: Sequence[Clip] = (),
 ) -> LayerGraph:
     """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
 
@@ -170,7 +176,26 @@ def family_graph(
     if (low is None) is not (family.augmentation is None):
         has = "reads" if family.augmentation is not None else "does not read"
         raise ModelError(f"low_resolution: the model {has} small pictures; {'remove it' if low else 'set their size'}")
-    if clip is not None and not family.has_clips:
+    if others:
+        return _of_sizes(
+            partial(
+                family_graph,
+                family,
+                components,
+                objective,
+                resolution=resolution,
+                # As below: encoders with adapters are no trained components for their family.
+                train=chosen if lora is None else family.trainable[:1],
+                dtype=dtype,
+                low=low,
+                captions=captions,
+            ),
+            family,
+            (clip or Clip.square(resolution), *others),
+            None if lora is None else (chosen, lora),
+        )
+    is_picture = family.has_aspects and clip is not None and clip.frames == 1
+    if clip is not None and not (family.has_clips or is_picture):
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
         raise ModelError(
             f"this model reads square pictures alone; models of clips are {able}; leave out height and frames"
@@ -192,6 +217,62 @@ def family_graph(
     if lora is not None:
         adapt(graph, chosen, lora)
     return graph
+
+
+def _of_sizes(
+    build: Callable[..., LayerGraph],
+    family: Family,
+    sizes: Sequence[Clip],
+    adapters: tuple[tuple[str, ...], LoraSettings] | None,
+) -> LayerGraph:
+    """The graph of the first size with those of the others, over the same modules; `build` makes one without adapters.
+
+    Layers are cut before adapters are added, so each size has its own.
+
+    Raises ModelError, which names the nearest size for one that the model cannot take.
+    """
+
+    def built(size: Clip) -> LayerGraph:
+        if size.width == size.height and size.frames == 1:
+            return build(resolution=size.width, lora=None)
+        if size.frames == 1 and not family.has_aspects:
+            able = ", ".join(name for name, one in REGISTRY.items() if one.has_aspects)
+            raise ModelError(f"this model reads square pictures alone; models of other aspects are {able}")
+        return build(clip=size, lora=None)
+
+    def taken(size: Clip) -> bool:
+        try:
+            built(size)
+        except ModelError:
+            return False
+        return True
+
+    graphs = []
+    for size in sizes:
+        try:
+            graphs.append(built(size))
+        except ModelError as error:
+            near = _near(size, taken)
+            remedy = f"; the nearest size that it takes is {near}" if near is not None else ""
+            raise ModelError(f"data.resolution: {size}: {error}{remedy}") from error
+    names = {
+        tuple((layer.name, layer.reads, layer.writes, layer.modules) for layer in graph.layers) for graph in graphs
+    }
+    assert len(names) == 1, "the layers of every size have the same names"
+    graphs = [replace(graph, size=size) for graph, size in zip(graphs, sizes, strict=True)]
+    if adapters is not None:
+        adapt(graphs[0], *adapters)
+    return replace(graphs[0], others=tuple(graphs[1:]))
+
+
+def _near(size: Clip, is_taken: Callable[[Clip], bool]) -> Clip | None:
+    """The nearest size that a model takes, by sides that are multiples of a power of 2."""
+    for multiple in (8, 16, 32, 64, 128):
+        width, height = (max(1, round(side / multiple)) * multiple for side in (size.width, size.height))
+        near = replace(size, width=width, height=height)
+        if near != size and is_taken(near):
+            return near
+    return None
 
 
 def _check_captions(family: Family, captions: CaptionReading) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import pixel_unshuffle
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.base.family import Step, chain, dtype_of, unsupported
 from diffusionpipe.models.graphs.graph import Layer, attribute
 
@@ -54,32 +55,44 @@ def encoder_layers(vae: Any, branch: Branch = _ONLY) -> tuple[Layer, ...]:
     return (*chain("vae", branch.pixels, steps, branch.moments), sample)
 
 
-def latent_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
-    """Shape of the latents of a square picture. Raises ModelError for a resolution that the VAE cannot halve."""
-    channels, size, _ = _encoded_shape(vae, resolution)
+Picture = int | Clip
+"""The size of a picture; a number is the side of a square."""
+
+
+def as_clip(picture: Picture) -> Clip:
+    """The size of a picture that may be given by its side."""
+    return Clip.square(picture) if isinstance(picture, int) else picture
+
+
+def latent_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
+    """Shape of the latents of a picture. Raises ModelError for a side that the VAE cannot halve."""
+    channels, height, width = _encoded_shape(vae, picture)
     if not is_cut_into_patches(vae):
-        return channels, size, size
-    if size % PATCH:
-        raise ModelError(f"latents of size {size} cannot be cut into patches of {PATCH}; choose another resolution")
-    return channels * PATCH**2, size // PATCH, size // PATCH
+        return channels, height, width
+    for side in (height, width):
+        if side % PATCH:
+            raise ModelError(f"latents of size {side} cannot be cut into patches of {PATCH}; choose another resolution")
+    return channels * PATCH**2, height // PATCH, width // PATCH
 
 
-def _encoded_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
+def _encoded_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
     """Shape of what the encoder gives, before it is cut into patches."""
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    if resolution < factor or resolution % factor:
-        raise ModelError(
-            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}; "
-            f"use e.g. {max(1, resolution // factor) * factor}"
-        )
-    return vae.config.latent_channels, resolution // factor, resolution // factor
+    factor, size = 2 ** (len(vae.config.block_out_channels) - 1), as_clip(picture)
+    for side in (size.height, size.width):
+        if side < factor or side % factor:
+            raise ModelError(
+                f"the VAE shrinks pictures {factor} times; resolution {side} is not a multiple of {factor}; "
+                f"use e.g. {max(1, side // factor) * factor}"
+            )
+    return vae.config.latent_channels, size.height // factor, size.width // factor
 
 
-def encoder_inputs(vae: Any, resolution: int, dtype: str) -> tuple[TensorSpec, ...]:
+def encoder_inputs(vae: Any, picture: Picture, dtype: str) -> tuple[TensorSpec, ...]:
     """The raw inputs that the encoder reads."""
+    size = as_clip(picture)
     return (
-        TensorSpec(name="pixels", shape=(vae.config.in_channels, resolution, resolution), dtype=dtype),
-        TensorSpec(name="posterior_noise", shape=_encoded_shape(vae, resolution), dtype=dtype),
+        TensorSpec(name="pixels", shape=(vae.config.in_channels, size.height, size.width), dtype=dtype),
+        TensorSpec(name="posterior_noise", shape=_encoded_shape(vae, picture), dtype=dtype),
     )
 
 

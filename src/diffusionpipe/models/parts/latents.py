@@ -40,8 +40,9 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
     if type(vae).__name__ == "AutoencoderKL" or is_cut_into_patches(vae):
         if problems := vae_problems(vae):
             raise ModelError("\n".join(problems))
-        inputs = encoder_inputs(vae, resolution, dtype)
-        return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, resolution))
+        picture = clip or resolution
+        inputs = encoder_inputs(vae, picture, dtype)
+        return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, picture))
     size = clip or Clip.square(resolution)
     factor = vae.spatial_compression_ratio
     for side in (size.width, size.height):
@@ -53,8 +54,8 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
     width, height = size.width // factor, size.height // factor
     config = vae.config
     if type(vae).__name__ == "AutoencoderDC":
-        pixels = TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype)
-        return _plain_encoding(pixels, config, width)
+        pixels = TensorSpec(name="pixels", shape=size.pixels, dtype=dtype)
+        return _plain_encoding(pixels, (config.latent_channels, height, width))
     latents = (
         config.get("z_dim") or config.latent_channels,
         latent_frames(temporal_factor(vae), size.frames),
@@ -100,7 +101,7 @@ def temporal_factor(vae: Any) -> int:
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 
-def _plain_encoding(pixels: TensorSpec, config: Any, side: int) -> Encoding:
+def _plain_encoding(pixels: TensorSpec, latents: tuple[int, ...]) -> Encoding:
     """An autoencoder for pictures, without a posterior."""
     layer = Layer(
         name="vae.encoder",
@@ -110,7 +111,7 @@ def _plain_encoding(pixels: TensorSpec, config: Any, side: int) -> Encoding:
         modules=("encoder",),
         run=_encode_plainly,
     )
-    return Encoding(layers=(layer,), inputs=(pixels,), latents=(config.latent_channels, side, side))
+    return Encoding(layers=(layer,), inputs=(pixels,), latents=latents)
 
 
 def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:

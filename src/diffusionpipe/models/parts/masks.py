@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate, pixel_unshuffle
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
-from diffusionpipe.models.parts.autoencoder import Branch, encoder_inputs, encoder_layers
+from diffusionpipe.models.parts.autoencoder import Branch, Picture, encoder_inputs, encoder_layers
 
 MASK = "mask"
 """The raw input: the mask of a sample's pixels, (1, H, W)."""
@@ -47,15 +47,15 @@ def unet_mask_channels(latent_channels: int) -> int:
     return 1 + latent_channels
 
 
-def unet_masks(vae: Any, resolution: int, dtype: str) -> MaskedInputs:
+def unet_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
     """The mask at the size of latents, each latent the pixel at its corner, and then the masked latents."""
-    return _masks(vae, resolution, dtype, partial(_reduce_to_corners), unet_mask_channels(vae.config.latent_channels))
+    return _masks(vae, picture, dtype, partial(_reduce_to_corners), unet_mask_channels(vae.config.latent_channels))
 
 
-def fill_masks(vae: Any, resolution: int, dtype: str) -> MaskedInputs:
+def fill_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
     """The masked latents, and then all pixels of the mask: the pixels of a latent are its channels."""
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    return _masks(vae, resolution, dtype, partial(_keep_all, factor), vae.config.latent_channels + factor**2)
+    return _masks(vae, picture, dtype, partial(_keep_all, factor), vae.config.latent_channels + factor**2)
 
 
 def reads_mask(graph: LayerGraph) -> bool:
@@ -63,8 +63,8 @@ def reads_mask(graph: LayerGraph) -> bool:
     return any(spec.name == MASK for spec in graph.inputs)
 
 
-def _masks(vae: Any, resolution: int, dtype: str, join: Any, channels: int) -> MaskedInputs:
-    pixels, noise = encoder_inputs(vae, resolution, dtype)
+def _masks(vae: Any, picture: Picture, dtype: str, join: Any, channels: int) -> MaskedInputs:
+    pixels, noise = encoder_inputs(vae, picture, dtype)
     return MaskedInputs(
         layers=(
             Layer(

@@ -1,7 +1,7 @@
 """Frozen work: the layers that need no gradient, on some samples."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -81,6 +81,11 @@ class Encoder:
 
     def run(self, fill: Fill, store: RowStore) -> None:
         """Run the fill's layers on its samples; inputs come from the store, outputs go into it."""
+        self.run_rows(fill, store)
+        self.end(fill)
+
+    def run_rows(self, fill: Fill, store: RowStore) -> None:
+        """Run the layers of a fill, or of a part of its samples; `end` follows the last part."""
         stage = self._stage(fill.layers)
         with torch.no_grad():
             tensors = {
@@ -91,6 +96,9 @@ class Encoder:
                 if name in self._outputs:
                     store.write(name, fill.samples, value)
                 self._carry(name, value, fill)
+
+    def end(self, fill: Fill) -> None:
+        """Bring the weights of the layers after this fill."""
         if self._weights is not None and fill in self._next_weights:
             self._weights.start(self._next_weights[fill])
 
@@ -133,3 +141,17 @@ class Encoder:
         else:
             del self._carried[name]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class SizedEncoder:
+    """Runs fills over samples of several sizes, each by the layers of its size."""
+
+    def __init__(self, encoders: Sequence[Encoder]) -> None:
+        """`encoders`: one for each size."""
+        self._encoders = tuple(encoders)
+
+    def run(self, fill: Fill, store: RowStore) -> None:
+        """Run the fill's layers on its samples, cell by cell."""
+        for rows in store.split(fill.samples):
+            self._encoders[store.size_of(rows)].run_rows(replace(fill, samples=rows), store)
+        self._encoders[0].end(fill)

@@ -1,6 +1,16 @@
-"""Rows of the batch that are not activations: raw inputs and the outputs of frozen layers."""
+"""Rows of the batch that are not activations: raw inputs and the outputs of frozen layers.
 
-from collections.abc import Iterator, Mapping
+Where samples have several sizes, the rows lie in cells, one for each micro-batch, whose samples have one size. A cell's
+place has room for the largest size:
+
+    cells        0 (rows 0, 1)        1 (rows 2, 3)        2 (rows 4, 5)
+    memory      |row 0|row 1|......|row 2|row 3|........|row 4  |row 5  |      size 1 is smaller than size 0
+    sizes        1                    1                    0
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -8,6 +18,7 @@ from torch import Tensor
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import Range
 from diffusionpipe.runtime.machine.buffers import memory_of
+from diffusionpipe.units import Bytes
 
 
 class RowStore:
@@ -17,14 +28,30 @@ class RowStore:
     share for what it only passes on). Views of the buffers are sent and received directly.
     """
 
-    def __init__(self, extents: Mapping[str, Range], specs: Mapping[str, TensorSpec], device: torch.device) -> None:
-        """`extents`: the rows kept of each tensor."""
+    def __init__(
+        self,
+        extents: Mapping[str, Range],
+        specs: Mapping[str, TensorSpec],
+        device: torch.device,
+        *,
+        others: Sequence[Mapping[str, TensorSpec]] = (),
+        cells: Sequence[Range] = (),
+    ) -> None:
+        """`extents`: the rows kept of each tensor.
+
+        `others`: the tensors of samples of further sizes; then `cells` are the rows of each micro-batch.
+        """
         self._extents = dict(extents)
+        self._specs = (specs, *others)
+        self.cells = tuple(cells) if others else ()
+        self._starts = [cell.start for cell in self.cells]
+        self.sizes: tuple[int, ...] = (0,) * len(self.cells)
+        """The number of each cell's size; () where samples have one size."""
+        self._room = {name: max(prod(own[name].shape) for own in self._specs) for name in extents}
         self._buffers = {
-            name: torch.zeros((len(rows), *specs[name].shape), dtype=getattr(torch, specs[name].dtype), device=device)
+            name: torch.zeros(len(rows) * self._room[name], dtype=getattr(torch, specs[name].dtype), device=device)
             for name, rows in extents.items()
         }
-
         self._memory = {memory_of(buffer) for buffer in self._buffers.values()}
 
     def __contains__(self, name: str) -> bool:
@@ -43,11 +70,45 @@ class RowStore:
         self._buffers.clear()
         self._memory.clear()
 
+    @property
+    def num_bytes(self) -> Bytes:
+        """Bytes of the memory of all rows, which do not depend on the sizes of the samples in them."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def size_of(self, rows: Range) -> int:
+        """The number of the size of rows of one cell."""
+        return self.sizes[self._cell_of(rows.start)] if self.cells else 0
+
+    def split(self, rows: Range) -> list[Range]:
+        """The rows of each cell among these; all together where samples have one size."""
+        if not self.cells:
+            return [rows]
+        own = (cell.intersection(rows) for cell in self.cells)
+        return [part for part in own if len(part)]
+
+    def sizes_in(self, rows: Range) -> tuple[int, ...]:
+        """The number of the size of each cell that has some of these rows."""
+        return tuple(self.size_of(part) for part in self.split(rows)) if self.cells else ()
+
     def view(self, name: str, rows: Range) -> Tensor:
-        """The rows of a tensor, as a view: (len(rows), ...)."""
-        start = self._extents[name].start
+        """The rows of a tensor, of one cell where there are any, as a view: (len(rows), ...)."""
+        extent, shape, room = self._extents[name], self._specs[self.size_of(rows)][name].shape, self._room[name]
+        first = extent.start
+        if self.cells:
+            cell = self.cells[self._cell_of(rows.start)]
+            assert rows.stop <= cell.stop, "rows of several cells have no common shape"
+            first = max(cell.start, extent.start)
+        one = prod(shape)
+        start = (first - extent.start) * room + (rows.start - first) * one
         # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
-        return self._buffers[name].data[rows.start - start : rows.stop - start]
+        return self._buffers[name].data[start : start + len(rows) * one].view(len(rows), *shape)
+
+    def views(self, name: str, rows: Range) -> list[Tensor]:
+        """The rows of a tensor as views, one for each cell."""
+        return [self.view(name, part) for part in self.split(rows)]
+
+    def _cell_of(self, row: int) -> int:
+        return bisect_right(self._starts, row) - 1
 
     def lasting(self, tensor: Tensor) -> Tensor:
         """The tensor, copied if it lies in rows, which are written again in another iteration."""
@@ -63,9 +124,10 @@ class RowStore:
 
         With a `table`, (256,), a `value` in uint8 says which of its elements are written; all three are on one device.
         """
-        view = self.view(name, rows)
-        if table is None or value.dtype != torch.uint8:
-            view.copy_(value, non_blocking=True)
-            return
-        for row, indices in zip(view, value, strict=True):  # in turn, because a look-up needs them as int32
-            row.copy_(table.index_select(0, indices.flatten().int()).view(indices.shape))
+        for part in self.split(rows):
+            view, own = self.view(name, part), value[part.start - rows.start : part.stop - rows.start]
+            if table is None or value.dtype != torch.uint8:
+                view.copy_(own, non_blocking=True)
+                continue
+            for row, indices in zip(view, own, strict=True):  # in turn, because a look-up needs them as int32
+                row.copy_(table.index_select(0, indices.flatten().int()).view(indices.shape))

@@ -36,7 +36,7 @@ from the slot of stage 0, which then drops it [1], and its backward leaves the g
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from diffusionpipe.ir import Action, Op
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.runtime.compute.backward import run_backward
 from diffusionpipe.runtime.compute.store import RowStore
-from diffusionpipe.runtime.engine.equipment import nothing
+from diffusionpipe.runtime.engine.equipment import Equipment, nothing
 from diffusionpipe.runtime.engine.routing import Part, Route
 from diffusionpipe.runtime.engine.slot import Output, Slot, count_read
 from diffusionpipe.runtime.engine.transfers import Transfers
@@ -66,6 +66,10 @@ class Compiler(Transfers):
     """The store from which forwards read frozen outputs."""
     trained: frozenset[int]
     """The numbers of the stages that have a backward."""
+
+    def of_size(self, equipment: Equipment) -> "Compiler":
+        """The same compiler for samples of another size, with the equipment for it."""
+        return replace(self, equipment=equipment)
 
     def instruction(self, action: Action) -> Instruction:
         """The wait and the work of an action.

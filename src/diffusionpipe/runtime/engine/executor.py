@@ -44,7 +44,8 @@ it posts the receive of a gradient before its second forward [1], and waits for 
 ...         schedule, rank, costs=costs, tensors=tensors, transport=transport, inputs=("noisy",)
 ...     )
 ...     outputs = executor.run()
-...     waits = [str(step) for (wait, _), (_, step) in zip(executor._programs[0], executor._steps) if wait]
+...     program = executor._programs[0].instructions()
+...     waits = [str(step) for (wait, _), (_, step) in zip(program, executor._steps) if wait]
 ...     return [output.name for output in outputs], waits
 >>> run_threads(2, main)
 [([], ['0B0', '0B1']), (['loss', 'loss'], ['1F0', '1F1'])]
@@ -62,6 +63,7 @@ from diffusionpipe.runtime.compute.stage import StageModule
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.compiler import Compiler
 from diffusionpipe.runtime.engine.equipment import Equipment
+from diffusionpipe.runtime.engine.program import Program
 from diffusionpipe.runtime.engine.routing import Route, extents_of, fed_rows, routes_of
 from diffusionpipe.runtime.engine.slot import Output, Slot
 from diffusionpipe.runtime.job.progress import Whereabouts
@@ -78,8 +80,18 @@ _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weig
 class Executor:
     """One worker's side of one schedule. Mutable: it holds what is in flight during `run`."""
 
-    def __init__(self, schedule: Schedule, worker: int, equipment: Equipment, *, store: RowStore | None = None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        worker: int,
+        equipment: Equipment,
+        *,
+        store: RowStore | None = None,
+        others: Sequence[Equipment] = (),
+    ) -> None:
         """`store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
+
+        `others`: the parts for samples of further sizes: stages and tensors of their own, all else is the same.
 
         Raises:
             ScheduleError: the order holds ops that this executor does not know.
@@ -89,7 +101,17 @@ class Executor:
         extents = with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
         is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
         # Two stores take turns: while one is read, the other is filled for the next iteration.
-        self._stores = [store or RowStore(extents, equipment.tensors, equipment.device) for _ in range(1 + is_ahead)]
+        self._stores = [
+            store
+            or RowStore(
+                extents,
+                equipment.tensors,
+                equipment.device,
+                others=[other.tensors for other in others],
+                cells=cells_of(schedule),
+            )
+            for _ in range(1 + is_ahead)
+        ]
         self._turn = 0
         self._works: tuple[list[Work], ...] = tuple([] for _ in schedule.messages)
         self._held: tuple[list[Tensor], ...] = tuple([] for _ in schedule.messages)
@@ -120,10 +142,8 @@ class Executor:
         )
         turns = (replace(compiler, reading=r, writing=self._stores[i - 1]) for i, r in enumerate(self._stores))
         steps = _prepared(order, equipment.preparations)
-        self._programs = [
-            [turn.instruction(s) if isinstance(s, Action) else (None, s) for s in steps] for turn in turns
-        ]
-        marks = marks_of([wait is not None for wait, _ in self._programs[0]])
+        self._programs = [Program(steps, [turn, *(turn.of_size(other) for other in others)]) for turn in turns]
+        marks = marks_of([wait is not None for wait, _ in self._programs[0].instructions()])
         self._steps = list(zip(marks, steps, strict=True))
         # Two take turns: one is read while the device runs what the other records.
         self._recordings = [
@@ -164,7 +184,7 @@ class Executor:
         self.began = perf_counter()
         mark()
         try:
-            for wait, run in self._programs[self._turn]:
+            for wait, run in self._programs[self._turn].instructions():
                 if wait is not None:
                     wait()  # [2]
                     mark()
@@ -262,6 +282,13 @@ def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -
             }
             sources[action] = tuple(sorted(found))
     return sources
+
+
+def cells_of(schedule: Schedule) -> tuple[Range, ...]:
+    """The rows of every micro-batch of the batch; frozen work has none of its own."""
+    pipelines = (one for one in schedule.placement.pipelines if Op.ENCODE not in one.ops)
+    rows = {(own.start, own.stop) for one in pipelines for own in map(one.rows, range(len(one.microbatches)))}
+    return tuple(Range(start, stop) for start, stop in sorted(rows))
 
 
 def _prepared(

@@ -67,7 +67,7 @@ class Transfers:
         works, held, send = self.works[k], self.held[k], self.equipment.transport.send
         destination = self.equipment.rank_of_worker(placement.stages[message.destination].worker)
         if placement.is_frozen(message.source):
-            views = [self.writing.view(name, message.samples) for name in message.tensors]
+            views = [view for name in message.tensors for view in self.writing.views(name, message.samples)]
             return lambda: works.extend([send(view, destination) for view in views])
         key = (message.source, message.microbatch)
         slot, names, is_gradient = self.slots[key], message.tensors, message.is_gradient
@@ -93,7 +93,7 @@ class Transfers:
         works, recv = self.works[action.slot], self.equipment.transport.recv
         source = self.equipment.rank_of_worker(placement.stages[message.source].worker)
         if placement.is_frozen(message.source):
-            views = [self.writing.view(name, message.samples) for name in message.tensors]
+            views = [view for name in message.tensors for view in self.writing.views(name, message.samples)]
             return lambda: works.extend([recv(view, source) for view in views])
         key = (message.destination, message.microbatch)
         slot, route = self.slots[key], self.routes[key]

@@ -1,7 +1,8 @@
 """One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.comm.places import Place, encoded_rows, holders_of, place_of, trained_blocks
 from diffusionpipe.runtime.comm.transport import Transport
 from diffusionpipe.runtime.compute.casts import Casts
-from diffusionpipe.runtime.compute.frozen import Encoder
+from diffusionpipe.runtime.compute.frozen import Encoder, SizedEncoder
+from diffusionpipe.runtime.compute.runs import runs_of
 from diffusionpipe.runtime.compute.stage import LayerStage, Precision
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.equipment import Equipment
@@ -102,9 +104,16 @@ class Worker:
         self._feed(self.window.store(batch), self.encoded, inputs)
 
     def _feed(self, store: RowStore, rows: Range | None, inputs: Mapping[str, Tensor]) -> None:
+        sizes, parts = runs_of(inputs)
+        if sizes is not None:
+            store.sizes = tuple(sizes[cell.start] for cell in store.cells)
         if rows is not None:
-            with self.upload.brought(inputs) as brought:
-                store.feed(rows, brought, self.tables)
+            start = rows.start
+            for part in parts:
+                with self.upload.brought(part) as brought:
+                    stop = start + len(next(iter(part.values()))) if sizes is not None else rows.stop
+                    store.feed(Range(start, stop), brought, self.tables)
+                    start = stop
 
     def reset_gradients(self) -> None:
         """Forget the gradients of the last step."""
@@ -123,8 +132,11 @@ def build_worker(
     precision: Precision | None = None,
     sharded: Mapping[int, ShardedBlock] | None = None,
     node: NodeMemory | None = None,
+    others: Sequence[ModelGraph] = (),
 ) -> Worker:
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
+
+    `others`: the descriptions of `graph.others`, the same model for further sizes of samples.
 
     Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
     the memory of the machine, as `HostWeights` wants it. `sharded`: the blocks of a sharded plan that `shard` made
@@ -140,6 +152,7 @@ def build_worker(
     parts = _Parts(
         graph=graph,
         model=model,
+        others=tuple(zip(graph.others, others, strict=True)),
         plan=plan,
         place=place,
         precision=precision,
@@ -233,6 +246,8 @@ class _Parts:
 
     graph: LayerGraph
     model: ModelGraph
+    others: tuple[tuple[LayerGraph, ModelGraph], ...]
+    """The graph and the description of the model for each further size of samples."""
     plan: Plan
     place: Place
     precision: Precision
@@ -251,8 +266,25 @@ class _Parts:
             if self.plan.train.lead and phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE):
                 continue
             store = found[PlanPhase.TRAIN].first_store if phase == PlanPhase.PROLOGUE else None
-            found[phase] = Executor(schedule, self.place.worker, self.equipment(phase), store=store)
+            own = self.equipment(phase)
+            sized = [one for one in self._of_sizes if one is not self]
+            others = [replace(own, **one.parts_of_size(phase)) for one in sized]
+            if others:
+                encoders = [each.encoder for each in (own, *others) if isinstance(each.encoder, Encoder)]
+                encoder = SizedEncoder(encoders) if encoders else None
+                own, *others = (replace(each, encoder=encoder) for each in (own, *others))
+            found[phase] = Executor(schedule, self.place.worker, own, store=store, others=others)
         return found
+
+    @property
+    def _of_sizes(self) -> "tuple[_Parts, ...]":
+        """The parts of every size, these first."""
+        return (self, *(replace(self, graph=graph, model=model, others=()) for graph, model in self.others))
+
+    def parts_of_size(self, phase: str) -> dict[str, Any]:
+        """The fields of the equipment that depend on the size of samples."""
+        own = self.equipment(phase)
+        return {"stages": own.stages, "tensors": own.tensors, "encoder": own.encoder}
 
     def window(self, versions: Mapping[int, BlockVersions]) -> WindowExecutor:
         """The executor that trains without a flush."""

@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from diffusionpipe.runtime.engine.executor import cells_of
 from diffusionpipe.trainer.data.batch import BatchSource
 from diffusionpipe.trainer.data.loader import fixed_batches, num_fixed_rows
+from diffusionpipe.trainer.data.sized import FixedRows, HeldSizes, fixed_rows
 from diffusionpipe.trainer.setup.session import Session
 
 
@@ -24,13 +26,18 @@ class ValidationResult:
     """(name, loss); the loss of all is their sum."""
 
 
-def validate(session: Session, source: BatchSource) -> ValidationResult:
+def validate(session: Session, source: BatchSource, held: HeldSizes | None = None) -> ValidationResult:
     """The validation loss, with averaged weights where the run has them. Every rank of the job calls it."""
     settings = session.recipe.validation
     times = settings.timesteps
     num_rows = num_fixed_rows(source, times=times, num_samples=settings.samples)
+    cell = max(len(rows) for rows in cells_of(session.plan.validate))
+    fixed = fixed_rows(num_rows, times=len(times), batch=session.plan.batch, cell=cell, held=held)
     batches = fixed_batches(
         source,
+        held=held,
+        cell=cell,
+        group=session.group_positions,
         batch=session.plan.batch,
         positions=session.encoded_positions(session.plan.validate),
         times=times,
@@ -40,7 +47,7 @@ def validate(session: Session, source: BatchSource) -> ValidationResult:
     sums = torch.zeros(len(backbones), len(times), dtype=torch.float64)
     with averaged(session):
         for number, inputs in enumerate(batches):
-            _add_losses(session, inputs, number * session.plan.batch, num_rows, sums)
+            _add_losses(session, inputs, number * session.plan.batch, fixed, sums)
     sums = sums.to(session.job.device)
     dist.all_reduce(sums)
     counts = [len(range(index, num_rows, len(times))) for index in range(len(times))]
@@ -54,7 +61,7 @@ def validate(session: Session, source: BatchSource) -> ValidationResult:
     )
 
 
-def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, num_rows: int, sums: Tensor) -> None:
+def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, fixed: FixedRows, sums: Tensor) -> None:
     """Add this rank's losses of one batch, to [backbone, time]; row r has time r modulo their number."""
     worker = session.worker
     number = {backbone.loss: i for i, backbone in enumerate(session.model.backbones)}
@@ -62,9 +69,8 @@ def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, num_row
     for output in worker.validate.run():
         positions = session.positions_of(output.rows.start, output.rows.stop)
         for position, loss in zip(positions, output.value.tolist(), strict=True):
-            row = start + position
-            if row < num_rows:
-                sums[number[output.name], row % sums.shape[1]] += loss
+            if fixed.counts[start + position]:
+                sums[number[output.name], fixed.rows[start + position] % sums.shape[1]] += loss
 
 
 @contextmanager

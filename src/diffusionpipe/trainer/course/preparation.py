@@ -28,6 +28,9 @@ from diffusionpipe.trainer.data.loss_masks import mask_path, problem_of_loss_mas
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
+from diffusionpipe.trainer.data.size_order import SizeOrder
+from diffusionpipe.trainer.data.sized import HeldSizes, Sized, sized
+from diffusionpipe.trainer.data.sizes import assign
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.sources import Found, joined
 from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
@@ -41,6 +44,7 @@ from diffusionpipe.trainer.model.optimizer_states import optimizer_states
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import DataSection, OnError, Recipe, with_values
+from diffusionpipe.trainer.recipe.size_rules import rules_of, run_of, sizes_of
 from diffusionpipe.trainer.reporting.screen import Work
 
 logger = logging.getLogger(__name__)
@@ -107,6 +111,10 @@ class Data:
     """The lines about the data; () on other ranks than rank 0."""
     ledger: Ledger | None
     """The ledger of the training data; None on other ranks than rank 0."""
+    sizes: Sized | None
+    """The sizes of the training pictures, where there are several."""
+    held: HeldSizes | None
+    """The sizes of the validation pictures, where there are several."""
     is_continued: bool
     """Whether the training data are known to be the same as the continued run's; on rank 0."""
 
@@ -146,15 +154,19 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
     train, held_out = from_first(scan_and_join, DATASETS)
 
     def sources() -> tuple[Model, Data]:
-        counted = with_steps(opened, train)
+        order = _size_order(opened.recipe, train)
+        counted = with_steps(opened, train, len(order.assignment.left_out) if order is not None else 0)
         tokenizers = _tokenizers(opened)
         data = opened.recipe.data
         source = _source(opened, train, _augmentation(opened.recipe), tokenizers, data.treatments)
-        held = Treatment(captions=data.captions.rules)
+        trained, plain = replace(source, skipping=_skipping(opened.recipe)), Treatment(captions=data.captions.rules)
+        kept = _source(opened, held_out, Augmentation(), tokenizers, (plain,)) if held_out is not None else None
         return counted, Data(
-            train=replace(source, skipping=_skipping(opened.recipe)),
-            validation=_source(opened, held_out, Augmentation(), tokenizers, (held,)) if held_out is not None else None,
-            survey=_survey(counted, scanned, source, resumed) if scanned else (),
+            train=trained,
+            sizes=_sized(opened, trained, order),
+            validation=kept,
+            held=_held(opened, kept) if kept is not None else None,
+            survey=_survey(counted, scanned, source, resumed, order) if scanned else (),
             ledger=ledgers[0] if ledgers else None,
             is_continued=any(known),
         )
@@ -162,8 +174,53 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
     return on_all(sources)
 
 
-def with_steps(opened: Model, dataset: Dataset) -> Model:
+def _size_order(recipe: Recipe, dataset: Dataset) -> SizeOrder | None:
+    """The order of the pictures where they have several sizes.
+
+    Raises:
+        DataError: a size has too few pictures, or all are left out.
+    """
+    rules = rules_of(recipe.data)
+    if rules is None:
+        return None
+    run = run_of(recipe)
+    assignment = assign(_sizes_of_pictures(dataset), rules, run)
+    return SizeOrder(assignment=assignment, seed=recipe.training.seed, run=run)
+
+
+def _sizes_of_pictures(dataset: Dataset) -> list[tuple[int, int]]:
+    """Width and height of each picture."""
+    return [(sample.size[0], sample.size[1]) for sample in dataset.samples]
+
+
+def _sized(opened: Model, source: BatchSource, order: SizeOrder | None) -> Sized | None:
+    """The order with the inputs of each size that the model is built for."""
+    if order is None:
+        return None
+    graphs = opened.graph.of_sizes
+    sizes = sizes_of(opened.recipe.data)
+    return sized(source, order, {size: graph.inputs for size, graph in zip(sizes, graphs, strict=True)})
+
+
+def _held(opened: Model, source: BatchSource) -> HeldSizes | None:
+    """The sizes of held-out pictures, of which none is left out; None where all samples have one size."""
+    rules = rules_of(opened.recipe.data)
+    if rules is None:
+        return None
+    pictures = _sizes_of_pictures(source.dataset)
+    found = assign(pictures, replace(rules, min_side=1, enlarge=True), 1)
+    built = sizes_of(opened.recipe.data)
+    numbers = {picture: built.index(share.size) for share in found.shares for picture in share.members[0]}
+    return HeldSizes(
+        numbers=tuple(numbers[picture] for picture in range(len(pictures))),
+        sources=tuple(replace(source, inputs=graph.inputs) for graph in opened.graph.of_sizes),
+    )
+
+
+def with_steps(opened: Model, dataset: Dataset, left_out: int = 0) -> Model:
     """The model of a recipe that ends after a number of steps, also where the recipe counts epochs of this data.
+
+    `left_out`: samples that are not trained on.
 
     Raises:
         RecipeError: other keys do not fit to so few steps.
@@ -171,7 +228,7 @@ def with_steps(opened: Model, dataset: Dataset) -> Model:
     training = opened.recipe.training
     if training.epochs is None:
         return opened
-    steps = ceil(num_positions(training.epochs, len(dataset.samples), dataset.growth) / training.batch)
+    steps = ceil(num_positions(training.epochs, len(dataset.samples) - left_out, dataset.growth) / training.batch)
     steps = min(steps, training.steps or steps)
     recipe = with_values(opened.recipe, {"training.steps": steps})
     members = tuple(replace(member, recipe=recipe.alone(member.name)) for member in opened.members)
@@ -217,7 +274,9 @@ def _in_order(folder: Folder, ledger: Ledger) -> Folder:
     )
 
 
-def _survey(opened: Model, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None) -> tuple[Line, ...]:
+def _survey(
+    opened: Model, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None, order: SizeOrder | None
+) -> tuple[Line, ...]:
     """The lines about the scanned folders, training's first."""
     recipe = opened.recipe
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
@@ -229,6 +288,8 @@ def _survey(opened: Model, scanned: Sequence[Folder], source: BatchSource, resum
         from_step=0 if resumed is None else resumed.step,
         size=(data.resolution, data.height or data.resolution),
         treatments=data.treatments,
+        sizes=None if order is None else order.assignment,
+        same_size=1 if order is None else order.run,
         readings=readings_of(source.inputs, source.tokenizers),
         more_chunks=all(family_of(member.folder).has_chunks for member in opened.members)
         and data.caption_chunks < MOST_CHUNKS,
@@ -248,7 +309,9 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
 
     def scanned(folder: Path, other: Path | None, rules: Rules) -> Folder:
         apart = None if other is None or is_same(folder, other) else other
-        return Folder(*examine(folder, need, taken=taken, progress=checked, rules=replace(rules, apart=apart)))
+        folder_rules = replace(rules, apart=apart)
+        dataset, findings = examine(folder, need, taken=taken, progress=checked, rules=folder_rules)
+        return Folder(_with_sizes(dataset, findings) if data.has_sizes else dataset, findings)
 
     def scan_train() -> None:
         rules = Rules(may_skip=True, skipping=_skipping(opened.recipe))
@@ -316,6 +379,12 @@ def _check_loss_masks(data: DataSection, found: Folder) -> None:
     if lines := [problem for problem in problems if problem is not None]:
         more = f"\nand {len(lines) - NUM_EXAMPLES} more" if len(lines) > NUM_EXAMPLES else ""
         raise DataError("\n".join(lines[:NUM_EXAMPLES]) + more)
+
+
+def _with_sizes(dataset: Dataset, findings: Findings) -> Dataset:
+    """The samples with the sizes of their pictures, which other ranks do not read."""
+    pairs = zip(dataset.samples, findings.sizes, strict=True)
+    return replace(dataset, samples=tuple(replace(sample, size=size or ()) for sample, size in pairs))
 
 
 def check_optimizer(opened: Model) -> None:

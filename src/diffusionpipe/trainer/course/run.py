@@ -327,6 +327,8 @@ def _loader(state: RunState) -> StepLoader:
         source=state.data.train,
         batch=session.plan.batch,
         positions=session.positions,
+        sizes=state.data.sizes,
+        group=session.group_positions,
         first_step=state.step,
         num_steps=recipe.training.num_steps - state.step + session.worker.encodes_ahead,
         workers=data_workers_for(session.job.device.type, os.environ) if workers is None else workers,
@@ -372,7 +374,7 @@ def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
     is_wanted = is_wanted or state.step == recipe.training.num_steps
     if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_wanted):
         with state.screen.work("validating"):
-            result = validate(session, state.data.validation)
+            result = validate(session, state.data.validation, state.data.held)
         if not isfinite(result.loss):
             raise NonFiniteLossError(
                 f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"

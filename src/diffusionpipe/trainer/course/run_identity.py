@@ -10,6 +10,7 @@ from diffusionpipe.trainer.data.sources import identity_of_sources
 from diffusionpipe.trainer.model.lora import lora_identity
 from diffusionpipe.trainer.model.members import Member, Model
 from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
+from diffusionpipe.trainer.recipe.size_rules import run_of
 
 GROWTH = "growth"
 OF_DATA = ("data", "picture files", GROWTH)
@@ -66,6 +67,7 @@ def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
         **_low_resolutions(opened.members),
         **_clips(recipe.data),
         **_sources(recipe.data, train),
+        **({"data.same_size": run_of(recipe)} if recipe.data.has_sizes else {}),
     }
 
 

@@ -11,7 +11,7 @@ from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.course.preparation import Data
-from diffusionpipe.trainer.data.batch import sample_indices
+from diffusionpipe.trainer.data.sized import turns_at
 from diffusionpipe.trainer.data.survey import Line
 from diffusionpipe.trainer.inference.drawing import Picture
 from diffusionpipe.trainer.optim.named_rates import LossRates
@@ -115,18 +115,12 @@ class RunState:
 
 def names_of(state: RunState) -> NamesOf:
     """How the samples of a step are called in messages."""
-    dataset, training = state.data.train.dataset, state.session.recipe.training
-    samples = dataset.samples
+    source = state.data.train
+    samples = source.dataset.samples
 
     def names(step: int, positions: Sequence[int]) -> tuple[str, ...]:
-        indices = sample_indices(
-            len(samples),
-            seed=training.seed,
-            batch=state.session.plan.batch,
-            step=step,
-            positions=positions,
-            growth=dataset.growth,
-        )
-        return tuple(f"{index} ({samples[index].name})" for index in indices)
+        batch = state.session.plan.batch
+        turns = turns_at(source, state.data.sizes, batch=batch, step=step, positions=positions)
+        return tuple(f"{turn.sample} ({samples[turn.sample].name})" for turn in turns)
 
     return names

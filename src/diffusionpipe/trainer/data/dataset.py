@@ -67,6 +67,8 @@ class Sample:
     """The picture that steers, as a path below the folder."""
     source: int = 0
     """The number of its source, where the data have several."""
+    size: tuple[int, ...] = ()
+    """Width and height of the picture as it is seen, where samples have several sizes."""
 
     @property
     def captions(self) -> tuple[str, ...]:

@@ -5,17 +5,20 @@ run was resumed, changes anything.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, Turn, make_batch, turns_of
+from diffusionpipe.runtime.compute.runs import joined_runs
+from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, Turn, make_batch
 from diffusionpipe.trainer.data.data_workers import DataWorkers
 from diffusionpipe.trainer.data.dataset import Sample
+from diffusionpipe.trainer.data.sized import HeldSizes, Sized, fixed_rows, sized_batch, turns_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,10 @@ class StepLoader:
     pin_memory: bool = False
     has_levels: bool = False
     """Whether pictures stay uint8 levels; the device looks up their values."""
+    sizes: Sized | None = None
+    """The sizes of the samples, where there are several."""
+    group: tuple[int, ...] = ()
+    """With `sizes`: the positions of all rows of this rank's pipeline."""
     on_start: Callable[[DataWorkers], None] | None = None
     """Called with the workers when they have been started."""
 
@@ -95,6 +102,15 @@ class StepLoader:
 
     def load(self, step: int) -> dict[str, Tensor]:
         """One step's batch, made in this process."""
+        if self.sizes is not None:
+            return sized_batch(
+                self.sizes,
+                batch=self.batch,
+                step=step,
+                positions=self.positions,
+                group=self.group,
+                has_levels=self.has_levels,
+            )
         turns = self._turns(step)
         rows = Rows(
             samples=tuple(turn.sample for turn in turns),
@@ -105,14 +121,7 @@ class StepLoader:
         return make_batch(self.source, rows, has_levels=self.has_levels)
 
     def _turns(self, step: int) -> tuple[Turn, ...]:
-        return turns_of(
-            len(self.source.dataset.samples),
-            seed=self.source.seed,
-            batch=self.batch,
-            step=step,
-            positions=self.positions,
-            growth=self.source.dataset.growth,
-        )
+        return turns_at(self.source, self.sizes, batch=self.batch, step=step, positions=self.positions)
 
 
 def num_fixed_rows(source: BatchSource, *, times: tuple[float, ...], num_samples: int) -> int:
@@ -121,23 +130,43 @@ def num_fixed_rows(source: BatchSource, *, times: tuple[float, ...], num_samples
 
 
 def fixed_batches(
-    source: BatchSource, *, batch: int, positions: tuple[int, ...], times: tuple[float, ...], num_samples: int
+    source: BatchSource,
+    *,
+    batch: int,
+    positions: tuple[int, ...],
+    times: tuple[float, ...],
+    num_samples: int,
+    held: HeldSizes | None = None,
+    cell: int = 1,
+    group: tuple[int, ...] = (),
 ) -> Iterator[dict[str, Tensor]]:
     """Validation batches of one rank: the same samples, times and noise whenever it is called.
 
     Row r of the validation is sample r // len(times) at times[r % len(times)]; batch b holds the rows b * batch up to
-    (b + 1) * batch. The last batch is filled up with the first rows again, which the caller leaves out of its mean
-    (see `num_fixed_rows`). Pictures are cropped at the centre; nothing is flipped or dropped.
+    (b + 1) * batch of `fixed_rows`. The last batch is filled up with the first rows again, which the caller leaves out
+    of its mean. Pictures are cropped at the centre; nothing is flipped or dropped.
+
+    `held`: the sizes of the samples, where there are several; `cell` rows then have one size, and `group` are the
+    positions of all rows of this rank's pipeline.
     """
-    plain = replace(source, augmentation=Augmentation())
     num_rows = num_fixed_rows(source, times=times, num_samples=num_samples)
-    for start in range(0, num_rows, batch):
-        numbers = tuple((start + position) % num_rows for position in positions)
+    fixed = fixed_rows(num_rows, times=len(times), batch=batch, cell=cell, held=held).rows
+
+    def made(of: BatchSource, numbers: Sequence[int]) -> dict[str, Tensor]:
         rows = Rows(
             samples=tuple(number // len(times) for number in numbers),
-            positions=numbers,
+            positions=tuple(numbers),
             step=0,
             purpose="validation.",
             times=tuple(times[number % len(times)] for number in numbers),
         )
-        yield make_batch(plain, rows)
+        return make_batch(replace(of, augmentation=Augmentation()), rows)
+
+    for start in range(0, len(fixed), batch):
+        own = [fixed[start + position] for position in positions]
+        if held is None:
+            yield made(source, own)
+            continue
+        sizes = [held.numbers[fixed[start + position] // len(times)] for position in group]
+        runs = groupby(own, lambda row: held.numbers[row // len(times)])
+        yield joined_runs(sizes, [made(held.sources[size], tuple(rows)) for size, rows in runs])

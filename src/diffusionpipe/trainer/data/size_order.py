@@ -1,13 +1,14 @@
 """The order of pictures of several sizes, which is endless and drops nothing.
 
-Positions of the data come in runs of one size. A size has a stream of its own: its pictures, shuffled anew in each
-epoch, one epoch after the other, cut into runs. Run i of a size is due when the epoch has come as far as its stream:
+Positions of the data come in runs of one size. A size has a stream of its own: its pictures in another random order
+in each epoch, one epoch after the other, cut into runs. Run i of a size is due when the epoch has come as far as its
+stream:
 
     size A, 6 pictures    |  run 0    run 1    run 2  |  run 3 ...           runs of 2
     size B, 4 pictures    |     run 0       run 1     |     run 2 ...
     sequence                 A    B    A    B    A       A    B ...
 
-So the size that is furthest behind its share is next, and the counts stay within one run of the shares. The place of a
+So the size that lacks most of its share is next, and the counts stay within one run of the shares. The place of a
 size's first run is keyed by the seed. The sequence depends on seed, pictures and the length of runs alone, and any run
 can be found without those before it.
 """
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,16 @@ def keyed_as(size: Clip) -> str:
     return f"{size.frames}x{size.height}x{size.width}"
 
 
+class Place(NamedTuple):
+    """A place of the order."""
+
+    size: int
+    """The number of its size."""
+    sample: int
+    epoch: int
+    """How often the sample was seen before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeOrder:
     """The sizes and samples of all positions."""
@@ -47,24 +59,25 @@ class SizeOrder:
         """The sizes that samples have; `size_numbers` and `at` count them so."""
         return tuple(share.size for share in self.assignment.shares)
 
-    def at(self, position: int) -> tuple[int, int]:
-        """(number of the size, number of the sample) at a position of the endless order."""
+    def at(self, position: int) -> "Place":
+        """The size and the sample at a position of the endless order."""
         number, place = divmod(position, self.run)
         size, own = _run_at(self, number)
-        return size, self._sample(self.assignment.shares[size], own * self.run + place)
+        return Place(size, *self._sample(self.assignment.shares[size], own * self.run + place))
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
         """The number of the size at each position."""
         return tuple(_run_at(self, position // self.run)[0] for position in positions)
 
-    def _sample(self, share: SizeShare, position: int) -> int:
-        """The sample at a position of a size's stream."""
+    def _sample(self, share: SizeShare, position: int) -> tuple[int, int]:
+        """The sample at a position of a size's stream, and its epoch."""
         cycle, rest = divmod(position, share.visits)
         ends = list(accumulate(map(len, share.members)))
         epoch = bisect_right(ends, rest)
         members = share.members[epoch]
-        order = _shuffled(self.seed, keyed_as(share.size), cycle * self.assignment.cycle + epoch, len(members))
-        return members[int(order[rest - (ends[epoch] - len(members))])]
+        number = cycle * self.assignment.cycle + epoch
+        order = _shuffled(self.seed, keyed_as(share.size), number, len(members))
+        return members[int(order[rest - (ends[epoch] - len(members))])], number
 
     def _first_run(self, share: SizeShare, epoch: int) -> int:
         """The number of runs of a size that are due before an epoch."""

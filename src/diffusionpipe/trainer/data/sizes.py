@@ -53,7 +53,7 @@ class SizeRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeShare:
-    """What is trained at one size."""
+    """The pictures that are trained at one size."""
 
     size: Clip
     members: tuple[tuple[int, ...], ...]
@@ -98,6 +98,39 @@ class Assignment:
     def cut(self) -> float:
         """Mean share of a picture that is cut away."""
         return sum(share.cut * share.visits for share in self.shares) / self.visits
+
+
+def sides_of(size: str) -> tuple[int, int]:
+    """Width and height of a size such as "768x512".
+
+    Raises:
+        ValueError: the text is not a size.
+    """
+    width, _, height = size.partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise ValueError(f'{size!r} is not a width and a height such as "768x512"')
+    return int(width), int(height)
+
+
+def areas_of(
+    stated: Sequence[int | str], aspects: tuple[float, float] | None, multiple: int = MULTIPLE
+) -> tuple[tuple[Clip, ...], ...]:
+    """The sizes of each area that a recipe states.
+
+    A side is an area of its own. Sizes are one area where the largest has at most one and a half times the pixels of
+    the smallest.
+    """
+    areas = [
+        (Clip.square(side),) if aspects is None else sizes_of_area(side, aspects, multiple)
+        for side in sorted({side for side in stated if isinstance(side, int)})
+    ]
+    exact = {sides_of(size) for size in stated if isinstance(size, str)}
+    sizes = sorted((Clip(width=w, height=h) for w, h in exact), key=lambda size: (size.num_pixels, size.width))
+    while sizes:
+        alike = [size for size in sizes if size.num_pixels <= 1.5 * sizes[0].num_pixels]
+        areas.append(tuple(alike))
+        sizes = sizes[len(alike) :]
+    return tuple(areas)
 
 
 def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTIPLE) -> tuple[Clip, ...]:

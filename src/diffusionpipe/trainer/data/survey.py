@@ -21,6 +21,8 @@ from diffusionpipe.trainer.data.caption_rules import plain_text, texts_of
 from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.order import next_epoch, place_of
+from diffusionpipe.trainer.data.size_lines import lines_of_sizes
+from diffusionpipe.trainer.data.sizes import Assignment
 from diffusionpipe.trainer.data.treatment import PLAIN, Treatment
 
 ENLARGED = 2.0
@@ -67,11 +69,15 @@ class Use:
     """Whether data.caption_chunks may be larger."""
     prompts: Sequence[str] = ()
     """Texts that the run draws from."""
+    sizes: Assignment | None = None
+    """The sizes of the training pictures, where there are several."""
+    same_size: int = 1
+    """With `sizes`: samples in a row that have one."""
 
 
 def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]:
     """The facts about the data, in at most 25 lines."""
-    lines = [*_counts(train, held_out, use), *_pixels(train, use)]
+    lines = [*_counts(train, held_out, use), *(_pixels(train, use) if use.sizes is None else _sizes(train, use))]
     lines += _captions(train, "captions", use)
     if held_out is not None:
         lines += _captions(held_out, "validation", use)
@@ -146,6 +152,14 @@ def _pixels(train: Folder, use: Use) -> Iterator[Line]:
     if float(cut[worst]) >= 0.005:  # rounds to 1 %
         text += f", the most of {named(worst)}: {_percent(float(cut[worst]))}"
     yield Line(name="cut away", text=text)
+
+
+def _sizes(train: Folder, use: Use) -> Iterator[Line]:
+    """The sizes at which pictures are trained, and the pictures that are not as their shape says."""
+    assert use.sizes is not None, "it is asked where there are sizes"
+    names = [sample.name for sample in train.dataset.samples]
+    for name, text, is_warning in lines_of_sizes(use.sizes, names, use.same_size):
+        yield Line(name=name, text=text, is_warning=is_warning)
 
 
 def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:

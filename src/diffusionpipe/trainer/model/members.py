@@ -44,6 +44,7 @@ from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat, FrozenArithmetic, stored_form
+from diffusionpipe.trainer.recipe.size_rules import sizes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class Model:
     model: ModelGraph
     device: str
     """The kind of device that will train it."""
+    others: tuple[ModelGraph, ...] = ()
+    """The descriptions of `graph.others`: of the model for further sizes of samples."""
 
     @property
     def folder(self) -> Path:
@@ -175,7 +178,10 @@ def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | Non
 
 
 def clip_of(recipe: Recipe) -> Clip | None:
-    """The size of the recipe's samples, where they are not square pictures."""
+    """The size of the recipe's samples, of several the largest, where they are not square pictures."""
+    sizes = sizes_of(recipe.data)
+    if sizes:
+        return None if sizes[0] == Clip.square(recipe.data.resolution) else sizes[0]
     return clip_of_size(recipe.data.resolution, recipe.data.height, recipe.data.frames)
 
 
@@ -217,10 +223,10 @@ def build_model(recipe: Recipe, device: str) -> Model:
         members = tuple(replace(member, elsewhere=names) for member, names in zip(members, elsewhere, strict=True))
     source = ", ".join(str(member.folder) for member in members)
     try:
-        model = describe(graph, autocast=autocast_of(recipe), device=device)
+        model, *others = (describe(one, autocast=autocast_of(recipe), device=device) for one in graph.of_sizes)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from error
-    return Model(recipe=recipe, members=members, graph=graph, model=model, device=device)
+    return Model(recipe=recipe, members=members, graph=graph, model=model, device=device, others=tuple(others))
 
 
 def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
@@ -241,9 +247,11 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         low=low,
         clip=clip_of(recipe),
         captions=captions_of(recipe),
+        others=sizes_of(recipe.data)[1:],
     )
     if recipe.data.is_weighted:
-        graph = with_sample_weights(graph, is_masked=recipe.data.has_loss_masks)
+        first, *others = (with_sample_weights(one, is_masked=recipe.data.has_loss_masks) for one in graph.of_sizes)
+        graph = replace(first, others=tuple(others))
     if recipe.model.class_embeddings is not None:
         values_of_tables(recipe.model.class_embeddings, graph.components)  # refused here, before anything is read
         for table in class_tables(graph.components).values():

@@ -18,6 +18,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
+from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, sides_of
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
@@ -76,7 +77,23 @@ class DataSection(Section):
     validation: Maybe[Place] = None
     """Folder of the same kind for validation; it is never used for training."""
     resolution: Annotated[Count, Field(le=65_536)]
-    """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width."""
+    """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width; or a list."""
+    sizes: Several[int | str] = ()
+    """Several sizes: sides, and texts such as "768x512", width and height. A list in `resolution` means these."""
+    aspects: Maybe[Annotated[Several[Positive], Field(min_length=2, max_length=2)]] = None
+    """The least and the largest width / height of pictures, e.g. [0.5, 2.0]: each side of `resolution` then stands for
+    sizes of its area between them; "none": squares."""
+    multiple: Annotated[Count, Field(le=1024)] = MULTIPLE
+    """With `aspects`: the number that sides are multiples of."""
+    max_cut: ProperFraction = MOST_CUT
+    """The largest share of a picture that is cut away where a size has too few pictures and gives them to another."""
+    same_size: Auto[Count] = None
+    """Samples in a row that have one size, where there are several; micro-batches lie within them. "auto": the samples
+    of a micro-batch, or of a whole step where a plan chooses the micro-batches."""
+    min_side: Maybe[Count] = None
+    """Pictures with a shorter side are left out, by name; "none": none are."""
+    enlarge: bool = True
+    """Whether pictures that are smaller than their size are enlarged; else they take smaller areas or are left out."""
     height: Maybe[Annotated[Count, Field(le=65_536)]] = None
     """Height of what is not square, for models of clips; "none": as wide as high."""
     frames: Maybe[Annotated[int, Field(ge=2, le=65_536)]] = None
@@ -184,11 +201,54 @@ class DataSection(Section):
         raise_problems(problems)
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _several_sizes_are_a_list(cls, values: object) -> object:
+        stated = values.get("resolution") if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping) or not isinstance(stated, list | tuple):
+            return values
+        try:
+            sides = [side for one in stated for side in (sides_of(one) if isinstance(one, str) else (one,))]
+        except ValueError as error:
+            raise ValueError(f"resolution: {error}") from None
+        if not sides or not all(type(side) is int and 0 < side <= 65_536 for side in sides):
+            raise ValueError('resolution: give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]')
+        return {**values, "resolution": max(sides), "sizes": list(stated)}
+
+    @model_validator(mode="after")
+    def _sizes_have_what_they_need(self) -> Self:
+        problems = []
+        if self.aspects is not None and self.aspects[0] > self.aspects[1]:
+            problems.append("aspects: the first is the least width / height; exchange them")
+        if self.aspects is None and self.multiple != MULTIPLE:
+            problems.append("multiple: only sizes of an area have it; set aspects, or remove multiple")
+        if not self.has_sizes:
+            idle = [key for key in ("max_cut", "same_size") if getattr(self, key) != _default(DataSection, key)]
+            way = "set aspects or several sizes"
+            problems += [f"{key}: all samples have one size; {way}, or remove {key}" for key in idle]
+        else:
+            for key, ways in (("height", "list the sizes in resolution"), ("frames", "clips have one size")):
+                if getattr(self, key) is not None:
+                    problems.append(f"{key}: it does not go with several sizes; {ways}, or remove {key}")
+            if self.allow_growth:
+                problems.append("allow_growth: new pictures would change the sizes of others; remove it")
+        raise_problems(problems)
+        return self
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether pictures are brought to several sizes, or some are left out by theirs."""
+        return bool(self.sizes) or self.aspects is not None or self.min_side is not None or not self.enlarge
+
     @model_validator(mode="after")
     def _frame_rate_has_an_effect(self) -> Self:
         if self.frame_rate is not None and self.frames is None:
             raise ValueError("frame_rate: only clips have frames; set data.frames, or remove frame_rate")
         return self
+
+
+def _default(section: type[Section], key: str) -> object:
+    return section.model_fields[key].default
 
 
 class ValidationSection(Section):
@@ -329,6 +389,26 @@ def _batch_can_be_cut(
 def _pictures_are_read_as_they_are(*, data: DataSection, models: Mapping[str, MemberSection]) -> Iterator[str]:
     if models and all((own.resolution or data.resolution) < data.resolution for own in models.values()):
         yield f"data.resolution: no model reads pictures of {data.resolution}; set it to the largest resolution"
+
+
+def _sizes_go_with_the_rest(
+    *,
+    data: DataSection,
+    training: TrainingSection,
+    pipeline: PipelineSection,
+    models: Mapping[str, MemberSection],
+    objective: ObjectiveSection,
+) -> Iterator[str]:
+    if not data.has_sizes:
+        return
+    if models:
+        yield "data.resolution: several models read pictures of one size each; give one side"
+    if objective.self_conditioning:
+        yield "objective.self_conditioning: estimates are read at one size alone; remove it, or give one resolution"
+    if pipeline.versions is not Versions.FLUSHED:
+        yield 'pipeline.versions: training without a flush has one size; set it to "flushed", or give one resolution'
+    if data.same_size is not None and training.batch % data.same_size:
+        yield f"data.same_size: {data.same_size} does not divide training.batch = {training.batch}; use a divisor"
 
 
 def _groups_can_be_trained(
@@ -475,6 +555,7 @@ _CHECKS: tuple[Check, ...] = (
     _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,
     _pictures_are_read_as_they_are,
+    _sizes_go_with_the_rest,
     _groups_can_be_trained,
     _warmup_ends_before_the_run,
     _schedule_can_be_had,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan, Schedule
@@ -17,6 +18,7 @@ from diffusionpipe.models.parameters.lora_start import StartedAdapters
 from diffusionpipe.runtime.comm.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.executor import cells_of
 from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.engine.worker import Worker, build_worker
 from diffusionpipe.runtime.job.agreement import on_all
@@ -45,6 +47,7 @@ from diffusionpipe.trainer.optim.optimizer import RankOptimizer, build_optimizer
 from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
+from diffusionpipe.trainer.recipe.size_rules import run_of
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,8 @@ class Session:
     graph: LayerGraph
     """The graph of all models."""
     model: ModelGraph
+    others: tuple[ModelGraph, ...]
+    """The descriptions of the model for further sizes of samples."""
     plan: Plan
     transport: Transport
     worker: Worker
@@ -98,6 +103,11 @@ class Session:
         """Positions in the step's global batch that this rank encodes."""
         return self.encoded_positions(self.plan.encoding)
 
+    @property
+    def group_positions(self) -> tuple[int, ...]:
+        """Positions in the global batch of all rows of this rank's pipeline."""
+        return self._positions
+
     def encoded_positions(self, schedule: Schedule) -> tuple[int, ...]:
         """Positions in the global batch that this rank encodes in one of the plan's schedules."""
         rows = encoded_rows(schedule, self.worker.place.worker)
@@ -114,6 +124,19 @@ class Session:
         size = self.plan.batch // self.plan.mesh.data_parallel
         first = self.worker.place.group * size
         return tuple(sorted(range(first, first + size), key=lambda position: is_conditioned(position, share)))
+
+
+def _check_runs(plan: Plan, recipe: Recipe) -> None:
+    """Refuse micro-batches that would hold samples of several sizes. Raises ConfigError."""
+    if not recipe.data.has_sizes:
+        return
+    run, rows = run_of(recipe), plan.batch // plan.mesh.data_parallel
+    cells = [len(cell) for cell in cells_of(plan.train)]
+    if rows % max(cells) or any(run % cell for cell in cells):
+        raise ConfigError(
+            f"data.same_size: {run} samples in a row have one size, and micro-batches of {max(cells)} do not lie "
+            f"within them; set it to a multiple of {max(cells)}, or use other pipeline.microbatches"
+        )
 
 
 def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None) -> Session:
@@ -141,6 +164,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         logger.warning("lora.start: %s", text)
     plan = agree_on_plan(graph, model, recipe, job, planning)
     check_plan_file(plan, opened, job, planning)
+    _check_runs(plan, recipe)
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
     transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
@@ -161,7 +185,16 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan))
     worker = build_worker(
-        graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded, node=node
+        graph,
+        model,
+        plan,
+        rank,
+        transport,
+        device=job.device,
+        precision=precision,
+        sharded=sharded,
+        node=node,
+        others=opened.others,
     )
     worker.tables = level_tables(graph.inputs, job.device)
     groups = parameter_groups(recipe, model)
@@ -180,6 +213,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         members=opened.members,
         graph=graph,
         model=model,
+        others=opened.others,
         plan=plan,
         transport=transport,
         worker=worker,

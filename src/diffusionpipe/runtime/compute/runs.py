@@ -1,0 +1,34 @@
+"""Batches of several sizes as one mapping of tensors.
+
+A batch of one size has its raw inputs by name. Rows of several sizes cannot be one tensor: they come in runs, and the
+batch also says the size of every row of the pipeline's batch, on every rank:
+
+    {"#sizes": (rows,), "0#pixels": (2, 3, 512, 768), "0#time": (2,), "1#pixels": (2, 3, 768, 512), "1#time": (2,)}
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+_SIZES, _MARK = "#sizes", "#"
+
+
+def joined_runs(sizes: Sequence[int], runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch of runs; `sizes`: the number of the size of each row of the pipeline's batch."""
+    batch = {_SIZES: torch.tensor(sizes, dtype=torch.int64)}
+    for number, run in enumerate(runs):
+        batch |= {f"{number}{_MARK}{name}": value for name, value in run.items()}
+    return batch
+
+
+def runs_of(batch: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | None, tuple[Mapping[str, Tensor], ...]]:
+    """(sizes of the rows of the pipeline's batch, runs of rows in their order); None and one run for one size."""
+    if _SIZES not in batch:
+        return None, (batch,)
+    runs: dict[int, dict[str, Tensor]] = {}
+    for key, value in batch.items():
+        number, _, name = key.partition(_MARK)
+        if number:
+            runs.setdefault(int(number), {})[name] = value
+    return tuple(batch[_SIZES].tolist()), tuple(runs.values())

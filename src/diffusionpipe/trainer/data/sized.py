@@ -1,0 +1,112 @@
+"""Samples of several sizes: the inputs of each size, and batches that are made of runs of one size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.ir.size import Clip
+from diffusionpipe.runtime.compute.runs import joined_runs
+from diffusionpipe.trainer.data.batch import BatchSource, Rows, Turn, make_batch, turns_of
+from diffusionpipe.trainer.data.size_order import SizeOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """The sizes of a source's samples."""
+
+    order: SizeOrder
+    numbers: tuple[int, ...]
+    """The number of each of the order's sizes among those that the model is built for."""
+    sources: tuple[BatchSource, ...]
+    """The source with the inputs of each size that the model is built for."""
+
+
+def sized(source: BatchSource, order: SizeOrder, inputs: Mapping[Clip, tuple[TensorSpec, ...]]) -> Sized:
+    """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order."""
+    built = list(inputs)
+    return Sized(
+        order=order,
+        numbers=tuple(built.index(size) for size in order.sizes),
+        sources=tuple(replace(source, inputs=own) for own in inputs.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSizes:
+    """The sizes of held-out samples, which do not change."""
+
+    numbers: tuple[int, ...]
+    """The number of each sample's size among those that the model is built for."""
+    sources: tuple[BatchSource, ...]
+    """The source with the inputs of each size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedRows:
+    """The rows of a validation, batch after batch; row r is sample r // times at time r % times."""
+
+    rows: tuple[int, ...]
+    counts: tuple[bool, ...]
+    """Whether each is one of the mean; the others fill up micro-batches and the last batch."""
+
+
+def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int, held: HeldSizes | None) -> FixedRows:
+    """Every row once, in micro-batches of `cell` rows of one size, and rows that fill up.
+
+    >>> held = HeldSizes(numbers=(0, 1, 0), sources=())
+    >>> fixed_rows(3, times=1, batch=4, cell=2, held=held).rows
+    (0, 2, 1, 1)
+    """
+    rows: list[int] = []
+    counts: list[bool] = []
+    numbers = [0] * num_rows if held is None else [held.numbers[row // times] for row in range(num_rows)]
+    for size in sorted(set(numbers)):
+        own = [row for row in range(num_rows) if numbers[row] == size]
+        filled = -len(own) % cell if held is not None else 0
+        rows += own + [own[place % len(own)] for place in range(filled)]
+        counts += [True] * len(own) + [False] * filled
+    # The first rows again, whole cells of them, so that each cell keeps one size.
+    filled = -len(rows) % batch
+    counts += [False] * filled
+    rows += [rows[place % len(rows)] for place in range(filled)]
+    return FixedRows(rows=tuple(rows), counts=tuple(counts))
+
+
+def turns_at(
+    source: BatchSource, sizes: Sized | None, *, batch: int, step: int, positions: Sequence[int]
+) -> tuple[Turn, ...]:
+    """The samples at some positions of a step's global batch."""
+    if sizes is not None:
+        places = (sizes.order.at(step * batch + position) for position in positions)
+        return tuple(Turn(place.sample, place.epoch) for place in places)
+    count, growth = len(source.dataset.samples), source.dataset.growth
+    return turns_of(count, seed=source.seed, batch=batch, step=step, positions=positions, growth=growth)
+
+
+def sized_batch(
+    sizes: Sized, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
+) -> dict[str, Tensor]:
+    """The raw inputs at some positions of a step's global batch, in runs of one size.
+
+    `group`: the positions of all rows of the pipeline's batch, whose sizes every rank is given.
+
+    Raises:
+        DataError: as `make_batch`.
+    """
+    start, order = step * batch, sizes.order
+    runs = []
+    for _, own in groupby(positions, lambda position: (start + position) // order.run):
+        places = tuple(own)
+        found = [order.at(start + place) for place in places]
+        rows = Rows(
+            samples=tuple(one.sample for one in found),
+            passes=tuple(one.epoch for one in found),
+            positions=places,
+            step=step,
+        )
+        runs.append(make_batch(sizes.sources[sizes.numbers[found[0].size]], rows, has_levels=has_levels))
+    numbers = order.size_numbers([start + position for position in group])
+    return joined_runs([sizes.numbers[number] for number in numbers], runs)

@@ -1,0 +1,37 @@
+"""The sizes that a recipe wants, as rules for the assignment of pictures."""
+
+from diffusionpipe.ir.size import Clip
+from diffusionpipe.trainer.data.sizes import SizeRules, areas_of
+from diffusionpipe.trainer.recipe.schema import DataSection, Recipe
+
+
+def rules_of(data: DataSection) -> SizeRules | None:
+    """The rules of a recipe's data; None where all samples have one size and none is left out."""
+    if not data.has_sizes:
+        return None
+    aspects = None if data.aspects is None else (data.aspects[0], data.aspects[1])
+    return SizeRules(
+        areas=areas_of(data.sizes or (data.resolution,), aspects, data.multiple),
+        most_cut=data.max_cut,
+        min_side=data.min_side or 1,
+        enlarge=data.enlarge,
+    )
+
+
+def sizes_of(data: DataSection) -> tuple[Clip, ...]:
+    """All sizes of a recipe's samples where there are rules, the one with the most pixels first; else ()."""
+    rules = rules_of(data)
+    if rules is None:
+        return ()
+    # Of as many pixels the one that is most like a square, which is drawn where nothing else is said.
+    return tuple(sorted(rules.sizes, key=lambda size: (-size.num_pixels, abs(size.width - size.height), size.width)))
+
+
+def run_of(recipe: Recipe) -> int:
+    """The samples in a row that have one size."""
+    pipeline, batch = recipe.pipeline, recipe.training.batch
+    if recipe.data.same_size is not None:
+        return recipe.data.same_size
+    if pipeline.is_searched or pipeline.plan_file is not None:
+        return batch  # its micro-batches are not known yet
+    return max(1, batch // (pipeline.sizes.microbatches * pipeline.sizes.data_parallel))
