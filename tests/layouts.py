@@ -110,7 +110,7 @@ def planned_step(
     graph: LayerGraph, model: ModelGraph, plan: Plan, inputs: Mapping[str, Tensor], *, again: bool = False
 ) -> Step:
     """One step, or a second one, of a plan's ranks in threads."""
-    copies = None if plan.mesh.shard > 1 else copies_of(graph, plan.mesh.num_ranks)
+    copies = None if plan.mesh.parts > 1 else copies_of(graph, plan.mesh.num_ranks)
 
     def main(rank: int, transport: Transport) -> tuple[float, dict[str, Tensor]]:
         own = copies[rank] if copies else copy_of(graph)

@@ -7,6 +7,7 @@ from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.files import write_cluster, write_profile
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.pricing.setting import Setting
@@ -66,7 +67,7 @@ def test_the_screen_with_the_files_of_a_run_folder(folder, capsys, monkeypatch, 
 
 def test_the_screen_of_sharded_copies_calls_them_so(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    plan_into(folder, stages=1, data_parallel=4, microbatches=2, sharded=True, buckets=3)
+    plan_into(folder, stages=1, data_parallel=4, microbatches=2, sharded=Sharded.ALL, buckets=3)
     (folder / "plan.json").rename(folder / "known/plan.json")
     screen = shown(capsys, folder / "known/plan.json")
     assert screen.startswith("sharded data parallel, 4 copies, 2 micro-batches, 3 buckets; batch 16, 4 ranks")

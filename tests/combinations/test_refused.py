@@ -13,6 +13,7 @@ from tiny_models import FILLING_UNET, tiny_controlled, tiny_dit, tiny_stable_dif
 
 from diffusionpipe.combinations.features import MEANINGS, Feature
 from diffusionpipe.combinations.refused import REFUSED, refusal
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.opening.folder import REGISTRY, family_graph
@@ -50,7 +51,9 @@ def test_every_feature_has_a_meaning_and_an_entry():
 def plan_of(**sizes):
     """Refused while the plan is made."""
     graph = synthetic.chain([0.01] * 8).graph
-    return lambda: build_plan(graph, Layout(**{"batch": 8, "stages": 2, "microbatches": 2, "sharded": True} | sizes))
+    return lambda: build_plan(
+        graph, Layout(**{"batch": 8, "stages": 2, "microbatches": 2, "sharded": Sharded.ALL} | sizes)
+    )
 
 
 def recipe_with(**sections):
@@ -67,7 +70,7 @@ def recipe_with(**sections):
 
 
 def search_over(num_ranks, **given):
-    return lambda: check_given(Given(sharded=True, **given), batch=16, num_ranks=num_ranks)
+    return lambda: check_given(Given(sharded=Sharded.ALL, **given), batch=16, num_ranks=num_ranks)
 
 
 def adapters_on(build, trained):
@@ -139,13 +142,13 @@ F = Feature
 CASES = {
     (F.SHARDED, F.REPLICAS): [
         plan_of(data_parallel=2, replicas=(2, 1)),
-        recipe_with(pipeline={"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}),
+        recipe_with(pipeline={"sharded": Sharded.ALL, "data_parallel": 2, "microbatches": 1, "replicas": [2]}),
     ],
-    (F.SHARDED, F.ONE_COPY): [plan_of(), recipe_with(pipeline={"sharded": True})],
+    (F.SHARDED, F.ONE_COPY): [plan_of(), recipe_with(pipeline={"sharded": Sharded.ALL})],
     (F.SHARDED, F.ONE_RANK): [search_over(1)],
     (F.SHARDED, F.GIVEN_PIPELINES): [search_over(4, stages=2), search_over(4, data_parallel=2)],
     (F.SHARDED, F.TWO_DIRECTIONS): [plan_of(data_parallel=2, schedule="chimera")],
-    (F.SHARDED, F.TIED): [tied(-1, stages=1, data_parallel=2, sharded=True, buckets=2)],
+    (F.SHARDED, F.TIED): [tied(-1, stages=1, data_parallel=2, sharded=Sharded.ALL, buckets=2)],
     (F.VERSIONS, F.TIED): [tied(-1, stages=2, versions=Versions.STASHED)],
     (F.LORA, F.FROM_SCRATCH): [recipe_with(lora={"rank": 8}, model={"from_scratch": True})],
     (F.DORA, F.NARROW_STORE): [
@@ -194,8 +197,8 @@ CASES = {
     ],
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"}, training={"precision": "float32"})],
     (F.VERSIONS, F.SHARDED): [
-        without_flush(sharded=True, data_parallel=2),
-        recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),
+        without_flush(sharded=Sharded.ALL, data_parallel=2),
+        recipe_with(pipeline={"versions": "stashed", "sharded": Sharded.ALL, "data_parallel": 2}, **CLIPPED),
     ],
     (F.VERSIONS, F.BUCKETS): [without_flush(buckets=2)],
     (F.VERSIONS, F.ORDERS): [

@@ -7,6 +7,7 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.holding import DEVICE, HOST
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
@@ -61,7 +62,7 @@ def planned(random: Random, families=FAMILIES, *, has_replicas=True, is_sharded=
                 starts=(0, *sorted(random.sample(range(1, 12), num_blocks - 1))),
                 replicas=replicas,
                 buckets=random.choice((1, 1, 2)),
-                sharded=is_sharded,
+                sharded=Sharded.ALL if is_sharded else Sharded.NONE,
             )
             filler = random.choice((None, filler_of(setting)))
             proposal = propose(setting, candidate.layout(setting), filler)

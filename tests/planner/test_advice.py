@@ -7,6 +7,7 @@ from planner import synthetic
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
@@ -80,7 +81,7 @@ def test_the_nearest_layout_may_be_sharded():
     nearest, chain = nearest_layout(setting), least_overflow(setting)
     assert nearest.candidate.sharded
     assert nearest.proposal.overflow < chain[1].overflow
-    never = nearest_layout(replace(setting, given=Given(sharded=False)))
+    never = nearest_layout(replace(setting, given=Given(sharded=Sharded.NONE)))
     assert not never.candidate.sharded
 
 

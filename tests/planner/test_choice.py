@@ -5,6 +5,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.given import Given, is_possible
 from diffusionpipe.planner.pricing.setting import Setting
@@ -63,7 +64,7 @@ def test_what_fits_nowhere_is_refused_by_how_much_and_with_what_would_fit():
         choose(setting_of(memory=1e-6))
     assert "let the search choose" not in str(caught.value)
     with pytest.raises(ConfigError, match="no fixed sizes: let the search choose them"):
-        choose(setting_of(memory=6e-3, given=Given(data_parallel=2, sharded=False)))
+        choose(setting_of(memory=6e-3, given=Given(data_parallel=2, sharded=Sharded.NONE)))
 
 
 def test_sizes_that_cannot_be_are_refused_before_the_search():
@@ -89,7 +90,7 @@ def test_what_is_given_is_kept_to(seed):
         stages=rng.choice([None, None, 2]),
         microbatches=rng.choice([None, 1, 2, 4]),
         schedule=rng.choice([None, None, None, "gpipe", "zb-h1"]),
-        sharded=rng.choice([None, False, True]),
+        sharded=rng.choice([None, Sharded.NONE, Sharded.ALL]),
     )
     own = setting_of(given=given, ranks=ranks, batch=16)
     cluster = synthetic.cluster(ranks, intra_gb=rng.choice([1e-2, 1, 300]))

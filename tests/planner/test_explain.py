@@ -6,6 +6,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.holding.memory import MemoryUse
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.explain import _best_pipeline, compare
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
@@ -105,7 +106,7 @@ def row(name, step, *, num_stages=1, overflow=-1):
 def test_sharded_data_parallelism_says_which_memory_is_in_parts_and_which_is_not():
     """Parts of what is trained, whole encoders: the figures are those of the row's memory."""
     setting = unet_setting(memory=12)
-    found = compare(setting, search(replace(setting, given=Given(sharded=True))))
+    found = compare(setting, search(replace(setting, given=Given(sharded=Sharded.ALL))))
     use = found.winner.use
     assert found.winner.name == "sharded data parallel"
     encoders, parts = encoder_bytes(setting), use.parameters + use.gradients + use.optimizer

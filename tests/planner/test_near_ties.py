@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from planner import synthetic
 
 from diffusionpipe.costs import Device
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.best import GAIN
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.near_ties import NEAR_TIE, SAVING, Merits, complexity_of, rank, reason_of
@@ -21,7 +22,7 @@ MERITS = st.builds(
     step=st.integers(1000, 1030).map(float),
     fullness=st.integers(1, 10).map(lambda tenths: tenths / 10),
     complexity=st.tuples(
-        st.integers(1, 2), st.booleans(), st.booleans(), st.integers(1, 3), st.booleans(), st.booleans()
+        st.integers(1, 2), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.booleans(), st.booleans()
     ),
 )
 
@@ -42,7 +43,7 @@ def test_the_choice_is_near_saves_memory_where_any_does_and_is_the_simplest_of_t
     assert bool(reason_of(chosen, fastest)) == (chosen.saves(fastest) or chosen.complexity != fastest.complexity)
 
 
-def candidate(units, copies, schedule="1f1b", *, num_blocks=None, sharded=False):
+def candidate(units, copies, schedule="1f1b", *, num_blocks=None, sharded=Sharded.NONE):
     blocks = num_blocks or units
     return Candidate(
         arrangement=Arrangement(units=units, data_parallel=copies), schedule=schedule, microbatches=4,
@@ -54,7 +55,7 @@ def test_fewer_devices_copies_fewer_stages_a_chain_and_a_published_order_are_sim
     ordered = [
         candidate(2, 1),
         candidate(1, 4),
-        candidate(1, 4, sharded=True),
+        candidate(1, 4, sharded=Sharded.ALL),
         candidate(2, 2),
         candidate(4, 1),
         candidate(2, 2, "zb-v", num_blocks=4),
@@ -105,7 +106,7 @@ def test_memory_decides_only_where_it_saves_a_tenth_of_the_device():
     assert large.faster is None or not large.merits.saves(large.faster.merits)
     total = max(use.total for use in large.proposal.memory)
     small = choose(with_memory(setting, round(total * 1.02)))
-    assert not (small.candidate.is_copy and not small.candidate.sharded)
+    assert not (small.candidate.is_copy and small.candidate.sharded is not Sharded.ALL)
     assert small.merits.fullness <= total / (total * 1.02) - SAVING
     assert large.step < small.step <= large.step * (1 + NEAR_TIE)
     assert small.faster

@@ -8,6 +8,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.cli.text.plan_table import table_lines
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period
@@ -99,7 +100,7 @@ def test_older_weights_are_shown_only_where_they_save_time():
     assert [row.name for row in unflushed(chain_setting()) if row.step < 1].count("stashed") <= 1
 
 
-@pytest.mark.parametrize("given", [Given(sharded=True), Given(schedule="gpipe"), Given(stages=1)])
+@pytest.mark.parametrize("given", [Given(sharded=Sharded.ALL), Given(schedule="gpipe"), Given(stages=1)])
 def test_there_are_none_where_it_cannot_train_so(given):
     setting = chain_setting(given=given)
     assert unflushed(setting) == ()

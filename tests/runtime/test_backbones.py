@@ -10,6 +10,7 @@ from layout_cases import scattered
 from layouts import CPU, assert_same_step, reference_step, rows_of
 from tiers import quick_and_slow
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
 from diffusionpipe.runtime.comm.threads import run_threads
@@ -75,7 +76,7 @@ LAYOUTS = {
     "the first rank twice": layout(2, "opposed", replicas=(2, 1)),
     "two groups": layout(2, "opposed", data_parallel=2),
     "two groups, in buckets": layout(2, "together", data_parallel=2, buckets=2),
-    "two groups, sharded": layout(2, "opposed", data_parallel=2, sharded=True, buckets=2),
+    "two groups, sharded": layout(2, "opposed", data_parallel=2, sharded=Sharded.ALL, buckets=2),
     "replicas in two groups": layout(2, "opposed", (2, 1), replicas=(2, 1), data_parallel=2),
     "four ranks, opposite": layout(4, "opposed", (8, 4)),
     "four ranks, same direction": layout(4, "together", (4, 8)),

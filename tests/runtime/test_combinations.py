@@ -13,7 +13,7 @@ from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.combinations.features import Feature
-from diffusionpipe.ir import Range
+from diffusionpipe.ir import Range, Sharded
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.ordering import Placing
@@ -82,7 +82,7 @@ def layout_of(features):
         replicas=(2, 1) if Feature.REPLICAS in features else (),
         data_parallel=2 if has_copies else 1,
         buckets=2 if Feature.BUCKETS in features else 1,
-        sharded=Feature.SHARDED in features,
+        sharded=Sharded.ALL if Feature.SHARDED in features else Sharded.NONE,
         checkpointed=("*",) if Feature.RECOMPUTE in features else (),
         encoders="host" if Feature.OFFLOAD in features else "device",
     )

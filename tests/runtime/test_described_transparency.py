@@ -12,6 +12,7 @@ from opened_family import Opened
 from tiers import quick_and_slow
 from tiny_described import PIPELINES
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner import Layout, build_plan
 
 BATCH = 4
@@ -20,7 +21,7 @@ LAYOUTS = {
     "ZB-V over 2 ranks": Layout(**SHARED, stages=2, schedule="zb-v"),
     "1F1B over 3 stages, all recomputed": Layout(**SHARED, stages=3, schedule="1f1b", checkpointed=("*",)),
     "1F1B in two groups, sharded": Layout(
-        **SHARED | {"microbatches": 1}, stages=2, schedule="1f1b", data_parallel=2, sharded=True
+        **SHARED | {"microbatches": 1}, stages=2, schedule="1f1b", data_parallel=2, sharded=Sharded.ALL
     ),
 }
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import HOST
-from diffusionpipe.ir import Op, Range
+from diffusionpipe.ir import Op, Range, Sharded
 from diffusionpipe.models.graphs.graph import Layer, canonical_names, layer_parameters
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
@@ -356,7 +356,7 @@ def test_loss_and_gradients_are_those_with_the_weights_on_the_device_bit_for_bit
     [
         {"data_parallel": 2},
         {"stages": 2, "replicas": (2, 1)},
-        {"data_parallel": 2, "sharded": True, "buckets": 3},
+        {"data_parallel": 2, "sharded": Sharded.ALL, "buckets": 3},
     ],
     ids=["data parallel", "replicas", "sharded"],
 )
@@ -412,7 +412,7 @@ def test_fills_of_some_layers_stay_the_same_and_each_has_the_next_ones_first_lay
     assert copied == (wanted * 2)[1:] + wanted[:1]  # what comes first was started at the end of the prologue
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [Sharded.NONE, Sharded.ALL])
 def test_fills_spread_over_a_copy_give_the_same_step_and_copy_what_the_planner_counts(sharded):
     """Text encoders layer by layer between backwards, then the VAE: not the order in which a batch is encoded else."""
     graph = tiny_stable_diffusion(torch.float64)

@@ -9,7 +9,7 @@ from layout_cases import layouts_of, scattered
 from layouts import Step, assert_same_step, step_in_threads, steps_ahead
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from diffusionpipe.ir import Op
+from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.models.base.self_conditioning import self_conditioned, widen
 from diffusionpipe.models.compose.cascade import cascade_graph
 from diffusionpipe.models.graphs.graph import canonical_names
@@ -81,7 +81,7 @@ def test_other_families_take_probes_too(schedule):
 @pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_sharded_blocks_are_probed(stages, share):
-    layout = Layout(batch=BATCH, stages=stages, microbatches=4, data_parallel=2, sharded=True, buckets=2)
+    layout = Layout(batch=BATCH, stages=stages, microbatches=4, data_parallel=2, sharded=Sharded.ALL, buckets=2)
     assert_transparent("stable diffusion", share, layout)
 
 

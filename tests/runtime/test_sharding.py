@@ -19,6 +19,7 @@ from tiny_models import (
 )
 from torch import nn
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.models.graphs.graph import canonical_names, layer_parameters
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
 from diffusionpipe.models.parameters.weights import materialize
@@ -42,7 +43,7 @@ def prepared(request):
 
 def sharded(**sizes) -> Layout:
     base = {"batch": BATCH, "stages": 1, "microbatches": 1, "data_parallel": 2, "buckets": 4, "encode_chunk": 3}
-    return Layout(**base | sizes, sharded=True)
+    return Layout(**base | sizes, sharded=Sharded.ALL)
 
 
 LAYOUTS = {
@@ -188,7 +189,7 @@ def _bfloat16_step(graph, layout, inputs):
 
 def _halves(graph, layout, inputs) -> Step:
     """The same on whole weights, each rank's samples after the other's: threads would share one cache of casts."""
-    alone = replace(layout, sharded=False, data_parallel=1, batch=BATCH // 2)
+    alone = replace(layout, sharded=Sharded.NONE, data_parallel=1, batch=BATCH // 2)
     parts = [slice(0, BATCH // 2), slice(BATCH // 2, BATCH)]
     steps = [_bfloat16_step(graph, alone, {name: value[part] for name, value in inputs.items()}) for part in parts]
     gradients = {name: sum(step.gradients[name] / 2 for step in steps) for name in steps[0].gradients}
@@ -214,7 +215,7 @@ def test_under_autocast_recomputed_layers_read_copies_too(build):
     inputs = raw_inputs(graph, BATCH)
     layout = sharded(microbatches=2, checkpointed=("*",))
     found = _bfloat16_step(graph, layout, inputs)
-    expected = _bfloat16_step(graph, replace(layout, sharded=False), inputs)
+    expected = _bfloat16_step(graph, replace(layout, sharded=Sharded.NONE), inputs)
     assert found.loss == expected.loss
     for name, gradient in expected.gradients.items():
         assert (found.gradients[name] - gradient).norm() <= 1e-2 * gradient.norm(), name

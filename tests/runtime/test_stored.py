@@ -12,6 +12,7 @@ from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_flux, tiny_sd3
 
 from diffusionpipe.costs.forms import Form, stored_bytes
+from diffusionpipe.ir import Sharded
 from diffusionpipe.models.graphs.graph import canonical_names, layer_parameters
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_second_matrix
@@ -30,7 +31,7 @@ LAYOUTS = {
     "zb-h1": Layout(**SIZES, schedule="zb-h1"),
     "zb-v, recomputed": Layout(**SIZES, schedule="zb-v", checkpointed=("*",)),
     "two copies": Layout(**SIZES | {"microbatches": 2}, data_parallel=2),
-    "sharded": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, sharded=True),
+    "sharded": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, sharded=Sharded.ALL),
     "encoders on the host": Layout(**SIZES, encoders="host", encode_chunk=3),
     "replicas": Layout(**SIZES, replicas=(2, 1)),
     "two directions": Layout(**SIZES, schedule="chimera"),

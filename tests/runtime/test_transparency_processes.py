@@ -17,6 +17,7 @@ from windowed import (
     windows_in_process,
 )
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan
 
@@ -32,7 +33,7 @@ def layouts_over_four_ranks(schedule: str) -> dict[str, Layout]:
         "4 stages": Layout(**shared, stages=4),
         "2 stages, both twice": Layout(**shared, stages=2, replicas=(2, 2)),
         "2 stages, 2 pipelines": Layout(**shared, stages=2, data_parallel=2),
-        "2 stages, 2 pipelines, sharded": Layout(**shared, stages=2, data_parallel=2, sharded=True),
+        "2 stages, 2 pipelines, sharded": Layout(**shared, stages=2, data_parallel=2, sharded=Sharded.ALL),
     } | ({"3 stages, the first twice": Layout(**shared, stages=3, replicas=(2, 1, 1))} if schedule in CHAINS else {})
 
 
@@ -51,7 +52,7 @@ def test_gradients_through_processes_are_those_of_one(crew, build, schedules):
     graph = build()
     expected = reference_step(graph, raw_inputs(graph, BATCH))
     model = described(graph)
-    alone = {"batch": BATCH, "stages": 1, "data_parallel": 4, "sharded": True, "encode_chunk": 3, "buckets": 0}
+    alone = {"batch": BATCH, "stages": 1, "data_parallel": 4, "sharded": Sharded.ALL, "encode_chunk": 3, "buckets": 0}
     layouts = {
         ("sharded", "at once"): Layout(**alone, microbatches=1),
         ("sharded", "block by block"): Layout(**alone, microbatches=2, schedule="gpipe", checkpointed=("*",)),

@@ -9,6 +9,7 @@ from planner import synthetic
 from planner.filling.fill_cases import small_case
 
 from diffusionpipe.costs import StageCosts
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
 from diffusionpipe.ordering.evaluation import figures_of
 from diffusionpipe.ordering.problem import problem_of
@@ -74,7 +75,7 @@ def predicted_by_the_filler():
 
 def of_sharded_copies():
     arrangement = Arrangement(data_parallel=2, units=1)
-    copies = replace(CANDIDATE, arrangement=arrangement, starts=(0,), replicas=(1,), buckets=2, sharded=True)
+    copies = replace(CANDIDATE, arrangement=arrangement, starts=(0,), replicas=(1,), buckets=2, sharded=Sharded.ALL)
     return Judge(setting=SETTING).estimates.timed(copies).makespan
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone, TensorSpec
 from diffusionpipe.costs.noise import noise_scale
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.planner import Layout, build_plan
@@ -147,7 +148,7 @@ def test_exchanged_numbers_of_samples_are_noticed(monkeypatch):
         (Layout(stages=3, batch=BATCH, microbatches=1), NOTHING_SMALLER),
         (Layout(stages=3, batch=BATCH, microbatches=3, versions=Versions.NEWEST), "without a flush"),
         (Layout(stages=3, schedule="zb-h1", **MICRO), "no micro-batch has a gradient of its own"),
-        (Layout(stages=1, data_parallel=2, batch=BATCH, microbatches=1, sharded=True), "sharded"),
+        (Layout(stages=1, data_parallel=2, batch=BATCH, microbatches=1, sharded=Sharded.ALL), "sharded"),
     ],
     ids=["nothing smaller", "window", "split", "sharded"],
 )

@@ -9,7 +9,7 @@ from planner import synthetic
 from tiny_runs import recipe_of
 
 from diffusionpipe.errors import ConfigError, FileFormatError, RecipeError
-from diffusionpipe.ir import Op
+from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.ir.files import plan_to_text, write_plan
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.filler import filler_of
@@ -175,7 +175,7 @@ def test_a_parameter_that_two_ranks_would_train_apart_is_named_with_its_layers(t
     assert f"{first.name} and {last} train the same parameter {first.parameters[0]}" in message
 
 
-SHARDED = build_plan(MODEL, Layout(batch=8, stages=1, microbatches=1, data_parallel=2, sharded=True, buckets=3))
+SHARDED = build_plan(MODEL, Layout(batch=8, stages=1, microbatches=1, data_parallel=2, sharded=Sharded.ALL, buckets=3))
 
 
 def test_a_sharded_plan_is_read_as_it_was_written(tmp_path):

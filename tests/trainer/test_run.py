@@ -255,6 +255,13 @@ def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, t
             "pipeline": {"data_parallel": 2, "sharded": True, "schedule": "gpipe"},
             "training": {"activation_checkpointing": True, "post_validation": True},
         },
+        pytest.param(
+            {
+                "pipeline": {"data_parallel": 2, "sharded": "optimizer", "fill": True},
+                "training": {"post_validation": True},
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=[
         "gpipe",
@@ -268,6 +275,7 @@ def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, t
         "sharded",
         "sharded, filled, offloaded",
         "sharded, block by block, recomputed, post-validated",
+        "optimizer sharded, filled, post-validated",
     ],
 )
 def test_other_layouts_change_nothing(crew, recipe, profiles, exact, tmp_path, sections):
@@ -379,9 +387,14 @@ def test_another_number_of_stages_may_go_on(crew, recipe, over_two, tmp_path):
 
 
 SHARDED = {"data_parallel": 2, "sharded": True}
+OWNED = {"data_parallel": 2, "sharded": "optimizer"}
 
 
-@pytest.mark.parametrize("layout", [{}, SHARDED], ids=["stages", "sharded"])
+@pytest.mark.parametrize(
+    "layout",
+    [{}, SHARDED, pytest.param(OWNED, marks=pytest.mark.slow)],
+    ids=["stages", "sharded", "optimizer sharded"],
+)
 def test_in_float64_another_layout_changes_less_than_a_ten_billionth(crew, recipe, tmp_path, layout):
     options = {"kind": "dit", "training": {"precision": "float64"}}
     over_two = options | {"pipeline": layout}

@@ -56,6 +56,11 @@ class Ledger:
         own = [self.trained[name] for name in self.trained.keys() & names]
         return self.base.plus(Held._make(map(sum, zip(*own, strict=True)))) if own else NOTHING
 
+    def unowned(self, names: Collection[str]) -> Held:
+        """The sum over the trained ones of these parameters on a rank that holds them and updates none of them."""
+        own = [self.trained[name] for name in self.trained.keys() & names]
+        return Held(parameters=sum(one.parameters for one in own), gradients=sum(one.gradients for one in own))
+
     @property
     def base(self) -> Held:
         """The bytes of a rank that trains any parameter, without its parameters and their states."""

@@ -4,14 +4,18 @@ from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 from diffusionpipe.costs.graph import ModelGraph
-from diffusionpipe.ir import Schedule
+from diffusionpipe.ir import Mesh, Schedule, Sharded
 
 TRAINED_WEIGHT = 4
 """A trained parameter counts as this number of frozen ones: its gradient and Adam's two moments come with it."""
 
 
-def part_of_parameter(graph: ModelGraph, layers: Collection[str], parts: int) -> Mapping[str, int]:
+def part_of_parameter(
+    graph: ModelGraph, layers: Collection[str], parts: int, *, sharded: Sharded = Sharded.ALL
+) -> Mapping[str, int]:
     """Parameter of these layers -> the part that it belongs to, counted from 0; all parts are about equally heavy.
+
+    With `Sharded.OPTIMIZER` only trained parameters are in parts.
 
     A parameter belongs to one part as a whole. So whatever works on whole parameters, as optimizers, clipping, averages
     and checkpoints do, works on a part as on a stage. The largest parameter goes first, each to the part that is
@@ -21,7 +25,9 @@ def part_of_parameter(graph: ModelGraph, layers: Collection[str], parts: int) ->
     """
     names = graph.parameters_of(layers)
     weights = {
-        p.name: prod(p.shape) * (TRAINED_WEIGHT if p.is_trainable else 1) for p in graph.parameters if p.name in names
+        p.name: prod(p.shape) * (TRAINED_WEIGHT if p.is_trainable else 1)
+        for p in graph.parameters
+        if p.name in names and (p.is_trainable or sharded is Sharded.ALL)
     }
     loads = [0] * parts
     found = {}
@@ -42,12 +48,12 @@ def blocks_in_common(graph: ModelGraph, blocks: Collection[Collection[str]]) -> 
 
 
 def owners_on_workers(
-    schedule: Schedule, blocks: Sequence[Sequence[str]], graph: ModelGraph, parts: int
+    schedule: Schedule, blocks: Sequence[Sequence[str]], graph: ModelGraph, mesh: Mesh
 ) -> Mapping[int, Mapping[str, int]]:
-    """Worker -> parameter of its trained blocks -> the data-parallel group that owns it."""
+    """Worker -> parameter of its trained blocks that is in parts -> the data-parallel group that owns it."""
     placement = schedule.placement
     layers: dict[int, dict[str, None]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):
             layers.setdefault(stage.worker, {}).update(dict.fromkeys(blocks[stage.weights]))
-    return {worker: part_of_parameter(graph, own, parts) for worker, own in layers.items()}
+    return {worker: part_of_parameter(graph, own, mesh.parts, sharded=mesh.sharded) for worker, own in layers.items()}

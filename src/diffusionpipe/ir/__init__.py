@@ -15,7 +15,7 @@ from diffusionpipe.ir.action import (
     parse_action,
 )
 from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Range, Share, Stage
-from diffusionpipe.ir.plan import Mesh, Plan, PlanPhase, sampling_phase
+from diffusionpipe.ir.plan import Mesh, Plan, PlanPhase, Sharded, sampling_phase
 from diffusionpipe.ir.schedule import Fill, Message, Schedule
 from diffusionpipe.ir.timeline import MemorySample, Phase, Span, Timeline
 
@@ -40,6 +40,7 @@ __all__ = [
     "PlanPhase",
     "Range",
     "Schedule",
+    "Sharded",
     "Share",
     "Span",
     "Stage",

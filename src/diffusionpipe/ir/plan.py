@@ -7,6 +7,17 @@ from enum import StrEnum
 from diffusionpipe.ir.schedule import Schedule
 
 
+class Sharded(StrEnum):
+    """The part of the training state that data-parallel copies hold once among them, in parts."""
+
+    NONE = "none"
+    """Every copy holds everything."""
+    OPTIMIZER = "optimizer"
+    """The states of the optimizer and averages (ZeRO-1); each copy holds all parameters and gradients."""
+    ALL = "all"
+    """Parameters, gradients, states and averages (ZeRO-3)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """How the ranks are laid out: which global rank is which worker of which data-parallel group.
@@ -25,11 +36,31 @@ class Mesh:
     adjacent: int = 1
     """The number of data-parallel groups whose ranks are interleaved, worker by worker; divides `data_parallel`."""
 
+    owners: int = 1
+    """The number of data-parallel groups that hold the optimizer's states once among them, while each holds all
+    parameters and gradients: 1, every group holds its states too, or `data_parallel`."""
+
     def __post_init__(self) -> None:
         if self.adjacent < 1 or self.data_parallel % self.adjacent:
             raise ValueError(f"adjacent={self.adjacent} must divide data_parallel={self.data_parallel}")
         if self.shard not in (1, self.data_parallel):
             raise ValueError(f"shard={self.shard} must be 1 or data_parallel={self.data_parallel}")
+        if self.owners not in (1, self.data_parallel):
+            raise ValueError(f"owners={self.owners} must be 1 or data_parallel={self.data_parallel}")
+        if self.owners > 1 and self.shard > 1:
+            raise ValueError(f"shard={self.shard} holds the states in parts too; leave out owners={self.owners}")
+
+    @property
+    def sharded(self) -> Sharded:
+        """The things of which each group holds a part."""
+        if self.shard > 1:
+            return Sharded.ALL
+        return Sharded.OPTIMIZER if self.owners > 1 else Sharded.NONE
+
+    @property
+    def parts(self) -> int:
+        """The number of groups among which the updates of parameters are divided; 1: each group does all of them."""
+        return max(self.shard, self.owners)
 
     @property
     def num_ranks(self) -> int:

@@ -9,7 +9,7 @@ from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import check_device, read_profile
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Phase, Plan, Schedule
+from diffusionpipe.ir import Phase, Plan, Schedule, Sharded
 from diffusionpipe.library.schedules import check_sizes
 from diffusionpipe.library.schedules import schedule as schedule_of
 from diffusionpipe.library.timelines import Timeline
@@ -70,7 +70,7 @@ def plan(
     microbatches: int | None = None,
     replicas: Sequence[int] | None = None,
     data_parallel: int | None = None,
-    sharded: bool | None = None,
+    sharded: bool | str | None = None,
     fill: bool = False,
 ) -> Choice:
     """The fastest plan for all devices of a cluster, within what is given.
@@ -89,7 +89,8 @@ def plan(
         microbatches: of one iteration of one pipeline.
         replicas: devices of each stage, which share each micro-batch's samples.
         data_parallel: copies of the whole pipeline.
-        sharded: whether these copies hold parameters, gradients and optimizer state in parts.
+        sharded: whether these copies hold parameters, gradients and optimizer state in parts; "optimizer": the
+            state alone.
         fill: whether frozen layers of the next batch may run in the bubbles of this one, as the trainer runs them;
             `dp.run` sees one batch at a time and would compute them twice.
 
@@ -103,6 +104,7 @@ def plan(
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster))
     known = profile if isinstance(profile, Profile) else read_profile(Path(profile))
     check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
+    parts = _parts_of(sharded)
     check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))
     setting = stated_setting(known, machines, batch, checkpoint=(), has_ema=False, optimizer=optimizer)
     if isinstance(schedule, str) and is_order_file(schedule):
@@ -111,14 +113,25 @@ def plan(
     if isinstance(schedule, str) and is_offered and stages and microbatches:
         schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
     if isinstance(schedule, Schedule) or replicas is not None:
-        layout = _layout(setting, schedule, stages, microbatches, replicas, data_parallel, sharded=bool(sharded))
+        layout = _layout(
+            setting, schedule, stages, microbatches, replicas, data_parallel, sharded=parts or Sharded.NONE
+        )
         return _given(setting, layout, microbatches, fill=fill)
     if schedule is not None:
         _check_layers(known, schedule, stages or machines.num_ranks // (data_parallel or 1), microbatches)
     given = Given(
-        stages=stages, microbatches=microbatches, schedule=schedule, data_parallel=data_parallel, sharded=sharded
+        stages=stages, microbatches=microbatches, schedule=schedule, data_parallel=data_parallel, sharded=parts
     )
     return _searched(replace(setting, given=given), fill=fill)
+
+
+def _parts_of(sharded: bool | str | None) -> Sharded | None:
+    """What the copies hold in parts; None leaves it to the planner."""
+    if isinstance(sharded, str) and sharded not in set(Sharded):
+        raise ConfigError(f'sharded={sharded!r}; give True, False, "optimizer", or None for the planner to choose')
+    if sharded is None or isinstance(sharded, str):
+        return None if sharded is None else Sharded(sharded)
+    return Sharded.ALL if sharded else Sharded.NONE
 
 
 def _check_layers(profile: Profile, name: str, stages: int, microbatches: int | None) -> None:
@@ -157,7 +170,7 @@ def _layout(
     replicas: Sequence[int] | None,
     data_parallel: int | None,
     *,
-    sharded: bool,
+    sharded: Sharded,
 ) -> Layout:
     """The layout that is given, for all devices of the cluster; without micro-batches it has one."""
     orders = schedule if isinstance(schedule, Schedule) else None
@@ -193,7 +206,7 @@ def _layout(
         replicas=counts if max(counts) > 1 else (),
         data_parallel=copies,
         sharded=sharded,
-        buckets=0 if sharded else 1,
+        buckets=0 if sharded is Sharded.ALL else 1,
     )
 
 

@@ -119,6 +119,7 @@ class Rank:
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> float:
         """The mean loss of samples, without gradients."""
+        self._worker.bring_weights()
         executor = self._worker.validate
         size = executor.schedule.placement.num_samples * self._plan.mesh.data_parallel
         found = []
@@ -132,6 +133,7 @@ class Rank:
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The outputs of the last layer, for all samples."""
+        self._worker.bring_weights()
         executor = self._worker.sample()
         result = self._model.graph.backbones[0].result
         size = executor.schedule.placement.num_samples * self._plan.mesh.data_parallel

@@ -8,6 +8,7 @@ In the order in which they are applied; each is pure and optional, and each resu
     insert_fills      frozen work of the next batch between the compute of this one
     reduce_gradients  REDUCE_GRAD after the last backward, or
     shard_parameters  UNSHARD and RESHARD around every use of a block, REDUCE_GRAD after each of its backwards
+    bring_parameters  UNSHARD of every block at the start, where each parameter has an owner
     communicate       sends and receives, ordered by a simulated timeline
 
 Without a flush, `without_flush` makes the window of a schedule, and `with_versions` says which weights its actions
@@ -21,11 +22,12 @@ from diffusionpipe.passes.filling import PlacedFill, encoding_of, insert_fills, 
 from diffusionpipe.passes.overlap import turn_of, without_flush
 from diffusionpipe.passes.reduction import reduce_gradients
 from diffusionpipe.passes.replicate import replicate
-from diffusionpipe.passes.sharding import gathers_first, shard_parameters
+from diffusionpipe.passes.sharding import bring_parameters, gathers_first, shard_parameters
 from diffusionpipe.passes.versions import with_versions
 
 __all__ = [
     "PlacedFill",
+    "bring_parameters",
     "communicate",
     "connect",
     "connect_blocks",

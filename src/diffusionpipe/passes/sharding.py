@@ -45,11 +45,37 @@ def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
     done = {Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD}
     if schedule.has_communication or any(action.op in done for _, action in schedule.actions()):
         raise ScheduleError(["shard a schedule before its messages and reductions are made explicit"])
+    _check_lone(schedule)
+    return replace(schedule, orders=tuple(_sharded(schedule, order, prefetch) for order in schedule.orders))
+
+
+def bring_parameters(schedule: Schedule) -> Schedule:
+    """The schedule whose trained blocks come from their owners, each before anything reads it, all from the start on.
+
+        0U 1U 2U  0F 1F 2F  2B 2G 1B 1G 0B 0G        U is UNSHARD; the blocks stay, so there is no RESHARD
+
+    This is the second half of an update whose first half is REDUCE_GRAD and the step at the owner (ZeRO's stage 1).
+
+    Raises:
+        ScheduleError: several workers hold a block.
+    """
+    _check_lone(schedule)
+    stages = schedule.placement.stages
+    orders = []
+    for order in schedule.orders:
+        first: dict[int, Action] = {}
+        for action in order:
+            if action.op in COMPUTE_OPS:
+                first.setdefault(stages[action.stage].weights, Action(stage=action.stage, op=Op.UNSHARD))
+        orders.append((*first.values(), *order))
+    return replace(schedule, orders=tuple(orders))
+
+
+def _check_lone(schedule: Schedule) -> None:
     shared = {stage.weights for stage in schedule.placement.stages} - lone_blocks(schedule)
     computed = {schedule.placement.stages[a.stage].weights for _, a in schedule.actions() if a.op in COMPUTE_OPS}
     if both := sorted(shared & computed):
         raise ScheduleError([f"block {both[0]} cannot be sharded: several workers hold it"])
-    return replace(schedule, orders=tuple(_sharded(schedule, order, prefetch) for order in schedule.orders))
 
 
 def gathers_first(schedule: Schedule) -> Schedule:

@@ -12,6 +12,7 @@ from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.cluster import repeated
 from diffusionpipe.holding import Item
 from diffusionpipe.holding.memory import MemoryUse
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import WORTH, encoder_bytes, knows_copies, leanest_place
@@ -115,7 +116,7 @@ def nearest_layout(setting: Setting) -> Nearest | None:
     """
     setting = leanest_place(setting)
     best: Nearest | None = None
-    for search in [leanest_sharded] if setting.given.sharded else [least_overflow, leanest_sharded]:
+    for search in [leanest_sharded] if setting.given.sharded is Sharded.ALL else [least_overflow, leanest_sharded]:
         found = search(setting)
         if found and (best is None or found[1].overflow < best.proposal.overflow):
             best = Nearest(setting=setting, candidate=found[0], proposal=found[1])

@@ -7,6 +7,7 @@ from statistics import fmean
 from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.actions import without_hosts
 from diffusionpipe.costs.cluster import slow_links
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import encoder_bytes
@@ -156,7 +157,7 @@ def _why(
             return f"Use the one device: {_hidden(proposal)}.{_host_bound(proposal)}"
         which = (
             f"sharded data parallelism: {_sharded(setting, candidate, row)}"
-            if candidate.sharded
+            if candidate.sharded is Sharded.ALL
             else "data parallelism: the whole model fits on every device"
         )
         return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}.{_host_bound(proposal)}"

@@ -9,6 +9,7 @@ about as much.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import smallest_device, update_of
 from diffusionpipe.planner.search.candidates import Candidate
@@ -25,11 +26,12 @@ NEAR_TIE = 0.015
 SAVING = 0.1
 """A plan takes less memory than another if it leaves at least this part more of the fullest device's memory free."""
 
-Complexity = tuple[int, bool, bool, int, bool, bool]
+Complexity = tuple[int, bool, bool, bool, int, bool, bool]
 SIMPLER = (
     "it has fewer devices",
     "it has copies of the model in place of a pipeline",
     "its copies hold all their parameters",
+    "its copies hold all their optimizer states",
     "it has fewer stages",
     "its stages form a chain",
     "its order is a published one",
@@ -62,7 +64,8 @@ def complexity_of(candidate: Candidate) -> Complexity:
     return (
         candidate.arrangement.units * candidate.arrangement.data_parallel,
         not candidate.is_copy,
-        candidate.sharded,
+        candidate.sharded is Sharded.ALL,
+        candidate.sharded is not Sharded.NONE,
         sum(candidate.stages),
         not _is_chain(candidate),
         not is_published,
@@ -120,7 +123,7 @@ def rank(one: Merits, fastest: Merits) -> Rank:
 def hopeful(judged: Iterable[Judged], judge: Judge, *, than: Merits, fastest: Merits) -> list[Judged]:
     """The estimated candidates that would be chosen rather than `than` if they were as estimated, best first."""
     # A search that must shard estimates whole copies too, to compare with.
-    allowed = (one for one in judged if one.candidate.sharded or not judge.setting.given.sharded)
+    allowed = (one for one in judged if judge.setting.given.sharded in (None, Sharded.NONE, one.candidate.sharded))
     near = [one for one in allowed if one.score <= fastest.step * (1 + NEAR_TIE)]
     ranked = [(merits, one) for one in near if (merits := estimated_merits(judge, one)).is_near(fastest)]
     better = [pair for pair in ranked if rank(pair[0], fastest) < rank(than, fastest)]

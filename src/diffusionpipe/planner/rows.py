@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diffusionpipe.holding.memory import MemoryUse
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import time_to_update
 from diffusionpipe.planner.rivals.baselines import Baseline
@@ -128,7 +129,7 @@ def update_of(judge: Judge, candidate: Candidate) -> Seconds:
     for stage in candidate.layout(judge.setting).generated().placement.stages:
         held[stage.worker].add(stage.weights)
     most: float = max(sum(blocks[block] for block in own) for own in held.values())
-    most /= candidate.arrangement.data_parallel if candidate.sharded else 1
+    most /= candidate.arrangement.data_parallel if candidate.sharded is not Sharded.NONE else 1
     return time_to_update(most, judge.setting.profile, judge.setting.cluster.num_ranks)
 
 

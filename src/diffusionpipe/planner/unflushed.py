@@ -97,7 +97,7 @@ def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]
     setting = setting.whole or setting
     given, graph = setting.given, setting.graph
     is_chain = given.schedule in (None, FAMILY)
-    is_plain = not given.sharded and (given.encoders is None or not storage_of(given.encoders).brings)
+    is_plain = not given.is_sharded and (given.encoders is None or not storage_of(given.encoders).brings)
     if len(graph.backbones) > 1 or graph.probes or not is_plain or not is_chain:
         return ()
     tables = Tables(setting=setting)

@@ -15,7 +15,7 @@ from diffusionpipe.costs import ModelGraph, Profile
 from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.holding.memory import MemoryUse, copies_of, use_of, workspace_of
 from diffusionpipe.holding.sharding import owners_on_workers
-from diffusionpipe.ir import Action, Op, Range, Schedule, Timeline
+from diffusionpipe.ir import Action, Mesh, Op, Range, Schedule, Sharded, Timeline
 from diffusionpipe.ir.ranges import merged
 from diffusionpipe.timing.buffers import Moving, moving_through
 from diffusionpipe.timing.encoding import held_by_fills
@@ -35,7 +35,7 @@ class _Case:
     ledger: Ledger
     again: frozenset[str]
     """Layers that are recomputed."""
-    shard: int
+    mesh: Mesh
 
     @property
     def workload(self) -> Workload:
@@ -72,12 +72,11 @@ def peak_memory(
     profile: Profile,
     ledger: Ledger,
     checkpointed: Iterable[str] = (),
-    shard: int = 1,
+    mesh: Mesh | None = None,
 ) -> tuple[MemoryUse, ...]:
     """The memory of each worker at its peak; `timeline` is the simulated one of this schedule.
 
-    `shard`: the number of data-parallel groups over which the trained blocks are in parts; then the fullest of them
-    counts.
+    `mesh`: of the plan; where data-parallel groups hold something in parts the fullest of them counts. None: one group.
 
     Activations come from the timeline, whose costs must count them. Where messages are explicit their buffers are
     followed through time; else two of the largest per worker are counted, which is what `communicate` allows for.
@@ -88,7 +87,7 @@ def peak_memory(
         profile=profile,
         ledger=ledger,
         again=frozenset(checkpointed),
-        shard=shard,
+        mesh=mesh or Mesh(pipeline=schedule.num_workers),
     )
     moving = moving_through(schedule, timeline, {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors})
     times = {span.action: (span.start, span.end) for span in timeline.spans if span.action.op is Op.ENCODE}
@@ -106,9 +105,11 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
     workspace = max(_workspace(case, worker), _encoding(case, worker, moving, times) - activations - messages)
     frozen_outputs = _frozen_outputs(case, worker)
 
-    def use(names: Collection[str], *, copies: Bytes = 0, gathered: Bytes = 0) -> MemoryUse:
+    def use(
+        names: Collection[str], *, others: Collection[str] = (), copies: Bytes = 0, gathered: Bytes = 0
+    ) -> MemoryUse:
         return use_of(  # [1]
-            ledger.held(names),
+            ledger.held(names).plus(ledger.unowned(others)),
             gathered=gathered,
             frozen=ledger.frozen_bytes(names) + staged,
             copies=copies,
@@ -118,13 +119,16 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
             frozen_outputs=frozen_outputs,
         )
 
-    if case.shard == 1:
-        return use(names, copies=sum(copies_of(name, case.profile, workload, case.again) for name in trained))
-    owners = owners_on_workers(case.schedule, case.blocks, graph, case.shard).get(worker, {})
+    copies = sum(copies_of(name, case.profile, workload, case.again) for name in trained)
+    if case.mesh.sharded is Sharded.NONE:
+        return use(names, copies=copies)
+    owners = owners_on_workers(case.schedule, case.blocks, graph, case.mesh).get(worker, {})
     shared = names - owners.keys()
-    own: list[set[str]] = [set(shared) for _ in range(case.shard)]
+    own: list[set[str]] = [set(shared) for _ in range(case.mesh.parts)]
     for name in names & owners.keys():
         own[owners[name]].add(name)
+    if case.mesh.sharded is Sharded.OPTIMIZER:
+        return max((use(held, others=names - held, copies=copies) for held in own), key=lambda part: part.total)
     parts = (use(held, gathered=more) for held, more in zip(own, _gathered(case, worker, owners), strict=True))
     return max(parts, key=lambda part: part.total)
 
@@ -135,9 +139,9 @@ def _gathered(case: _Case, worker: int, owners: Mapping[str, int]) -> list[Bytes
     Gradients stay until the next block's are on their way too.
     """
     sizes = [_gathered_sizes(case, layers, owners) for layers in case.blocks]
-    held = [0] * case.shard
+    held = [0] * case.mesh.parts
     for state in _gathered_blocks(case.schedule, worker):
-        for part in range(case.shard):
+        for part in range(case.mesh.parts):
             held[part] = max(held[part], sum(sizes[block][is_gradient][part] for block, is_gradient in state))
     return held
 
@@ -148,7 +152,7 @@ def _gathered_sizes(
     """Bytes of a block's gathered weights, and of its gradients that others own, by part: all but its own."""
     names, ledger = case.graph.parameters_of(layers), case.ledger
     all_weights = all_gradients = 0
-    own_weights, own_gradients = [0] * case.shard, [0] * case.shard
+    own_weights, own_gradients = [0] * case.mesh.parts, [0] * case.mesh.parts
     for parameter in case.graph.parameters:
         if parameter.name not in names:
             continue

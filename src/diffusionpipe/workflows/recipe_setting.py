@@ -22,7 +22,7 @@ def given_sizes(pipeline: PipelineSection) -> Given:
         microbatches=pipeline.microbatches,
         schedule=pipeline.schedule,
         data_parallel=pipeline.data_parallel,
-        sharded=pipeline.sharded,
+        sharded=pipeline.parts,
         encoders=pipeline.place_of_encoders,
     )
 

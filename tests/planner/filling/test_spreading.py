@@ -6,7 +6,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.holding import HOST
-from diffusionpipe.ir import Op
+from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.filling.filler import fill_plan, filler_of
 from diffusionpipe.planner.filling.frozen_layers import frozen_layers
@@ -31,11 +31,11 @@ def setting_of(*, bandwidth=1.0, memory=80.0) -> Setting:
     return stored(whole, HOST)
 
 
-def layout_of(*, sharded=False, buckets=24) -> Layout:
+def layout_of(*, sharded=Sharded.NONE, buckets=24) -> Layout:
     return Layout(batch=BATCH, stages=1, microbatches=2, data_parallel=RANKS, sharded=sharded, buckets=buckets)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [Sharded.NONE, Sharded.ALL])
 def test_frozen_layers_take_their_own_time_where_the_copy_trains_long_enough(sharded):
     setting, layout = setting_of(bandwidth=5.0), layout_of(sharded=sharded)
     whole = setting.whole
@@ -112,12 +112,12 @@ def test_what_reads_spread_tensors_waits_for_them_though_the_first_blocks_are_ga
     graph = replace(setting.graph, layers=order)
     reading = replace(profile, graph=graph, layers=tuple(measured[layer.name] for layer in order))
     train = propose(
-        replace(setting, profile=reading), layout_of(sharded=True), filler_of(replace(setting, profile=reading))
+        replace(setting, profile=reading), layout_of(sharded=Sharded.ALL), filler_of(replace(setting, profile=reading))
     )
     check(train.train)
     components = [fill.component for fill in train.train.fills]
     assert components.index("vae") > max(i for i, name in enumerate(components) if name == "text_encoder")
-    plain = propose(setting, layout_of(sharded=True), filler_of(setting)).train
+    plain = propose(setting, layout_of(sharded=Sharded.ALL), filler_of(setting)).train
     assert plain.fills[0].component == "vae"
 
 

@@ -4,7 +4,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs import AllReduce, Link
-from diffusionpipe.ir import Mesh
+from diffusionpipe.ir import Mesh, Sharded
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
@@ -66,7 +66,7 @@ def test_a_schedule_casts_once_however_many_micro_batches_it_has(microbatches):
 @pytest.mark.parametrize("checkpointed", [(), ("*",)])
 def test_sharded_copies_cast_as_they_gather_each_rank_its_part(checkpointed):
     plain, casting = chain_setting(checkpointed=checkpointed), casting_setting(checkpointed=checkpointed)
-    layout = Layout(batch=8, stages=1, microbatches=2, data_parallel=2, sharded=True, buckets=2)
+    layout = Layout(batch=8, stages=1, microbatches=2, data_parallel=2, sharded=Sharded.ALL, buckets=2)
     schedule, blocks = build_train_schedule(plain.graph, layout)
     without, with_casts = (costs_of(schedule, blocks, layout.mesh, setting) for setting in (plain, casting))
     assert with_casts.stages == without.stages

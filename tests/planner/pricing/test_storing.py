@@ -6,6 +6,7 @@ from planner import synthetic
 from diffusionpipe.costs import Device
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import HOST
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.given import Given
@@ -80,8 +81,8 @@ def test_encoders_leave_the_devices_where_nothing_fits_beside_them_and_only_ther
     heavy = replace(tight, profile=_with_large_encoders(tight.profile))
     assert is_heavy(heavy)
     with pytest.raises(ConfigError, match="No layout fits"):
-        choose(replace(heavy, given=replace(alone.given, sharded=False)))
-    found = choose(replace(heavy, given=Given(data_parallel=2, sharded=False)))
+        choose(replace(heavy, given=replace(alone.given, sharded=Sharded.NONE)))
+    found = choose(replace(heavy, given=Given(data_parallel=2, sharded=Sharded.NONE)))
     assert found.plan().encoders == "host"
     assert found.proposal.overflow <= 0
     assert HOST.words in found.comparison().ours[0].sizes

@@ -5,6 +5,7 @@ from planner.synthetic import chain, cluster, workload
 
 from diffusionpipe.costs.joining import joined_profile
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
@@ -64,7 +65,7 @@ def test_a_given_way_is_the_only_one_that_is_searched(setting, schedule):
 def test_a_given_family_or_a_way_in_parts_is_refused(setting):
     for given, why in (
         (Given(schedule="gpipe"), "opposed and together"),
-        (Given(schedule="opposed", sharded=True), "leave out schedule or sharded"),
+        (Given(schedule="opposed", sharded=Sharded.ALL), "leave out schedule or sharded"),
     ):
         with pytest.raises(ConfigError, match=why):
             choose(replace(setting, given=given))
@@ -80,7 +81,7 @@ def test_without_fills_an_estimate_is_the_time_and_memory_of_the_plan(setting, f
     judge = Judge(setting=setting)
     for candidate, proposal in found.finalists:
         estimate = judge.estimates.estimate(candidate, is_filled=False)
-        if candidate.sharded:  # a rank gathers while it encodes, and holds a part of what is estimated
+        if candidate.sharded is Sharded.ALL:  # a rank gathers while it encodes, and holds a part of what is estimated
             continue
         assert estimate.iteration == pytest.approx(proposal.iteration, rel=1e-9), name_of(candidate)
         for held, use in zip(judge.footprint.uses(candidate), proposal.memory, strict=True):
@@ -135,7 +136,7 @@ def test_sizes_name_both_backbones(found):
     assert texts["data parallel"].startswith("4 copies")
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [Sharded.NONE, Sharded.ALL])
 def test_copies_accumulate_where_the_fewest_micro_batches_do_not_fit(sharded):
     """Few large micro-batches look fastest, but of 256 samples each backbone holds 7 GB at once."""
     profile = cascade(parameters=1_000_000, elements=1_000_000)
@@ -145,7 +146,7 @@ def test_copies_accumulate_where_the_fewest_micro_batches_do_not_fit(sharded):
         for candidate, proposal in search(replace(tight, given=Given(sharded=sharded))).finalists
         if proposal.overflow <= 0
     }
-    assert min(best["sharded data parallel" if sharded else "data parallel"].counts) >= 4
+    assert min(best["sharded data parallel" if sharded is Sharded.ALL else "data parallel"].counts) >= 4
 
 
 def test_what_fits_nowhere_says_what_would():

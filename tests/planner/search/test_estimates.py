@@ -7,7 +7,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge
+from diffusionpipe.ir import Edge, Sharded
 from diffusionpipe.passes import communicate
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.structure import connected, reduced
@@ -63,7 +63,7 @@ def random_candidate(setting, random):
         starts=starts,
         replicas=replicas,
         buckets=random.choice((4, 15)) if is_sharded else random.choice((1, 2)),
-        sharded=is_sharded,
+        sharded=Sharded.ALL if is_sharded else Sharded.NONE,
     )
     return candidate if starts and candidate.divides(setting.workload.batch) else None
 
@@ -150,7 +150,7 @@ def test_the_full_simulation_confirms_the_estimate_of_sharded_copies(microbatche
         starts=(0,),
         replicas=(1,),
         buckets=buckets,
-        sharded=True,
+        sharded=Sharded.ALL,
     )
     estimates, layout = Judge(setting=setting).estimates, candidate.layout(setting)
     before, filled = (estimates.estimate(candidate, is_filled=is_filled).iteration for is_filled in (False, True))

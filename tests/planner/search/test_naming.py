@@ -1,6 +1,7 @@
 import pytest
 from planner import synthetic
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
@@ -31,7 +32,7 @@ def candidate_of(
         (candidate_of("dualpipe", microbatches=8), "dualpipe, 4 stages, 8 micro-batches"),
         (candidate_of("interleaved", stages=4, workers=2), "interleaved, 4 stages on 2 ranks, 4 micro-batches"),
         (candidate_of(stages=1, groups=4, microbatches=1), "data parallel, 4 copies"),
-        (candidate_of(stages=1, groups=4, buckets=3, sharded=True),
+        (candidate_of(stages=1, groups=4, buckets=3, sharded=Sharded.ALL),
          "sharded data parallel, 4 copies, 4 micro-batches, 3 buckets"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

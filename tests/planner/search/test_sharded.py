@@ -4,7 +4,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Op
+from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.passes import shard_parameters
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.buckets import subdivide
@@ -43,7 +43,7 @@ def tight(**options) -> Setting:
 
 def layout_of(setting, **sizes) -> Layout:
     base = {"batch": setting.workload.batch, "stages": 1, "microbatches": 1, "buckets": 8}
-    return Layout(**base | {"data_parallel": setting.cluster.num_ranks, "sharded": True} | sizes)
+    return Layout(**base | {"data_parallel": setting.cluster.num_ranks, "sharded": Sharded.ALL} | sizes)
 
 
 def test_a_compute_waits_for_its_gather_which_stands_behind_what_was_issued_before():
@@ -66,7 +66,7 @@ def test_every_rank_holds_its_part_and_two_blocks():
     setting = setting_of(parameter=4, gradient=4, optimizer=8)
     total = 8 * 50_000_000
     (use,) = propose(setting, layout_of(setting)).memory
-    whole = propose(setting, layout_of(setting, sharded=False)).memory[0]
+    whole = propose(setting, layout_of(setting, sharded=Sharded.NONE)).memory[0]
     assert (whole.parameters, whole.gradients, whole.optimizer) == (4 * total, 4 * total, 8 * total)
     assert (use.parameters, use.gradients, use.optimizer) == (total, total, 2 * total)
     # Two blocks in bfloat16, and gradients of two blocks: of each all, for this rank owns none of them.
@@ -102,10 +102,10 @@ def test_where_whole_copies_do_not_fit_the_search_shards_over_fast_links():
     winner = search(setting).winner
     assert winner is not None
     candidate, proposal = winner
-    assert candidate.sharded
+    assert candidate.sharded is Sharded.ALL
     assert proposal.overflow <= 0
     choice = choose(setting)
-    assert choice.candidate.sharded
+    assert choice.candidate.sharded is Sharded.ALL
     assert choice.plan().mesh.shard == 4
     verdict = choice.comparison().verdict
     assert "Use sharded data parallelism" in verdict
@@ -120,28 +120,28 @@ def test_it_comes_near_the_competitor_that_has_a_block_for_each_layer():
 def test_slow_links_are_no_place_for_it():
     winner = search(tight(intra_gb=2)).winner
     assert winner is not None
-    assert not winner[0].sharded
+    assert winner[0].sharded is Sharded.NONE
 
 
 def test_what_is_given_is_kept_to():
     setting = tight()
-    never = replace(setting, given=Given(sharded=False))
-    assert not any(candidate.sharded for candidate, _ in search(never).finalists)
-    always = replace(setting_of(), given=Given(sharded=True, microbatches=2, schedule="gpipe"))
+    never = replace(setting, given=Given(sharded=Sharded.NONE))
+    assert not any(candidate.sharded is not Sharded.NONE for candidate, _ in search(never).finalists)
+    always = replace(setting_of(), given=Given(sharded=Sharded.ALL, microbatches=2, schedule="gpipe"))
     found = search(always).finalists
-    assert [(c.sharded, c.microbatches, c.schedule) for c, _ in found] == [(True, 2, "gpipe")]
+    assert [(c.sharded, c.microbatches, c.schedule) for c, _ in found] == [(Sharded.ALL, 2, "gpipe")]
     with pytest.raises(ConfigError, match="No layout fits"):
-        choose(replace(setting_of(memory=1.0, parameters=200_000_000), given=Given(sharded=True)))
+        choose(replace(setting_of(memory=1.0, parameters=200_000_000), given=Given(sharded=Sharded.ALL)))
 
 
 @pytest.mark.parametrize(
     ("given", "num_ranks", "message"),
     [
-        (Given(sharded=True, stages=2), 4, "a copy of the whole model"),
-        (Given(sharded=True, data_parallel=2), 4, "a copy of the whole model"),
-        (Given(sharded=True), 1, "one rank cannot shard its parameters"),
+        (Given(sharded=Sharded.ALL, stages=2), 4, "a copy of the whole model"),
+        (Given(sharded=Sharded.ALL, data_parallel=2), 4, "a copy of the whole model"),
+        (Given(sharded=Sharded.ALL), 1, "one rank cannot shard its parameters"),
         (
-            Given(sharded=True, schedule="zb-h1"),
+            Given(sharded=Sharded.ALL, schedule="zb-h1"),
             4,
             "'zb-h1' has no order for sharded copies.*set schedule to 1f1b or gpipe",
         ),

@@ -62,6 +62,7 @@ def check_ranks(model: ModelGraph, recipe: Recipe, num_ranks: int) -> None:
 
 def _layout(recipe: Recipe, num_ranks: int) -> Layout:
     """The sizes that a recipe states, for these ranks."""
+    from diffusionpipe.ir import Sharded
     from diffusionpipe.planner import Layout
     from diffusionpipe.trainer.model.workload import samples_drawn_together
     from diffusionpipe.trainer.recipe import replicas_of_stages
@@ -78,7 +79,7 @@ def _layout(recipe: Recipe, num_ranks: int) -> Layout:
         replicas=replicas,
         data_parallel=sizes.data_parallel,
         sharded=sizes.sharded,
-        buckets=0 if sizes.sharded else 1,
+        buckets=0 if sizes.sharded is Sharded.ALL else 1,
         encode_chunk=sizes.encode_chunk,
         encoders=sizes.encoders,
         splits=recipe.pipeline.splits,

@@ -10,7 +10,7 @@ from math import prod
 from diffusionpipe.costs import Backbone, Costs, ModelGraph
 from diffusionpipe.costs.graph import upstream
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Plan, Schedule
+from diffusionpipe.ir import Edge, Mesh, Plan, Schedule, Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import (
     communicate,
@@ -116,7 +116,7 @@ def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build
         orders = branched(frozenset(graph.flows(partition)), layout.stages, layout.microbatches)
         layout = replace(layout, orders=orders)
     backbone = _bucketed(graph, partition, layout.buckets)
-    if layout.sharded:
+    if layout.sharded is not Sharded.NONE:
         check_shardable(graph, (*backbone, graph.frozen_layers))
     return _Build(graph=graph, layout=layout, blocks=(*backbone, graph.frozen_layers), pricing=pricing or _uniform)
 
@@ -242,7 +242,7 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     idle = [()] * (layout.stages - forwards.num_workers)  # where the backbones are on different devices
     division = replace(layout.division, probes=())  # the last step's estimate is put in from outside
     schedule = _connected(build, replace(forwards, orders=(*forwards.orders, *idle)), blocks, division)
-    return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
+    return _communicated(build, shard_parameters(schedule) if layout.sharded is Sharded.ALL else schedule)
 
 
 def _window(build: _Build, filler: Filler | None) -> Schedule:

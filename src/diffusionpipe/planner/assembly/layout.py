@@ -9,7 +9,7 @@ from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
 from diffusionpipe.holding import DEVICE
-from diffusionpipe.ir import Mesh, Range, Schedule, Timeline
+from diffusionpipe.ir import Mesh, Range, Schedule, Sharded, Timeline
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill, connect
 from diffusionpipe.planner.assembly.structure import Division, Encoding, generated
@@ -78,9 +78,10 @@ class Layout:
     adjacent: int = 1
     """The number of these copies whose ranks are side by side, worker by worker (see `Mesh`): they share a node's
     links."""
-    sharded: bool = False
-    """Whether the copies hold every block's parameters, gradients and optimizer state in parts, once among them; a
-    block, a bucket of a stage, is gathered for its compute. See `passes.shard_parameters`."""
+    sharded: Sharded = Sharded.NONE
+    """The things that the copies hold in parts, once among them. With `Sharded.ALL` a block, a bucket of a stage, is
+    gathered for its compute (`passes.shard_parameters`); with `Sharded.OPTIMIZER` it comes from the owners of its
+    parameters once in a step (`passes.bring_parameters`)."""
     encode_chunk: int = 16
     """Samples that go through the frozen layers at a time."""
     encode_chunks: tuple[tuple[str, int], ...] = ()
@@ -123,7 +124,8 @@ class Layout:
             data_parallel=self.data_parallel,
             pipeline=self.workers,
             adjacent=self.adjacent,
-            shard=self.data_parallel if self.sharded else 1,
+            shard=self.data_parallel if self.sharded is Sharded.ALL else 1,
+            owners=self.data_parallel if self.sharded is Sharded.OPTIMIZER else 1,
         )
 
     @property

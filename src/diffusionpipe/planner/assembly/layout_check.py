@@ -8,6 +8,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.tied import tied_blocks, tied_problems
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.storage import storage_of
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.assembly.shardable import check_homes, sharding_problems
@@ -28,7 +29,7 @@ def check_layout(graph: ModelGraph, layout: Layout) -> None:
         )
     problems: list[str] = []
     try:
-        if layout.sharded:
+        if layout.sharded is not Sharded.NONE:
             check_homes(layout.generated())
     except ConfigError as error:
         problems.append(str(error))
@@ -38,7 +39,7 @@ def check_layout(graph: ModelGraph, layout: Layout) -> None:
         problems.append(
             f"{layout.adjacent} adjacent copies of {layout.data_parallel} data-parallel groups; use a divisor"
         )
-    if layout.sharded:
+    if layout.sharded is not Sharded.NONE:
         problems += sharding_problems(layout.data_parallel, layout.replicas)
     problems += _problems_of_versions(graph, layout)
     if problems:
@@ -64,7 +65,7 @@ def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
     """The faults of a layout that do not go together with training without a flush."""
     if layout.versions is Versions.FLUSHED:
         return
-    if layout.sharded:
+    if layout.sharded is not Sharded.NONE:
         yield refusal(Feature.VERSIONS, Feature.SHARDED)
     if layout.buckets > 1:
         yield refusal(Feature.VERSIONS, Feature.BUCKETS)
@@ -104,7 +105,7 @@ def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
         )
     most = len(graph.backbone_layers) // max(num_blocks, 1)
     # Where most is 0, no number of buckets helps: there are too many stages, as said above.
-    if most and not (not layout.sharded) <= layout.buckets <= most:
+    if most and not (layout.sharded is not Sharded.ALL) <= layout.buckets <= most:
         problems.append(
             f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "
             "trained part has "

@@ -7,9 +7,10 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.ir import Edge, Op, Range, Schedule
+from diffusionpipe.ir import Edge, Op, Range, Schedule, Sharded
 from diffusionpipe.ir.flows import ends
 from diffusionpipe.passes import (
+    bring_parameters,
     connect_blocks,
     gathers_first,
     insert_encoding,
@@ -189,7 +190,7 @@ class Division:
     replicas: tuple[int, ...]
     buckets: int
     data_parallel: int
-    sharded: bool
+    sharded: Sharded
     probes: tuple[tuple[str, Fraction], ...] = ()
     """Backbones that read their own estimate, and the share of their samples that does."""
 
@@ -197,7 +198,7 @@ class Division:
 def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> Schedule:
     """A generator's schedule with its probes, its stages in buckets, edges between blocks, and replicas."""
     schedule = with_probes(schedule, dict(division.probes))
-    schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded)
+    schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded is Sharded.ALL)
     schedule = connect_blocks(schedule, edges)
     if max(division.replicas) == 1:
         return schedule
@@ -207,10 +208,12 @@ def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> 
 
 def reduced(schedule: Schedule, division: Division) -> Schedule:
     """A connected schedule with the collectives of its gradients and parameters."""
-    if division.sharded:
+    if division.sharded is Sharded.ALL:
         return shard_parameters(schedule)
-    trains = any(pipeline.ops != {Op.F} for pipeline in schedule.placement.pipelines)
-    return reduce_gradients(schedule, division.data_parallel > 1) if trains else schedule
+    if all(pipeline.ops == {Op.F} for pipeline in schedule.placement.pipelines):
+        return schedule
+    schedule = reduce_gradients(schedule, division.data_parallel > 1)
+    return bring_parameters(schedule) if division.sharded is Sharded.OPTIMIZER else schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

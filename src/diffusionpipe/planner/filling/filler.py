@@ -112,7 +112,7 @@ def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
         profile=setting.profile,
         ledger=setting.ledger,
         checkpointed=checkpointed_layers(setting.workload, backbone),
-        shard=unfilled.mesh.shard,
+        mesh=unfilled.mesh,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Sharded
 from diffusionpipe.schedules import REGISTRY, generator_of, is_published
 from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.several.opposed import JOINT
@@ -22,10 +23,15 @@ class Given:
     schedule: str | None = None
     data_parallel: int | None = None
     """Copies of the whole pipeline."""
-    sharded: bool | None = None
-    """Whether data-parallel copies hold parameters, gradients and optimizer state in parts; None allows both."""
+    sharded: Sharded | None = None
+    """The things that data-parallel copies hold in parts; None allows all choices."""
     encoders: str | None = None
     """The storage in which the frozen part's weights rest, by its name; None allows all."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether copies must hold something in parts."""
+        return self.sharded not in (None, Sharded.NONE)
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
         """Whether `data_parallel` pipelines of `units` ranks each keep to the given sizes."""
@@ -70,7 +76,7 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
                 f"the schedule {given.schedule!r} has one model: for several the search compares {' and '.join(JOINT)} "
                 "with one after the other; set schedule to one of these two, or leave it out"
             )
-        elif given.sharded:
+        elif given.sharded is Sharded.ALL:
             yield (
                 f"the schedule {given.schedule!r} has both models on several stages, but sharded copies run one model "
                 "after the other; leave out schedule or sharded"
@@ -88,7 +94,7 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
             "stages and micro-batches too, without a search, or leave out schedule"
         )
         return
-    if given.sharded and not can_shard(given.schedule):
+    if given.sharded is Sharded.ALL and not can_shard(given.schedule):
         yield (
             f"the schedule {given.schedule!r} has no order for sharded copies, each of which holds the whole model; "
             "set schedule to 1f1b or gpipe, or leave out schedule or sharded"
@@ -108,11 +114,20 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
             f"{least if given.stages and given.data_parallel else f'a multiple of {least}'} ranks, or leave a size out"
         )
         return
-    if given.sharded and not given.allows(units=1, data_parallel=num_ranks):
+    if given.sharded is Sharded.ALL and not given.allows(units=1, data_parallel=num_ranks):
         yield refusal(Feature.SHARDED, Feature.GIVEN_PIPELINES)
         return
-    if given.sharded and num_ranks == 1:
+    if given.is_sharded and num_ranks == 1:
         yield refusal(Feature.SHARDED, Feature.ONE_RANK)
+        return
+    if given.sharded is Sharded.OPTIMIZER and num_ranks:
+        yield (
+            'the search has no layouts with sharded = "optimizer"; give stages, microbatches and data_parallel in '
+            'place of plan = "auto", or leave out sharded'
+        )
+        return
+    if given.sharded is Sharded.OPTIMIZER and allowed == [1]:
+        yield refusal(Feature.SHARDED, Feature.ONE_COPY)
         return
     parts = [copies * (given.microbatches or 1) for copies in allowed]
     if all(batch % part for part in parts):

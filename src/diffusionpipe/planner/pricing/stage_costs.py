@@ -8,7 +8,7 @@ from diffusionpipe.costs import Cluster, Costs, HostTimes, Link, ModelGraph, Par
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.groups import holders
 from diffusionpipe.holding.sharding import owners_on_workers
-from diffusionpipe.ir import Edge, Mesh, Op, Schedule
+from diffusionpipe.ir import Edge, Mesh, Op, Schedule, Sharded
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
 from diffusionpipe.planner.pricing.copied import CopiedProfile, times_with_copies
@@ -60,7 +60,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 setting,
                 blocks[stage.weights],
                 len(stage.share.samples(max(placement.pipeline_of(index).microbatches))),
-                microbatches=placement.num_forwards(index) if mesh.shard == 1 else None,
+                microbatches=placement.num_forwards(index) if mesh.sharded is not Sharded.ALL else None,
                 speed=speeds[stage.worker],
                 received=_received(schedule, index, setting.graph),
                 is_probe=placement.pipeline_of(index).is_probe,
@@ -185,7 +185,7 @@ def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Se
 def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, mesh: Mesh) -> Seconds:
     """Time between two iterations on devices like the profiled one, by the worker that has most to update.
 
-    If sharded, its parameters are in about equal parts over the groups.
+    Where each parameter has an owner, they are in about equal parts over the groups.
     """
     placement = schedule.placement
     held: dict[int, set[str]] = {}
@@ -193,7 +193,7 @@ def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Pr
         if not placement.is_frozen(index):
             held.setdefault(stage.worker, set()).update(blocks[stage.weights])
     most = max((trained_parameters(profile.graph, layers) for layers in held.values()), default=0)
-    return time_to_update(most / mesh.shard, profile, mesh.num_ranks)
+    return time_to_update(most / mesh.parts, profile, mesh.num_ranks)
 
 
 def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> Seconds:
@@ -277,7 +277,7 @@ def reductions(
 ) -> tuple[Seconds, ...]:
     """For each stage the time of the sum of its block's gradients over all that hold it, or at their owners."""
     placement, ledger = schedule.placement, setting.ledger
-    if mesh.shard > 1:
+    if mesh.sharded is not Sharded.NONE:
         gradients = dict.fromkeys(ledger.frozen, 0)
         gradients |= {name: held.gradients for name, held in ledger.trained.items()}
         return _at_owners(schedule, blocks, mesh, setting, gradients)
@@ -289,9 +289,12 @@ def reductions(
 
 
 def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
-    """For each stage the time in which its sharded block comes together, cast where it travels narrow; () for none."""
-    if mesh.shard == 1:
+    """For each stage the time in which its block comes from its owners, cast where it travels narrow; () for none."""
+    if mesh.sharded is Sharded.NONE:
         return ()
+    if mesh.sharded is Sharded.OPTIMIZER:
+        trained = {name: held.parameters for name, held in setting.ledger.trained.items()}
+        return _at_owners(schedule, blocks, mesh, setting, trained)
     precision = setting.profile.precision
     sizes = {p.name: setting.ledger.gathered(p, precision) for p in setting.graph.parameters}
     seconds = _at_owners(schedule, blocks, mesh, setting, sizes)
@@ -312,7 +315,7 @@ def _at_owners(
     `sizes`: parameter -> its bytes on the way.
     """
     placement, graph = schedule.placement, setting.graph
-    owners = owners_on_workers(schedule, blocks, graph, mesh.shard)
+    owners = owners_on_workers(schedule, blocks, graph, mesh)
     seconds = []
     for index, stage in enumerate(placement.stages):
         ranks = [mesh.rank(group, stage.worker) for group in range(mesh.data_parallel)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.rivals.baselines import zero3_bytes
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
@@ -25,7 +26,7 @@ class PlannerEstimate:
 def overflow_of(guess: PlannerEstimate) -> Bytes:
     """Bytes that the fullest device lacks for a layout; negative: bytes that are left."""
     judge, candidate = guess.judge, guess.candidate
-    if candidate.sharded:
+    if candidate.sharded is Sharded.ALL:
         samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
         held = zero3_bytes(judge, samples, candidate.microbatches)
         return held - min(judge.tables.ground(candidate.arrangement).memories)

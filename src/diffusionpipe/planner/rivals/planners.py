@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import gcd, lcm
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
@@ -163,7 +164,12 @@ def _ddp(judge: Judge) -> Iterator[PlannerEstimate]:
 def _zero3(judge: Judge) -> Iterator[PlannerEstimate]:
     for rows, count in accumulations(judge):
         guess = _copies(judge, count, judge.tables.num_layers, count * zero3_times(judge, rows / count)[1])
-        yield replace(guess, candidate=replace(guess.candidate, sharded=judge.setting.cluster.num_ranks > 1))
+        yield replace(
+            guess,
+            candidate=replace(
+                guess.candidate, sharded=Sharded.ALL if judge.setting.cluster.num_ranks > 1 else Sharded.NONE
+            ),
+        )
 
 
 def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> PlannerEstimate:

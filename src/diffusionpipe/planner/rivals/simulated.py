@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.ir import Plan
+from diffusionpipe.ir import Plan, Sharded
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.pricing.collectives import all_gather
 from diffusionpipe.planner.pricing.setting import Setting
@@ -93,7 +93,7 @@ def _simulated(planner: Planner, guess: PlannerEstimate, batch: int) -> Rival:
 
 def _proposal(setting: Setting, candidate: Candidate) -> Proposal:
     proposal = propose(setting, candidate.layout(setting))
-    if not candidate.sharded:
+    if candidate.sharded is not Sharded.ALL:
         return proposal
     costs = _in_equal_parts(proposal, setting)
     timeline = simulate(proposal.train, costs)

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import lcm
 
 from diffusionpipe.costs import Backbone, ModelGraph
-from diffusionpipe.ir import Schedule
+from diffusionpipe.ir import Schedule, Sharded
 from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import encode_chunks_of
@@ -32,8 +32,8 @@ class Candidate:
     memory itself and may find more."""
     orders: Schedule | None = None
     """Orders made for this candidate; `schedule` is then their name. None: the family's orders."""
-    sharded: bool = False
-    """Whether the data-parallel copies hold their parameters in parts."""
+    sharded: Sharded = Sharded.NONE
+    """The things that the data-parallel copies hold in parts."""
 
     @cached_property
     def counts(self) -> tuple[int, ...]:

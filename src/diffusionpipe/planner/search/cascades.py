@@ -18,6 +18,7 @@ from itertools import pairwise, product
 from math import gcd, lcm
 from typing import TypeAlias
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.search.candidates import Candidate
@@ -316,7 +317,7 @@ def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
 def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
     """Copies of both with parameters in parts, one backbone after the other, the most promising numbers first."""
     ranks, given = judge.setting.cluster.num_ranks, judge.setting.given
-    if ranks == 1 or given.sharded is False or given.schedule is not None:
+    if ranks == 1 or given.sharded not in (None, Sharded.ALL) or given.schedule is not None:
         return
     _, border, end = judge.tables.borders
     places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=rough_in_turn)
@@ -325,7 +326,7 @@ def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
     for one in (in_memory or alone)[:NUM_PAIRS]:
         for buckets in numbers_of_blocks(min(border, end - border)):
             if buckets * sum(one.counts) <= MAX_SHARDED_FORWARDS:
-                yield replace(one, buckets=buckets, sharded=True)
+                yield replace(one, buckets=buckets, sharded=Sharded.ALL)
 
 
 def _may_fit_in_parts(judge: Judge, copy: Candidate) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs, Link
-from diffusionpipe.ir import Edge
+from diffusionpipe.ir import Edge, Sharded
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.assembly.structure import Encoding, Pair, Structure, ahead, back, structure_of
 from diffusionpipe.planner.filling.shares import idle_level
@@ -164,7 +164,7 @@ class Estimates:
         occupied = occupancy(len(structure.places), structure.meetings, link, loads)
         stages = []
         for place, taken in zip(structure.places, occupied, strict=True):
-            sums = tables.table.sums(place.samples, None if candidate.sharded else place.forwards)
+            sums = tables.table.sums(place.samples, None if candidate.sharded is Sharded.ALL else place.forwards)
             forward, input_grad, weight_grad = sums.times(*spans[place.block], is_probe=place.is_probe)
             times = forward + (0.0 if place.block or place.is_probe else head), input_grad, weight_grad
             host = tables.table.host(*spans[place.block])
@@ -207,7 +207,9 @@ class Estimates:
         """The times of each stage's reduction and gather."""
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         spans = list(zip(starts, (*starts[1:], tables.num_layers), strict=True))
-        if candidate.sharded:  # each rank owns some of the parameters, which decides how long they come and go
+        if (
+            candidate.sharded is not Sharded.NONE
+        ):  # each rank owns some of the parameters, which decides how long they come and go
             if starts not in self._sharded:
                 trained = [tables.table.names[first:stop] for first, stop in spans]
                 blocks = [*trained, tables.setting.graph.frozen_layers]

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from operator import mul
 
 from diffusionpipe.holding.memory import MemoryUse, use_of
-from diffusionpipe.ir import Schedule
+from diffusionpipe.ir import Schedule, Sharded
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import Room, frozen_workspace
@@ -144,7 +144,7 @@ class Footprint:
         """
         tables, rooms, others = self.tables, list[Room](), list[Bytes]()
         batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
-        if candidate.sharded:
+        if candidate.sharded is Sharded.ALL:
             return None, max(tables.needs(batch).running)
         memories = tables.ground(candidate.arrangement).memories
         for count, own, peaks in self._workers(candidate):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from diffusionpipe.holding.storage import storage_of
-from diffusionpipe.ir import Op, Plan, Schedule
+from diffusionpipe.ir import Op, Plan, Schedule, Sharded
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.schedules.building.branches import GRAPHPIPE, depths
 
@@ -15,7 +15,7 @@ def name_of(candidate: Candidate) -> str:
     """The candidate's schedule, or data parallelism where there is one stage."""
     if candidate.workers > 1:
         return candidate.schedule
-    return SHARDED if candidate.sharded else DATA_PARALLEL
+    return SHARDED if candidate.sharded is Sharded.ALL else DATA_PARALLEL
 
 
 def sizes_of(candidate: Candidate) -> str:
@@ -30,6 +30,7 @@ def sizes_of(candidate: Candidate) -> str:
             microbatches=candidate.counts,
             buckets=candidate.buckets,
             in_a_row=_in_a_row(candidate.orders) if candidate.schedule == GRAPHPIPE and candidate.orders else None,
+            has_owners=candidate.sharded is Sharded.OPTIMIZER,
         )
     )
 
@@ -40,7 +41,7 @@ def name_of_plan(plan: Plan) -> str:
         return "one device"
     if plan.mesh.pipeline > 1 and len({one.blocks for one in stages_of_plan(plan)}) > 1:
         return plan.train.name
-    return SHARDED if plan.mesh.shard > 1 else DATA_PARALLEL
+    return SHARDED if plan.mesh.sharded is Sharded.ALL else DATA_PARALLEL
 
 
 def sizes_of_plan(plan: Plan) -> str:
@@ -67,6 +68,7 @@ def sizes_of_plan(plan: Plan) -> str:
             microbatches=_microbatches(plan),
             buckets=max(len(one.blocks) for stages in rows for one in stages),
             in_a_row=_in_a_row(plan.train) if plan.train.name == GRAPHPIPE else None,
+            has_owners=plan.mesh.sharded is Sharded.OPTIMIZER,
         )
     )
     return words + storage_of(plan.encoders).words
@@ -128,6 +130,8 @@ class _Sizes:
     microbatches: tuple[int, ...]
     """Micro-batches of each backbone."""
     buckets: int
+    has_owners: bool
+    """Whether the copies hold the optimizer's states in parts."""
     in_a_row: int | None
     """Stages on the longest path, where stages on branches run at the same time."""
 
@@ -162,7 +166,8 @@ def _in_words(sizes: _Sizes) -> str:
         text += " that share the encoders" + (f", {sizes.replicas[0]} each" if sizes.groups > 1 else "")
     if max(sizes.microbatches) > 1:
         text += f", {' + '.join(map(str, sizes.microbatches))} micro-batches"
-    return text + (f", {sizes.buckets} buckets" if sizes.buckets > 1 else "")
+    text += f", {sizes.buckets} buckets" if sizes.buckets > 1 else ""
+    return text + (", optimizer states in parts" if sizes.has_owners else "")
 
 
 def _each(sizes: _Sizes) -> str:

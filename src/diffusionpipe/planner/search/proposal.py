@@ -94,7 +94,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
         profile=setting.profile,
         ledger=setting.ledger,
         checkpointed=checkpointed_layers(setting.workload, backbone),
-        shard=mesh.shard,
+        mesh=mesh,
     )
     devices = setting.cluster.devices[: mesh.num_ranks]
     overflow = max(memory[mesh.place(rank)[1]].total - device.memory for rank, device in enumerate(devices))

@@ -55,6 +55,7 @@ from functools import cached_property
 
 from diffusionpipe.costs.cluster import with_less_memory
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
@@ -153,7 +154,7 @@ def search(
     places = _promising(pool, units)
     if not places:
         raise ConfigError(uncuttable(setting))
-    may_shard = (units is None or 1 in units) and setting.given.sharded is not False
+    may_shard = (units is None or 1 in units) and setting.given.sharded in (None, Sharded.ALL)
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
     pool.score = min(
         [pool.score, *(ESTIMATE_TOLERANCE * proposal.step for _, proposal in sharded if proposal.overflow <= 0)]
@@ -161,7 +162,7 @@ def search(
     finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again)
     if may_shard:
         finalists = with_sharded(setting, finalists, sharded, limit=limit)
-    may_be_whole = units is None and not (is_limited or setting.given.sharded)
+    may_be_whole = units is None and not (is_limited or setting.given.is_sharded)
     if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)
@@ -243,7 +244,7 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
     if len(setting.graph.backbones) > 2:
         names = ", ".join(backbone.name for backbone in setting.graph.backbones)
         raise ConfigError(f"a plan can have two backbones, not {len(setting.graph.backbones)}: {names}")
-    if setting.given.sharded is not True:
+    if setting.given.sharded is not Sharded.ALL:
         add_pairs(pool)
     sharded = Pool(judge=pool.judge, is_filled=pool.is_filled, score=limit)
     for candidate in sharded_pairs(pool.judge):
@@ -385,7 +386,7 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                 )
                 if candidate.divides(judge.setting.workload.batch):
                     pool.add(pool.judged_of(candidate))
-    if pool.refused and not pool.judged and not given.sharded:
+    if pool.refused and not pool.judged and not given.is_sharded:
         raise ConfigError(pool.refused)
 
 

@@ -7,6 +7,7 @@ through the model one after the other or block by block, and how large a block i
 
 from collections.abc import Iterator, Sequence
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
@@ -36,7 +37,7 @@ def with_sharded(
     limit: Seconds = float("inf"),
 ) -> Finalists:
     """The finalists of a search and the sharded ones that beat them and the limit, or what `setting.given` allows."""
-    others = [] if setting.given.sharded else list(finalists)
+    others = [] if setting.given.sharded is Sharded.ALL else list(finalists)
     fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
     return [*others, *(pair for pair in sharded if pair[1].step < fastest)]
 
@@ -47,7 +48,7 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
     Each is estimated, and from the best estimate on made into plans, as long as another one could be faster.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None)
-    if pool.judge.has_ties and not setting.given.sharded:
+    if pool.judge.has_ties and not setting.given.is_sharded:
         return []
     best: tuple[Candidate, Proposal] | None = None
     copies = Arrangement(units=1, data_parallel=setting.cluster.num_ranks)
@@ -66,7 +67,7 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
 def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     """The sharded candidate with the least memory, whether it fits or not; None where the batch cannot be cut."""
     judge = Judge(setting=setting)
-    if setting.given.sharded is False:
+    if setting.given.sharded not in (None, Sharded.ALL):
         return None
     if len(setting.graph.backbones) > 1:
         return None  # the search has looked at them
@@ -146,7 +147,7 @@ def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Ca
         starts=(0,),
         replicas=(1,),
         buckets=buckets,
-        sharded=True,
+        sharded=Sharded.ALL,
     )
 
 

@@ -78,7 +78,7 @@ class Compiler(Transfers):
             ScheduleError: an op that the executor does not know.
         """
         wait, run = self._plain_instruction(action)
-        block = self.equipment.sharded.get(self.schedule.placement.stages[action.stage].weights)
+        block = self.equipment.divided.get(self.schedule.placement.stages[action.stage].weights)
         if block is None or action.op not in COMPUTE_OPS:
             return wait, run
         return _both(wait, block.wait), run if action.op is Op.F else _both(block.open_gradients, run)
@@ -101,9 +101,9 @@ class Compiler(Transfers):
                 block = self.equipment.gradients[self.schedule.placement.stages[action.stage].weights]
                 return None, block.reduce
             case Op.UNSHARD:
-                return None, self.equipment.sharded[self.schedule.placement.stages[action.stage].weights].unshard
+                return None, self.equipment.divided[self.schedule.placement.stages[action.stage].weights].unshard
             case Op.RESHARD:
-                return None, self.equipment.sharded[self.schedule.placement.stages[action.stage].weights].reshard
+                return None, self.equipment.divided[self.schedule.placement.stages[action.stage].weights].reshard
         raise ScheduleError([f"worker {self.worker}: {action}: the executor does not run {action.op} yet"])
 
     def _compile_forward(self, action: Action) -> Instruction:

@@ -34,8 +34,9 @@ class Equipment:
     """Names of what is put into the store before an iteration."""
     gradients: Mapping[int, Reducible] = field(default_factory=dict)
     """Block id -> the gradients that the schedule reduces."""
-    sharded: Mapping[int, Shards] = field(default_factory=dict)
-    """Block id -> the block, of those that are whole only between their UNSHARD and RESHARD."""
+    divided: Mapping[int, Shards] = field(default_factory=dict)
+    """Block id -> the block, of those that are whole only between their UNSHARD and RESHARD, or are brought anew by
+    each UNSHARD."""
     loss_scale: float = 1.0
     """Gradient of the step's loss for each sample's loss."""
     preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Makes the blocks of a rank into parts, where data-parallel groups hold one copy together."""
+"""Divides the blocks of a rank over data-parallel groups: in parts, or whole with one owner of each parameter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,18 @@ from functools import cached_property
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding.sharding import part_of_parameter
-from diffusionpipe.ir import Plan
+from diffusionpipe.ir import Plan, Sharded
 from diffusionpipe.models.graphs.graph import LayerGraph, layer_parameters, modules_of
 from diffusionpipe.runtime.comm.places import trained_layers
 from diffusionpipe.runtime.comm.transport import Transport
 from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.weights.owned import Divided, OwnedBlock
 from diffusionpipe.runtime.weights.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharder:
-    """Makes sharded blocks of one rank's blocks."""
+    """Makes sharded blocks, or blocks with owners, of one rank's blocks."""
 
     graph: LayerGraph
     model: ModelGraph
@@ -28,19 +29,37 @@ class Sharder:
 
     @cached_property
     def owner_of(self) -> Mapping[str, int]:
-        """Parameter of this rank's trained blocks -> the rank that owns it."""
+        """Parameter of this rank's trained blocks that is in parts -> the rank that owns it."""
         mesh = self.plan.mesh
         worker = mesh.place(self.rank)[1]
-        parts = part_of_parameter(self.model, trained_layers(self.plan, self.rank), mesh.shard)
+        layers = trained_layers(self.plan, self.rank)
+        parts = part_of_parameter(self.model, layers, mesh.parts, sharded=mesh.sharded)
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
-    def shard(self, block: int) -> ShardedBlock:
-        """The block with its parameters divided over the ranks that share it.
+    def divide(self, block: int) -> Divided:
+        """The block with its parameters, or their updates alone, divided over the ranks that share it.
 
-        Its parameters must be real and on their device, and other ranks' parameters are emptied.
+        Its parameters must be real and on their device.
         """
+        if self.plan.mesh.sharded is Sharded.ALL:
+            return self.shard(block)
+        return OwnedBlock(
+            layer_parameters(self.graph, self.plan.blocks[block]),
+            owner_of=self.owner_of,
+            rank=self.rank,
+            ranks=self._ranks,
+            transport=self.transport,
+        )
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        """The ranks that share this rank's blocks."""
         mesh = self.plan.mesh
         worker = mesh.place(self.rank)[1]
+        return tuple(sorted(mesh.rank(group, worker) for group in range(mesh.parts)))
+
+    def shard(self, block: int) -> ShardedBlock:
+        """The block in parts: parameters of other ranks are emptied."""
         names = self.plan.blocks[block]
         layers = [layer for layer in self.graph.layers if layer.name in names]
         modules = [m for layer in layers for m in modules_of(layer, self.graph.components[layer.component])]
@@ -49,7 +68,7 @@ class Sharder:
             layer_parameters(self.graph, names),
             owner_of=self.owner_of,
             rank=self.rank,
-            ranks=tuple(sorted(mesh.rank(group, worker) for group in range(mesh.shard))),
+            ranks=self._ranks,
             transport=self.transport,
             reductions=self.reductions,
             narrow=[parameter for module in narrow for parameter in module.parameters(recurse=False)],

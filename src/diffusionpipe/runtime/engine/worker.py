@@ -1,6 +1,6 @@
 """One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding.storage import storage_of
-from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
+from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, Sharded, sampling_phase
 from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.graphs.run import needed_layers
@@ -29,7 +29,7 @@ from diffusionpipe.runtime.recording.layer_watch import LayerWatch
 from diffusionpipe.runtime.weights.gradients import BlockGradients, Reducible
 from diffusionpipe.runtime.weights.host_weights import HostWeights, host_weights_of
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
-from diffusionpipe.runtime.weights.sharding import ShardedBlock
+from diffusionpipe.runtime.weights.owned import Divided, OwnedBlock
 from diffusionpipe.runtime.weights.versions import BlockVersions
 
 
@@ -42,7 +42,7 @@ class Worker:
     model: ModelGraph
     parameters: dict[str, nn.Parameter]
     """Trained parameters that this rank updates by canonical name, in the model's order: its blocks' parameters or,
-    where they are sharded, its part of them."""
+    where updates are divided over data-parallel groups, its part of them."""
     owned: frozenset[str]
     """The parameters that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
@@ -120,6 +120,17 @@ class Worker:
         for block in self.gradients.values():
             block.reset()
 
+    def bring_weights(self) -> None:
+        """Bring the weights from their owners, where they are not in parts: for what reads them between two steps.
+
+        Training brings them itself. All ranks that share a block call it; elsewhere it does nothing.
+        """
+        owned = [block for block in self.gradients.values() if isinstance(block, OwnedBlock)]
+        for block in owned:
+            block.unshard()
+        for block in owned:
+            block.wait()
+
 
 def build_worker(
     graph: LayerGraph,
@@ -130,7 +141,7 @@ def build_worker(
     *,
     device: torch.device,
     precision: Precision | None = None,
-    sharded: Mapping[int, ShardedBlock] | None = None,
+    divided: Mapping[int, Divided] | None = None,
     node: NodeMemory | None = None,
     others: Sequence[ModelGraph] = (),
 ) -> Worker:
@@ -139,16 +150,16 @@ def build_worker(
     `others`: the descriptions of `graph.others`, the same model for further sizes of samples.
 
     Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
-    the memory of the machine, as `HostWeights` wants it. `sharded`: the blocks of a sharded plan that `shard` made
-    already; None: they are made here.
+    the memory of the machine, as `HostWeights` wants it. `divided`: the blocks of a plan with owners that `Sharder`
+    made already; None: they are made here.
     """
     place = place_of(plan, rank)
     precision = precision or Precision()
-    if plan.mesh.shard > 1 and sharded is None:
+    if plan.mesh.parts > 1 and divided is None:
         sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
-        sharded = {block: sharder.shard(block) for block in trained_blocks(plan, rank)}
+        divided = {block: sharder.divide(block) for block in trained_blocks(plan, rank)}
     hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
-    held = _held(graph, plan, rank, transport, sharded if plan.mesh.shard > 1 else None)
+    held = _held(graph, plan, rank, transport, divided if plan.mesh.parts > 1 else None)
     parts = _Parts(
         graph=graph,
         model=model,
@@ -159,7 +170,7 @@ def build_worker(
         transport=transport,
         device=device,
         gradients=held.gradients,
-        sharded=sharded or {},
+        divided=divided or {},
         casts=Casts(),
         host_weights=host_weights_of(graph, hosted, device, node) if hosted else None,
         watch=LayerWatch(device),
@@ -194,7 +205,7 @@ class _Held:
 
 
 def _held(
-    graph: LayerGraph, plan: Plan, rank: int, transport: Transport, sharded: Mapping[int, ShardedBlock] | None
+    graph: LayerGraph, plan: Plan, rank: int, transport: Transport, divided: Mapping[int, Divided] | None
 ) -> _Held:
     parameters: dict[str, nn.Parameter] = {}
     owned: set[str] = set()
@@ -209,14 +220,14 @@ def _held(
     summed_with = {name: block for block in _in_order_of_sums(plan, rank, holders) for name in trained[block]}
     for block, ranks in holders.items():
         own = {name: p for name, p in trained[block].items() if len(ranks) == 1 or summed_with[name] == block}
-        if sharded is not None:
-            gradients[block] = sharded[block]
-            own = {name: p for name, p in own.items() if name in sharded[block].owned}
+        if divided is not None:
+            gradients[block] = divided[block]
+            own = {name: p for name, p in own.items() if name in divided[block].owned}
         else:
             gradients[block] = BlockGradients(tuple(own.values()), ranks, transport)
         parameters |= own
         of_block[block] = tuple(own.values())
-        if sharded is not None or ranks[0] == rank:
+        if divided is not None or ranks[0] == rank:
             owned |= own.keys()
     return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
 
@@ -254,7 +265,7 @@ class _Parts:
     transport: Transport
     device: torch.device
     gradients: Mapping[int, Reducible]
-    sharded: Mapping[int, ShardedBlock]
+    divided: Mapping[int, Divided]
     casts: Casts
     host_weights: HostWeights | None
     watch: LayerWatch
@@ -298,7 +309,8 @@ class _Parts:
         stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
         # Sharded blocks bring their copies; those of one version would not do for another one.
         is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
-        has_casts = self.precision.autocast is not None and not self.sharded and not is_endless
+        is_sharded = self.plan.mesh.sharded is Sharded.ALL
+        has_casts = self.precision.autocast is not None and not is_sharded and not is_endless
         return Equipment(
             stages=stages,
             tensors={spec.name: spec for spec in self.model.tensors},
@@ -308,11 +320,23 @@ class _Parts:
             encoder=self.encoder(schedule),
             raw_inputs=self.model.inputs,
             gradients=self.gradients,
-            sharded=self.sharded,
+            divided=self.divided,
             loss_scale=1.0 / self.plan.batch if phase == PlanPhase.TRAIN else 1.0,
-            preparations={i: stage.cast for i, stage in stages.items()} if has_casts else {},
+            preparations={i: self.preparation(schedule, i, stage) for i, stage in stages.items()} if has_casts else {},
             cleanup=self.casts.drop,
         )
+
+    def preparation(self, schedule: Schedule, index: int, stage: LayerStage) -> Callable[[], None]:
+        """A function that casts the weights of a stage, once they have come from their owners."""
+        block = self.divided.get(schedule.placement.stages[index].weights)
+        if block is None:
+            return stage.cast
+
+        def cast() -> None:
+            block.wait()
+            stage.cast()
+
+        return cast
 
     def _layers(self, block: int) -> list[Layer]:
         names = frozenset(self.plan.blocks[block])

@@ -232,7 +232,7 @@ def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipme
         encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
         raw_inputs=run.inputs,
         gradients=collectives.reductions(),
-        sharded={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
+        divided={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
     )
 
 

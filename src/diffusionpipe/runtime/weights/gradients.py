@@ -64,7 +64,7 @@ class BlockGradients:
         """The sum of squares of a part of the step's gradients, (): of the first micro-batch's where nobody else holds
         the block, else of the rank's own before they are summed over the holders. None: not watched."""
         if len(ranks) > 1:
-            for bucket in _split(self._parameters, BUCKET_BYTES):
+            for bucket in split_by_size(self._parameters, BUCKET_BYTES):
                 self._buckets.append(_flatten_gradients(bucket))
 
     def reset(self) -> None:
@@ -115,7 +115,7 @@ def _is_separate(parameter: nn.Parameter) -> bool:
     return True
 
 
-def _split(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list[nn.Parameter]]:
+def split_by_size(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list[nn.Parameter]]:
     """Neighbouring parameters of one dtype in buckets of about `limit` bytes."""
     buckets: list[list[nn.Parameter]] = []
     size = 0

@@ -135,30 +135,39 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def sharded_blocks(schedule: Schedule) -> frozenset[int]:
-    """The blocks of which every data-parallel group holds a part: those that are ever gathered or dropped."""
+    """The blocks of which every data-parallel group holds a part: those that are ever dropped."""
+    return _blocks_of(schedule, Op.RESHARD)
+
+
+def brought_blocks(schedule: Schedule) -> frozenset[int]:
+    """The blocks that every data-parallel group holds whole and that come from their owners: never dropped ones."""
+    return _blocks_of(schedule, Op.UNSHARD) - sharded_blocks(schedule)
+
+
+def _blocks_of(schedule: Schedule, op: Op) -> frozenset[int]:
     stages = schedule.placement.stages
-    gathered = (a for order in schedule.orders for a in order if a.op is Op.UNSHARD or a.op is Op.RESHARD)
-    return frozenset(stages[action.stage].weights for action in gathered)
+    return frozenset(stages[a.stage].weights for order in schedule.orders for a in order if a.op is op)
 
 
 def sharding_problems(schedule: Schedule) -> Iterator[str]:
     """Compute on a block in parts, blocks gathered or dropped twice or left whole, gradients that no action reduces.
 
-    The gradients of a sharded block may be reduced several times: each time those that came since the last one.
+    The gradients of a sharded block may be reduced several times: each time those that came since the last one. A
+    block that is never dropped comes from its owners once, before anything reads it.
     """
-    sharded = sharded_blocks(schedule)
-    if not sharded:
+    sharded, brought = sharded_blocks(schedule), brought_blocks(schedule)
+    if not sharded | brought:
         return
     stages = schedule.placement.stages
     lone = lone_blocks(schedule)
-    for block in sorted(sharded - lone):
+    for block in sorted((sharded | brought) - lone):
         yield f"block {block} is sharded over data-parallel groups, but several workers of a group hold it"
     for worker, order in enumerate(schedule.orders):
         whole: set[int] = set()
         pending: dict[int, Action] = {}
         for action in order:
             block = stages[action.stage].weights
-            if block not in sharded:
+            if block not in sharded | brought:
                 continue
             match action.op:
                 case Op.UNSHARD:
@@ -169,13 +178,14 @@ def sharding_problems(schedule: Schedule) -> Iterator[str]:
                     if block not in whole:
                         yield f"worker {worker}: {action} drops block {block}, which is in parts"
                     whole.discard(block)
-                case Op.REDUCE_GRAD:
+                case Op.REDUCE_GRAD if block in sharded:
                     if pending.pop(block, None) is None:
                         yield f"worker {worker}: {action} reduces no gradients of block {block}"
                 case op if op in COMPUTE_OPS:
                     if block not in whole:
-                        yield f"worker {worker}: {action} reads block {block}, which is in parts; UNSHARD it before"
-                    if op in (Op.B, Op.W):
+                        where = "is in parts" if block in sharded else "has not come from its owners"
+                        yield f"worker {worker}: {action} reads block {block}, which {where}; UNSHARD it before"
+                    if op in (Op.B, Op.W) and block in sharded:
                         pending[block] = action
-        yield from (f"worker {worker}: block {block} is still whole at the end" for block in sorted(whole))
+        yield from (f"worker {worker}: block {block} is still whole at the end" for block in sorted(whole & sharded))
         yield from (f"worker {worker}: the gradients of {action} are not reduced" for action in pending.values())

@@ -75,6 +75,7 @@ def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, fixed: 
 
 @contextmanager
 def averaged(session: Session) -> Iterator[None]:
-    """The averaged weights in place of the trained ones, where the run has them."""
+    """The averaged weights in place of the trained ones, where the run has them. Every rank of the job calls it."""
     with session.ema.swapped() if session.ema is not None else nullcontext():
+        session.worker.bring_weights()
         yield

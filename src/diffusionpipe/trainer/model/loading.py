@@ -21,7 +21,7 @@ from diffusionpipe.runtime.comm.places import trained_blocks, trained_layers
 from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.weights.host_weights import hosted_parameters
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
-from diffusionpipe.runtime.weights.sharding import ShardedBlock
+from diffusionpipe.runtime.weights.owned import Divided
 from diffusionpipe.trainer.reporting.counts import short_count
 from diffusionpipe.trainer.reporting.screen import Screen, Work
 
@@ -50,7 +50,7 @@ def load_weights(
     device: torch.device,
     screen: Screen,
     node: NodeMemory | None = None,
-) -> dict[int, ShardedBlock] | None:
+) -> dict[int, Divided] | None:
     """Give the layers of a rank their weights; its blocks in parts by id, None where the plan leaves them whole.
 
     Weights that the plan leaves in host memory, which the ranks of a machine share as `node`, are read by its first
@@ -74,17 +74,17 @@ def load_weights(
             started=weights.started,
             on_value=count.add,
         )
-        sharded = None
+        divided = None
         hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
         if hosted:  # first, so that what other layers use too goes to the device after it
             others = node is not None and not node.is_first
             load(layers=hosted, device="cpu", hollow=hosted_parameters(weights.graph, hosted) if others else ())
             frozen = tuple(layer for layer in frozen if layer not in hosted)
-        if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
-            sharded = {}
+        if plan.mesh.parts > 1:  # block by block, so that the whole model is in no rank's memory
+            divided = {}
             for block in trained_blocks(plan, rank):
                 load(layers=plan.blocks[block], device=device)
-                sharded[block] = sharder.shard(block)
+                divided[block] = sharder.divide(block)
             load(layers=frozen, device=device)
         else:
             load(layers={*trained_layers(plan, rank), *frozen}, device=device)
@@ -94,7 +94,7 @@ def load_weights(
         stores = frozen_stores(weights.model).items()
         forms = ", ".join(f"{form or 'as trained'} ({', '.join(components)})" for form, components in stores)
         logger.info('stored weights forms="%s" frozen_gib=%.3f wider_gib=%.3f', forms, whole / 2**30, wider / 2**30)
-    return sharded
+    return divided
 
 
 def _sizes(model: ModelGraph, layers: Collection[str]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.holding import DEVICE, HOST
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Named, Positive, Section, Several, raise_problems
 
@@ -51,7 +52,7 @@ class Sizes:
     data_parallel: int
     encode_chunk: int
     fill: bool
-    sharded: bool
+    sharded: Sharded
     encoders: str
     """The storage in which the frozen part's weights rest, by its name."""
 
@@ -76,9 +77,9 @@ class PipelineSection(Section):
     """Copies of each stage, e.g. [2, 1]; they share the samples of every micro-batch. Empty: one of each."""
     data_parallel: Maybe[Count] = None
     """Copies of the whole pipeline; they share the batch. "none": 1."""
-    sharded: Maybe[bool] = None
-    """Whether the copies shard parameters, gradients and optimizer state (as ZeRO-3 / FSDP); "none": false, or with
-    plan = "auto" the faster choice."""
+    sharded: Maybe[bool | Literal["optimizer"]] = None
+    """Whether the copies hold parameters, gradients and optimizer state in parts (ZeRO-3, FSDP), or with "optimizer"
+    the optimizer state alone (ZeRO-1); "none": false, or with plan = "auto" the faster choice that fits."""
     splits: Several[str] = ()
     """Names of the first layers of stages 1, 2, ...; empty: stages of equal counted work."""
     encode_chunk: Maybe[Count] = None
@@ -146,6 +147,16 @@ class PipelineSection(Section):
         return None if self.offload_frozen is None else (HOST if self.offload_frozen else DEVICE).name
 
     @property
+    def parts(self) -> Sharded | None:
+        """The things that copies hold in parts; None where the file leaves it out."""
+        match self.sharded:
+            case None:
+                return None
+            case "optimizer":
+                return Sharded.OPTIMIZER
+        return Sharded.ALL if self.sharded else Sharded.NONE
+
+    @property
     def sizes(self) -> Sizes:
         """The sizes, with defaults for what is left out."""
         return Sizes(
@@ -154,7 +165,7 @@ class PipelineSection(Section):
             data_parallel=self.data_parallel or 1,
             encode_chunk=self.encode_chunk or 16,
             fill=bool(self.fill),
-            sharded=bool(self.sharded),
+            sharded=self.parts or Sharded.NONE,
             encoders=self.place_of_encoders or DEVICE.name,
         )
 
@@ -195,7 +206,7 @@ class PipelineSection(Section):
             raise ValueError("versions: neither the search nor a plan file takes it; remove plan and give the sizes")
         sizes = self.sizes
         asked = (
-            (sizes.sharded, refusal(Feature.VERSIONS, Feature.SHARDED)),
+            (sizes.sharded is not Sharded.NONE, refusal(Feature.VERSIONS, Feature.SHARDED)),
             (bool(self.offload_frozen), refusal(Feature.VERSIONS, Feature.OFFLOAD)),
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
         )

@@ -8,12 +8,12 @@ from pathlib import Path
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.tied import tied_problems
 from diffusionpipe.errors import ConfigError, ScheduleError
-from diffusionpipe.ir import Op, Plan
+from diffusionpipe.ir import Op, Plan, Sharded
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.plan import drawing_backbone
 from diffusionpipe.timing.legal import check
-from diffusionpipe.timing.legal.compute import sharded_blocks
+from diffusionpipe.timing.legal.compute import brought_blocks, sharded_blocks
 from diffusionpipe.trainer.recipe import Recipe
 
 MAX_PROBLEMS = 5
@@ -182,8 +182,12 @@ def _wrong_parts(plan: Plan) -> Iterator[str]:
     for name, schedule in plan.phases.items():
         stages = schedule.placement.stages
         computed = {stages[action.stage].weights for _, action in schedule.actions() if action.op in COMPUTE_OPS}
-        gathered = sharded_blocks(schedule)
-        if plan.mesh.shard > 1 and (missing := computed - gathered):
+        gathered, brought = sharded_blocks(schedule), brought_blocks(schedule)
+        is_trained = schedule is plan.train
+        if plan.mesh.sharded is Sharded.ALL and (missing := computed - gathered):
             yield f"its mesh shards parameters, but its {name} schedule does not gather block {min(missing)}"
-        if plan.mesh.shard == 1 and gathered:
-            yield f"its {name} schedule gathers block {min(gathered)}, which its mesh does not shard"
+        if plan.mesh.sharded is Sharded.OPTIMIZER and is_trained and (missing := computed - brought):
+            yield f"its mesh divides the updates, but its {name} schedule does not bring block {min(missing)}"
+        is_right = {Sharded.NONE: frozenset(), Sharded.OPTIMIZER: brought, Sharded.ALL: gathered}[plan.mesh.sharded]
+        if wrong := (gathered | brought) - is_right:
+            yield f"its {name} schedule gathers block {min(wrong)}, which its mesh does not shard"

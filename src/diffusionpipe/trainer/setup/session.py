@@ -181,7 +181,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     rank = job.membership.rank
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
     node = NodeMemory(rank) if storage_of(plan.encoders).brings and job.membership.world_size > 1 else None
-    sharded = load_weights(weights, plan, sharder, job.device, planning.screen, node)
+    divided = load_weights(weights, plan, sharder, job.device, planning.screen, node)
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan))
     worker = build_worker(
@@ -192,7 +192,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         transport,
         device=job.device,
         precision=precision,
-        sharded=sharded,
+        divided=divided,
         node=node,
         others=opened.others,
     )

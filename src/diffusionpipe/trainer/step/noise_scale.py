@@ -38,7 +38,7 @@ class NoiseMeter:
         holders = holders_of(worker.plan)
         self._blocks: dict[int, BlockGradients] = {}
         for block, gradients in worker.gradients.items():
-            assert isinstance(gradients, BlockGradients), "sharded blocks are not measured"
+            assert isinstance(gradients, BlockGradients), "blocks with owners are not measured"
             self._blocks[block] = gradients
         self._counts = {block: len(holders[block]) for block in self._blocks}
 
@@ -72,7 +72,7 @@ def unmeasurable(plan: Plan) -> str | None:
     """The reason for which a run of this plan has no noise scale; None: it has one. The same on all ranks."""
     if plan.train.lead:
         return "batches follow each other without a flush, so gradients of a batch are of several weights"
-    if plan.mesh.shard > 1:
+    if plan.mesh.parts > 1:
         return "sharded copies have no gradients of their own batches at the end of a step"
     if len({pipeline.model for pipeline in plan.train.placement.pipelines if Op.ENCODE not in pipeline.ops}) > 1:
         return "several models train together"
