@@ -142,9 +142,9 @@ F = Feature
 CASES = {
     (F.SHARDED, F.REPLICAS): [
         plan_of(data_parallel=2, replicas=(2, 1)),
-        recipe_with(pipeline={"sharded": Sharded.ALL, "data_parallel": 2, "microbatches": 1, "replicas": [2]}),
+        recipe_with(pipeline={"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}),
     ],
-    (F.SHARDED, F.ONE_COPY): [plan_of(), recipe_with(pipeline={"sharded": Sharded.ALL})],
+    (F.SHARDED, F.ONE_COPY): [plan_of(), recipe_with(pipeline={"sharded": True})],
     (F.SHARDED, F.ONE_RANK): [search_over(1)],
     (F.SHARDED, F.GIVEN_PIPELINES): [search_over(4, stages=2), search_over(4, data_parallel=2)],
     (F.SHARDED, F.TWO_DIRECTIONS): [plan_of(data_parallel=2, schedule="chimera")],
@@ -198,7 +198,7 @@ CASES = {
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"}, training={"precision": "float32"})],
     (F.VERSIONS, F.SHARDED): [
         without_flush(sharded=Sharded.ALL, data_parallel=2),
-        recipe_with(pipeline={"versions": "stashed", "sharded": Sharded.ALL, "data_parallel": 2}, **CLIPPED),
+        recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),
     ],
     (F.VERSIONS, F.BUCKETS): [without_flush(buckets=2)],
     (F.VERSIONS, F.ORDERS): [

@@ -5,7 +5,7 @@ import pytest
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.errors import ConfigError, PeerError, ScheduleError
 from diffusionpipe.ir import Mesh, Op
-from diffusionpipe.passes import communicate, reduce_gradients, shard_parameters
+from diffusionpipe.passes import bring_parameters, communicate, reduce_gradients, shard_parameters
 from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.job.local_ranks import local_ranks
@@ -168,6 +168,23 @@ def test_compute_waits_for_gathers_and_no_iteration_is_shorter_than_predicted(pa
         for span in iteration.spans:
             if str(span.action) in starts:
                 assert span.end >= starts[str(span.action)]
+
+
+def test_parameters_come_from_their_owners_beside_the_first_forwards_and_no_iteration_is_shorter(pair):
+    schedule = reduce_gradients(subdivide(REGISTRY["1f1b"](1, 2, 2), 3), is_data_parallel=True)
+    schedule = bring_parameters(schedule)
+    schedule = communicate(schedule, simulate(schedule, uniform_costs(schedule)))
+    stage = StageCosts(forward=0.003, backward=0.006)
+    costs = Costs(stages=(stage,) * 3, reduces=(0.004,) * 3, unshards=(0.003,) * 3)
+    mesh = Mesh(data_parallel=2, owners=2)
+    run = VirtualRun(schedule=schedule, costs=costs, tensors=TENSORS, mesh=mesh, inputs=("hidden",))
+    assert meeting_ranks(schedule, mesh) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
+    predicted = simulate(schedule, costs)
+    # One parameter is waited for, all others travel beside compute; of the sums one is left at the end.
+    assert predicted.makespan == pytest.approx(0.003 + 2 * 3 * 0.009 + 0.004)
+    for rank in pair.run(rehearse, {"run": run}, ["run"]):
+        iteration = rank["run"][0]
+        assert iteration.end - iteration.start >= 0.99 * predicted.makespan
 
 
 def test_what_the_host_was_late_by_is_taken_from_its_next_wait():

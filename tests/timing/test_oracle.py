@@ -15,7 +15,14 @@ from strategies import schedules
 from diffusionpipe.costs import Costs, HostTimes, Link, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Range, Schedule
-from diffusionpipe.passes import PlacedFill, communicate, insert_fills, reduce_gradients, shard_parameters
+from diffusionpipe.passes import (
+    PlacedFill,
+    bring_parameters,
+    communicate,
+    insert_fills,
+    reduce_gradients,
+    shard_parameters,
+)
 from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import activations_in_flight, simulate
@@ -73,6 +80,13 @@ def sharded(random: Random) -> Schedule:
     """One worker whose blocks are in parts."""
     family = REGISTRY[random.choice(("1f1b", "gpipe"))](1, random.randint(1, 4))
     return shard_parameters(subdivide(family, random.randint(1, 5), is_breadth_first=random.random() < 0.5))
+
+
+def brought(random: Random) -> Schedule:
+    """Whole copies whose blocks come from their owners at the start."""
+    family = REGISTRY[random.choice(("1f1b", "gpipe", "zb-v"))](random.choice((1, 2)), random.randint(1, 4))
+    schedule = subdivide(family, random.randint(1, 3))
+    return bring_parameters(reduce_gradients(schedule, is_data_parallel=True))
 
 
 def filled(random: Random) -> Schedule:
@@ -172,7 +186,7 @@ def test_times_and_peaks_of_a_thousand_schedules_are_those_of_the_machine(schedu
     compare(schedule, Random(seed))
 
 
-@pytest.mark.parametrize("make", [sharded, filled])
+@pytest.mark.parametrize("make", [sharded, brought, filled])
 @pytest.mark.parametrize("first", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(20, 500, 20))])
 def test_gathers_and_fills_take_what_they_take_on_the_machine(make, first):
     for seed in range(first, first + 20):

@@ -83,6 +83,10 @@ class Held(NamedTuple):
         """An equal part, rounded down."""
         return Held(*(size // parts for size in self))
 
+    def in_parts(self, parts: int) -> "Held":
+        """All parameters and gradients, and an equal part of all other items, rounded down."""
+        return self.part(parts)._replace(parameters=self.parameters, gradients=self.gradients)
+
     @property
     def saved(self) -> Bytes:
         """Bytes that a checkpoint holds: parameters, the state of the optimizer, and averages."""

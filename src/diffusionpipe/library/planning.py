@@ -126,7 +126,7 @@ def plan(
 
 
 def _parts_of(sharded: bool | str | None) -> Sharded | None:
-    """What the copies hold in parts; None leaves it to the planner."""
+    """The things that copies hold in parts, from an argument; None leaves them to the planner."""
     if isinstance(sharded, str) and sharded not in set(Sharded):
         raise ConfigError(f'sharded={sharded!r}; give True, False, "optimizer", or None for the planner to choose')
     if sharded is None or isinstance(sharded, str):

@@ -14,6 +14,7 @@ from diffusionpipe.holding import Item
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING
+from diffusionpipe.planner.pricing.owning import settings_with_owners
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import WORTH, encoder_bytes, knows_copies, leanest_place
 from diffusionpipe.planner.rivals.baselines import best_baselines
@@ -115,6 +116,8 @@ def nearest_layout(setting: Setting) -> Nearest | None:
     The first one that fits is taken; None where the batch cannot be cut.
     """
     setting = leanest_place(setting)
+    if setting.given.sharded is Sharded.OPTIMIZER:
+        setting = next(settings_with_owners(setting), setting)
     best: Nearest | None = None
     for search in [leanest_sharded] if setting.given.sharded is Sharded.ALL else [least_overflow, leanest_sharded]:
         found = search(setting)

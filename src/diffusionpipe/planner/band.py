@@ -12,6 +12,7 @@ from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.pricing.owning import owned
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import stored
 from diffusionpipe.planner.search.proposal import propose
@@ -73,7 +74,8 @@ def _end(choice: Choice, factor: float, fill: bool | None) -> tuple[Seconds, Fli
 def stretched(setting: Setting, factor: float) -> Setting:
     """The setting with all layer times times `factor`."""
     if setting.whole is not None:
-        return stored(stretched(setting.whole, factor), setting.workload.encoders)
+        moved = stored(stretched(setting.whole, factor), setting.workload.encoders)
+        return owned(moved, setting.owners) if setting.owners > 1 else moved
     return replace(setting, profile=_stretched(setting.profile, factor))
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.explain import Tried
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import Merits, hopeful, merits_of, rank
 from diffusionpipe.planner.pricing.given import check_given
+from diffusionpipe.planner.pricing.owning import settings_with_owners
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import check_storage, settings_in_storages
 from diffusionpipe.planner.search.bounds import may_fit
@@ -49,10 +51,16 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
     setting = in_branch_order(setting)
     if len(setting.graph.backbones) <= 2 and not may_fit(setting):  # of more the search says that it has no plan
         return None
-    ways = _ways(setting, fill, limit) if setting.given.encoders in (None, setting.workload.encoders.name) else []
+    is_whole = setting.given.sharded is not Sharded.OPTIMIZER
+    settings = [setting] if setting.given.encoders in (None, setting.workload.encoders.name) else []
+    ways = _ways(setting, fill, limit) if settings and is_whole else []
     for moved in settings_in_storages(setting):
-        if _leaves_time(ways):
+        settings.append(moved)
+        if is_whole and _leaves_time(ways):
             ways += _ways(moved, fill, ways[-1].step * (1 - GAIN) if ways else limit)
+    for divided in (one for own in settings for one in settings_with_owners(own)):
+        if _leaves_time(ways):
+            ways += _ways(divided, fill, ways[-1].step * (1 - GAIN) if ways else limit)
     return _of_near_ties(ways, fill) if ways else None
 
 

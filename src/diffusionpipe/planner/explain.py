@@ -113,7 +113,7 @@ def compare(
         others=others,
         verdict=" ".join(filter(None, (why, slow_links_text(setting.cluster)))),
         # Sizes that are given slow the plan down by themselves, as the verdict says.
-        remarks=(*remarks, *(_faster_others(winner, others) if setting.given == NOTHING else ())),
+        remarks=(*remarks, *(_faster_others(winner, others) if (setting.whole or setting).given == NOTHING else ())),
     )
 
 
@@ -145,7 +145,7 @@ def _why(
     elif rival.step >= row.step * CLEAR:
         against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the fastest other system that fits"
     elif rival.step * CLEAR <= row.step:
-        where = ", with other sizes than given" if setting.given != NOTHING else ""
+        where = ", with other sizes than given" if (setting.whole or setting).given != NOTHING else ""
         against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast{where}"
     else:
         against = f"it is as fast as {rival.name}, the fastest other system that fits"
@@ -155,11 +155,13 @@ def _why(
     if candidate.workers == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
             return f"Use the one device: {_hidden(proposal)}.{_host_bound(proposal)}"
-        which = (
-            f"sharded data parallelism: {_sharded(setting, candidate, row)}"
-            if candidate.sharded is Sharded.ALL
-            else "data parallelism: the whole model fits on every device"
-        )
+        match candidate.sharded:
+            case Sharded.NONE:
+                which = "data parallelism: the whole model fits on every device"
+            case Sharded.OPTIMIZER:
+                which = f"data parallelism with optimizer states in parts: {_with_owners(row)}"
+            case Sharded.ALL:
+                which = f"sharded data parallelism: {_sharded(setting, candidate, row)}"
         return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     return (
         f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, {sums}"
@@ -177,6 +179,17 @@ def _other_ways(winner: Row, ours: tuple[Row, ...]) -> str:
         return "; no other way to run both backbones was as good or fits"
     found = [f"{row.name} {row.step / winner.step:.2f} (idle {row.bubble:.1%})" for row in best.values()]
     return f". Other ways to run both backbones take, times as long: {', '.join(found)}"
+
+
+def _with_owners(row: Row) -> str:
+    """Which memory each device holds whole, and which is in parts."""
+    assert row.use
+    parts = row.use.optimizer + row.use.ema
+    names = "optimizer state and average" if row.use.ema else "optimizer state"
+    return (
+        f"every device holds all parameters and gradients ({(row.use.parameters + row.use.gradients) / GIB:.2f} GiB), "
+        f"a part of the {names} ({parts / GIB:.2f} GiB on the fullest)"
+    )
 
 
 def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:

@@ -4,6 +4,7 @@ from functools import cache
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
+from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.schedules import generator_of
 
 WORKERS, MICROBATCHES = 4, 8
@@ -42,6 +43,17 @@ def holds_one(name: str) -> bool:
         [action.op for action in order] == [Op.F, Op.B] * MICROBATCHES
         for order in generator_of(name)(WORKERS, MICROBATCHES).orders
     )
+
+
+@cache
+def holds_blocks_once(name: str) -> bool:
+    """Whether one worker alone holds each block of the family.
+
+    >>> [holds_blocks_once(name) for name in ("1f1b", "zb-v", "chimera")]
+    [True, True, False]
+    """
+    made = generator_of(name)(WORKERS, MICROBATCHES)
+    return {stage.weights for stage in made.placement.stages} == lone_blocks(made)
 
 
 @cache

@@ -293,7 +293,12 @@ def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
         advice = f"use --ranks {fitting} or less, in steps of {size}" if fitting else "it cannot be rehearsed"
         raise ConfigError(f"{wanted} processes are too many for one machine, which can run {MAX_RANKS}; {advice}")
     copies = wanted // size
-    return Mesh(data_parallel=copies, pipeline=size, shard=copies if mesh.shard > 1 else 1)
+    return Mesh(
+        data_parallel=copies,
+        pipeline=size,
+        shard=copies if mesh.shard > 1 else 1,
+        owners=copies if mesh.owners > 1 else 1,
+    )
 
 
 MAX_RANKS = 64

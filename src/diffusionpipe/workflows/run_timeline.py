@@ -83,6 +83,7 @@ def timeline_title(plan: "Plan") -> str:
     sizes = f"{counted}{' each' if mesh.data_parallel > 1 else ''}, batch {plan.batch}"
     ranks = _count(mesh.num_ranks, "rank")
     sharded = "sharded " if mesh.shard > 1 else ""
+    sizes += ", optimizer states in parts" if mesh.owners > 1 else ""
     if mesh.num_ranks == 1:
         return f"one rank: {sizes}"
     if mesh.pipeline == 1:

@@ -56,6 +56,11 @@ def test_the_word_none_switches_off_what_is_on():
         ({"pipeline": {"plan": "p.json", "offload_frozen": True}}, "offload_frozen: the plan file p.json sets it"),
         ({"pipeline": {"sharded": True}}, "sharded: there is one copy of the pipeline, .* set data_parallel to 2"),
         (
+            {"pipeline": {"sharded": "optimizer"}},
+            "sharded: there is one copy of the pipeline, .* set data_parallel to 2",
+        ),
+        ({"pipeline": {"sharded": "states"}}, '(?s)sharded.*: input should be true, "optimizer", false or "none"'),
+        (
             {"pipeline": {"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}},
             "sharded: replicas of stages cannot be sharded",
         ),

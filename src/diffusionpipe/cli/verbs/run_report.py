@@ -146,7 +146,8 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     if plan.train.lead:
         sizes["versions"] = recipe.pipeline.versions.value
     sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
-    yield _line(**sizes, sharded=plan.mesh.shard > 1, offload_frozen=storage_of(plan.encoders).brings)
+    sharded: object = plan.mesh.sharded.value if plan.mesh.owners > 1 else plan.mesh.shard > 1
+    yield _line(**sizes, sharded=sharded, offload_frozen=storage_of(plan.encoders).brings)
     for number, part in enumerate(parts):
         yield _line(
             stage=number,

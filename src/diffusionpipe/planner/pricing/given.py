@@ -10,7 +10,7 @@ from diffusionpipe.ir import Sharded
 from diffusionpipe.schedules import REGISTRY, generator_of, is_published
 from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.several.opposed import JOINT
-from diffusionpipe.schedules.traits import can_shard, is_chain
+from diffusionpipe.schedules.traits import can_shard, holds_blocks_once, is_chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,8 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
             "stages and micro-batches too, without a search, or leave out schedule"
         )
         return
+    if given.sharded is Sharded.OPTIMIZER and not holds_blocks_once(given.schedule):
+        yield refusal(Feature.SHARDED, Feature.TWO_DIRECTIONS, schedule=given.schedule)
     if given.sharded is Sharded.ALL and not can_shard(given.schedule):
         yield (
             f"the schedule {given.schedule!r} has no order for sharded copies, each of which holds the whole model; "
@@ -119,12 +121,6 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
         return
     if given.is_sharded and num_ranks == 1:
         yield refusal(Feature.SHARDED, Feature.ONE_RANK)
-        return
-    if given.sharded is Sharded.OPTIMIZER and num_ranks:
-        yield (
-            'the search has no layouts with sharded = "optimizer"; give stages, microbatches and data_parallel in '
-            'place of plan = "auto", or leave out sharded'
-        )
         return
     if given.sharded is Sharded.OPTIMIZER and allowed == [1]:
         yield refusal(Feature.SHARDED, Feature.ONE_COPY)

@@ -56,6 +56,8 @@ class LayerTable:
 
     profile: Profile
     workload: Workload
+    owners: int = 1
+    """Copies that hold the optimizer's states and averages in parts."""
     _sums: dict[tuple[float, float | None], Sums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
     _kept: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
@@ -189,8 +191,12 @@ class LayerTable:
         return Ledger(graph=self.profile.graph, workload=self.workload)
 
     def held(self, first: int, stop: int) -> Held:
-        """Bytes of the trained parameters of layers first, ..., stop - 1, and of all that lies beside them."""
-        return self._held[stop].minus(self._held[first]) if first else self._held[stop]
+        """Bytes of the trained parameters of layers first, ..., stop - 1, and of all that lies beside them.
+
+        Where copies hold states in parts: in equal parts.
+        """
+        held = self._held[stop].minus(self._held[first]) if first else self._held[stop]
+        return held if self.owners == 1 else held.in_parts(self.owners)
 
     @cached_property
     def _held(self) -> tuple[Held, ...]:

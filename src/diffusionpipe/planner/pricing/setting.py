@@ -5,9 +5,10 @@ from functools import cached_property
 
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
 from diffusionpipe.holding import Ledger, Workload
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.planner.pricing.layer_table import LayerTable
-from diffusionpipe.schedules.traits import is_split
+from diffusionpipe.schedules.traits import holds_blocks_once, is_split
 from diffusionpipe.units import Seconds
 
 FILL_START: Seconds = 2e-4
@@ -26,7 +27,9 @@ class Setting:
     may_branch: bool = True
     """Whether a search looks for stages on branches that run at the same time."""
     whole: "Setting | None" = None
-    """The setting with the frozen part on the devices; None where it is there (see `planner.offload`)."""
+    """The setting that was asked for, where this one has the frozen part elsewhere or states in parts; else None."""
+    owners: int = 1
+    """The data-parallel copies of all its layouts, which hold the optimizer's states in parts; 1: each holds all."""
 
     @property
     def fill_start(self) -> Seconds:
@@ -43,7 +46,13 @@ class Setting:
 
     def allows_family(self, name: str) -> bool:
         """Whether a search may take the family of schedules."""
-        return self.given.schedule in (None, name) and (self.may_split or not is_split(name))
+        is_possible = (self.may_split or not is_split(name)) and (self.owners == 1 or holds_blocks_once(name))
+        return self.given.schedule in (None, name) and is_possible
+
+    @property
+    def sharded(self) -> Sharded:
+        """The things that layouts of whole copies hold in parts."""
+        return Sharded.OPTIMIZER if self.owners > 1 else Sharded.NONE
 
     @property
     def graph(self) -> ModelGraph:
@@ -58,4 +67,4 @@ class Setting:
     @cached_property
     def table(self) -> LayerTable:
         """Sums over the trained part's layers."""
-        return LayerTable(profile=self.profile, workload=self.workload)
+        return LayerTable(profile=self.profile, workload=self.workload, owners=self.owners)

@@ -319,8 +319,9 @@ def _at_owners(
     seconds = []
     for index, stage in enumerate(placement.stages):
         ranks = [mesh.rank(group, stage.worker) for group in range(mesh.data_parallel)]
-        held = [0] * mesh.shard
+        held = [0] * mesh.parts
         for name in () if placement.is_frozen(index) else graph.parameters_of(blocks[stage.weights]):
-            held[owners[stage.worker][name]] += sizes[name]
+            if name in owners[stage.worker]:
+                held[owners[stage.worker][name]] += sizes[name]
         seconds.append(rooted(setting.cluster, held, ranks))
     return tuple(seconds)

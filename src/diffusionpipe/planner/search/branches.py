@@ -36,6 +36,7 @@ def add_branches(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                 microbatches=microbatches,
                 starts=partition.starts,
                 replicas=partition.replicas,
+                sharded=judge.setting.sharded,
             )
             if candidate.divides(judge.setting.workload.batch) and is_own(pool, arrangement, partition.replicas):
                 pool.add(pool.judged_of(recut(judge, candidate)))

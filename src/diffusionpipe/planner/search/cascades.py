@@ -218,7 +218,7 @@ def _divided(place: PairPlace) -> Iterator[Candidate]:
         if all(len(one) <= layers for one, layers in zip(starts, place.num_layers, strict=True)):
             yield _candidate(place, DIVIDED, pipes, starts, (1,) * units, slack=None)
         copies = _candidate(place, DIVIDED, _pipes(place, (0,), (1,)), ((0,), (0,)), (count, units - count), slack=None)
-        if units > 2 and copies.divides(place.judge.setting.workload.batch):
+        if units > 2 and place.judge.setting.owners == 1 and copies.divides(place.judge.setting.workload.batch):
             yield copies
 
 
@@ -287,6 +287,7 @@ def _candidate(
         starts=(*starts[0], *(border + start for start in starts[1])),
         replicas=replicas,
         orders=in_turn(name, pipes, times) if slack is None else ordered(name, pipes, times, slack=slack),
+        sharded=place.judge.setting.sharded,
     )
 
 
@@ -300,8 +301,9 @@ def _times(place: PairPlace, pipes: tuple[Pipe, Pipe], starts: Starts, replicas:
 
 
 def _replicas(place: PairPlace) -> tuple[int, ...]:
-    """Numbers of replicas that can share a micro-batch of either backbone; with given stages there are none."""
-    if place.judge.setting.given.stages is not None:
+    """Numbers of replicas that can share a micro-batch of either backbone; given stages, states in parts: none."""
+    setting = place.judge.setting
+    if setting.given.stages is not None or setting.owners > 1:
         return (1,)
     return tuple(r for r in range(1, place.arrangement.units) if all(place.samples(b) % r == 0 for b in range(2)))
 

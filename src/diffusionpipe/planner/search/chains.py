@@ -65,6 +65,7 @@ def add_chains(
             starts=partition.starts,
             replicas=partition.replicas,
             hosts=hosts,
+            sharded=pool.judge.setting.sharded,
         )
         candidate = recut(pool.judge, candidate)
         is_whole = candidate.divides(pool.judge.setting.workload.batch)
@@ -157,7 +158,7 @@ def _limit(pool: Pool) -> Seconds:
 def replicas_of(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:
     """Numbers of replicas that can share a micro-batch."""
     given, units = judge.setting.given, arrangement.units
-    if given.stages is not None or units > MAX_UNEQUAL_UNITS:
+    if given.stages is not None or judge.setting.owners > 1 or units > MAX_UNEQUAL_UNITS:
         return (1,) if units <= judge.tables.num_layers else ()
     rows = judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
     return tuple(r for r in range(1, units + 1) if rows % r == 0)

@@ -207,15 +207,18 @@ class Estimates:
         """The times of each stage's reduction and gather."""
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         spans = list(zip(starts, (*starts[1:], tables.num_layers), strict=True))
-        if (
-            candidate.sharded is not Sharded.NONE
-        ):  # each rank owns some of the parameters, which decides how long they come and go
+        if candidate.sharded is Sharded.ALL:  # each rank owns some of the parameters, which decides the times
             if starts not in self._sharded:
                 trained = [tables.table.names[first:stop] for first, stop in spans]
                 blocks = [*trained, tables.setting.graph.frozen_layers]
                 task = structure.schedule, blocks, candidate.layout(tables.setting).mesh, tables.setting
                 self._sharded[starts] = reductions(*task), gathers(*task)
             return self._sharded[starts]
+        if candidate.sharded is Sharded.OPTIMIZER:
+            moved = [tables.at_owners(ground, *span, own) for span, own in zip(spans, structure.holders, strict=True)]
+            return tuple(moved[place.block][0] for place in structure.places), tuple(
+                moved[place.block][1] for place in structure.places
+            )
         summed = [tables.reduction(ground, *span, units) for span, units in zip(spans, structure.holders, strict=True)]
         return tuple(summed[place.block] for place in structure.places), ()
 

@@ -87,6 +87,7 @@ def add_cuts(
             starts=starts,
             replicas=counts,
             hosts=hosts,
+            sharded=pool.judge.setting.sharded,
         )
         candidate = recut(pool.judge, candidate)
         if not candidate.divides(pool.judge.setting.workload.batch) or not is_own(pool, arrangement, counts):

@@ -50,7 +50,7 @@ def _lean(judge: Judge) -> Iterator[Candidate]:
         partitions = judge.questions.partitions(
             arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
         )
-        yield from _candidates(arrangement, given.schedule or CHAIN, microbatches, partitions)
+        yield from _candidates(judge, arrangement, given.schedule or CHAIN, microbatches, partitions)
     if not given.allows_chains:
         return
     for arrangement, numbers in counts.items():
@@ -59,11 +59,11 @@ def _lean(judge: Judge) -> Iterator[Candidate]:
             in_flight = 1 if holds_one(schedule) else None
             question = judge.questions.room(arrangement, microbatches, in_flight=in_flight)
             partitions = best_partitions(question, Fullest(), width=1)
-            yield from _candidates(arrangement, schedule, microbatches, partitions)
+            yield from _candidates(judge, arrangement, schedule, microbatches, partitions)
 
 
 def _candidates(
-    arrangement: Arrangement, schedule: str, microbatches: int, partitions: tuple[Partition, ...]
+    judge: Judge, arrangement: Arrangement, schedule: str, microbatches: int, partitions: tuple[Partition, ...]
 ) -> Iterator[Candidate]:
     for partition in partitions:
         yield Candidate(
@@ -72,4 +72,5 @@ def _candidates(
             microbatches=microbatches,
             starts=partition.starts,
             replicas=partition.replicas,
+            sharded=judge.setting.sharded,
         )

@@ -51,6 +51,7 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
             microbatches=microbatches,
             starts=judge.cuts(arrangement, microbatches, workers),
             replicas=(1,) * arrangement.units,
+            sharded=judge.setting.sharded,
         )
 
 
@@ -95,6 +96,7 @@ def ordered_as(
         microbatches=microbatches,
         starts=starts or judge.cuts(arrangement, microbatches, workers),
         replicas=(1,) * arrangement.units,
+        sharded=judge.setting.sharded,
     )
     orders = judge.orders(_instance(judge, candidate, placing, workers, seconds))
     return replace(candidate, orders=orders) if orders else None

@@ -383,6 +383,7 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                     starts=partition.starts,
                     replicas=partition.replicas,
                     hosts=some,
+                    sharded=judge.setting.sharded,
                 )
                 if candidate.divides(judge.setting.workload.batch):
                     pool.add(pool.judged_of(candidate))

@@ -11,7 +11,8 @@ from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, frozen_layers
 from diffusionpipe.planner.filling.shares import seconds_a_sample
 from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout
-from diffusionpipe.planner.pricing.copied import computing
+from diffusionpipe.planner.pricing.collectives import rooted
+from diffusionpipe.planner.pricing.copied import CopiedProfile, computing
 from diffusionpipe.planner.pricing.encoders import (
     Needs,
     components_of,
@@ -108,7 +109,7 @@ class Tables:
     @cached_property
     def encoding_ahead(self) -> Callable[[int], Seconds]:
         """Frozen work of a number of samples, with the start of each fill, without waits for weights in host memory."""
-        if self.setting.whole is None:
+        if not isinstance(self.setting.profile, CopiedProfile):
             return self.encoding
         return self._encoding(partial(computing, self.setting.profile))
 
@@ -182,6 +183,14 @@ class Tables:
         num_bytes = self.table.held(first, stop).gradients
         rate, holders = ground.reduction(units)
         return rate.seconds(num_bytes, holders) if num_bytes else 0.0
+
+    def at_owners(self, ground: RankLayout, first: int, stop: int, units: Sequence[int]) -> tuple[Seconds, Seconds]:
+        """Times in which these layers' gradients go to their owners, and parameters come from them, in equal parts."""
+        held, ranks, cluster = self.table.held(first, stop), ground.ranks(units), self.setting.cluster
+        gradients, parameters = (
+            rooted(cluster, [size // len(ranks)] * len(ranks), ranks) for size in (held.gradients, held.parameters)
+        )
+        return gradients, parameters
 
     def unit_samples(self, arrangement: Arrangement, microbatches: int) -> float:
         """Samples of a micro-batch of one group in a stage of one unit."""

@@ -35,8 +35,8 @@ class Equipment:
     gradients: Mapping[int, Reducible] = field(default_factory=dict)
     """Block id -> the gradients that the schedule reduces."""
     divided: Mapping[int, Shards] = field(default_factory=dict)
-    """Block id -> the block, of those that are whole only between their UNSHARD and RESHARD, or are brought anew by
-    each UNSHARD."""
+    """Block id -> the block, of those that are whole only between their UNSHARD and RESHARD, or come from their owners
+    with UNSHARD."""
     loss_scale: float = 1.0
     """Gradient of the step's loss for each sample's loss."""
     preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)

@@ -94,7 +94,7 @@ class OwnedBlock:
         """Nothing to do: these blocks are not watched."""
 
     def reduce(self) -> None:
-        """Start to sum the gradients at their owners; what is left of them on other ranks means nothing."""
+        """Start to sum the gradients at their owners; on other ranks they mean nothing then."""
         self._sums = [self._transport.reduce(gradients, owner, self._ranks) for owner, _, gradients in self._buckets]
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
@@ -110,6 +110,13 @@ class PipelineSection(Section):
     replan: Maybe[Choice[Replan]] = None
     """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names
     one that would be more than 5 % faster; "none": it does where it can."""
+
+    @field_validator("sharded", mode="before")
+    @classmethod
+    def _parts_are_known(cls, value: object) -> object:
+        if value is not None and not isinstance(value, bool) and value not in ("optimizer", "none"):
+            raise ValueError(': input should be true, "optimizer", false or "none"')
+        return value
 
     @property
     def is_searched(self) -> bool:

@@ -1,0 +1,34 @@
+"""The optimizer's states in parts over whole copies: settings of such layouts, and where they are worth a look."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diffusionpipe.ir import Sharded
+from diffusionpipe.planner.pricing.setting import Setting
+
+WORTH = 16
+"""States below this part of the smallest device's memory stay with every copy."""
+
+
+def owned(setting: Setting, copies: int) -> Setting:
+    """The setting whose layouts have this number of copies, which hold the states in parts."""
+    given = replace(setting.given, data_parallel=copies, sharded=Sharded.OPTIMIZER)
+    return replace(setting, given=given, owners=copies, whole=setting.whole or setting)
+
+
+def settings_with_owners(setting: Setting) -> Iterator[Setting]:
+    """The setting with states in parts over each number of copies that is possible, the largest first.
+
+    Where that is not given, only if it saves much of a device's memory.
+    """
+    given, ranks = setting.given, setting.cluster.num_ranks
+    if given.sharded not in (None, Sharded.OPTIMIZER):
+        return
+    held = setting.table.held(0, len(setting.table.names))
+    smallest = min(device.memory for device in setting.cluster.devices)
+    for copies in range(ranks, 1, -1):
+        if ranks % copies or not given.allows(units=ranks // copies, data_parallel=copies):
+            continue
+        saved = held.on_device - held.in_parts(copies).on_device
+        if given.sharded is not None or WORTH * saved > smallest:
+            yield owned(setting, copies)
