@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.compute.stage import Precision
 from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
+from diffusionpipe.trainer.optim.prodigy import PATHS, SharedProdigy
 
 BATCH = 12
 STEPS = 5
@@ -27,7 +30,7 @@ FLOAT32 = Precision()
 
 def owned(**sizes) -> Layout:
     base = {"batch": BATCH, "stages": 1, "microbatches": 1, "data_parallel": 2, "encode_chunk": 3}
-    return Layout(**base | sizes, sharded=Sharded.OPTIMIZER)
+    return Layout(**base | {"sharded": Sharded.OPTIMIZER} | sizes)
 
 
 def with_adapters():
@@ -69,19 +72,25 @@ def prepared(request):
     return graph, described(graph)
 
 
-def trained(graph, model, layout: Layout, precision: Precision = FLOAT32, steps: int = STEPS):
-    """Of each rank its model after steps of AdamW, the parameters that it steps, bytes of states, and bytes sent."""
+def adamw(worker, _):
+    optimizer = torch.optim.AdamW(list(worker.parameters.values()), lr=1e-3)
+    return optimizer, optimizer.step
+
+
+def trained(graph, model, layout: Layout, precision=FLOAT32, steps=STEPS, optimizer_of=adamw):
+    """Of each rank its model after the steps, the parameters that it steps, bytes of states, and bytes sent."""
     plan = build_plan(model, layout)
 
     def main(rank, transport):
         own, noting = copy_of(graph), Noting(transport, rank)
         worker = build_worker(own, model, plan, rank, noting, device=CPU, precision=precision)
-        optimizer = torch.optim.AdamW(list(worker.parameters.values()), lr=1e-3)
+        optimizer, step = optimizer_of(worker, transport)
         for seed in range(steps):
             run_step(worker, raw_inputs(graph, BATCH, seed))
-            optimizer.step()
+            step()
         worker.bring_weights()
-        states = sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values() if tensor.ndim)
+        kept = [optimizer.state] if isinstance(optimizer, torch.optim.Optimizer) else []
+        states = sum(x.nbytes for of in kept for state in of.values() for x in state.values() if x.ndim)
         return own, dict(worker.parameters), states, noting.sent
 
     return plan, run_threads(plan.mesh.num_ranks, main)
@@ -121,6 +130,63 @@ def test_five_steps_of_adamw_give_every_rank_the_bits_of_whole_copies(prepared, 
             assert torch.equal(found[name], expected[name]), (rank, name)
             assert not torch.equal(found[name], start[name]) or "lora_A" in name or not found[name].any(), name
     assert plan.mesh.sharded is Sharded.OPTIMIZER
+
+
+def test_under_autocast_weights_are_cast_once_they_have_come_from_their_owners():
+    graph = tiny_dit(torch.float32)
+    model = described(graph, autocast=torch.bfloat16)
+    narrow = Precision(autocast=torch.bfloat16)
+    (_, parts), (_, wholes) = (
+        trained(graph, model, owned(microbatches=2, sharded=kind), narrow, steps=3)
+        for kind in (Sharded.OPTIMIZER, Sharded.NONE)
+    )
+    for (own, *_), (other, *_) in zip(parts, wholes, strict=True):
+        expected = weights_of(other)
+        assert all(torch.equal(value, expected[name]) for name, value in weights_of(own).items())
+
+
+def classes_of(name, arguments, worker, transport):
+    """An optimizer of the trainer, whose second class steps vectors, and its step."""
+    rest = Group(name="rest", optimizer="AdamW") if name == "Muon" else Group()
+
+    def group_of(key):
+        return rest if worker.parameters[key].ndim != 2 else Group()
+
+    optimizer = build_optimizer(name, worker.parameters, 1e-3, arguments, group_of)
+    if name not in PATHS:
+        return optimizer, optimizer.step
+    counted = [p for key, p in worker.parameters.items() if key in worker.owned]
+
+    def sum_over(terms):
+        total = terms.clone()
+        transport.all_reduce(total, (0, 1)).wait()
+        return total
+
+    shared = SharedProdigy(optimizer.parts[0], counted, sum_over, CPU)
+    return optimizer, partial(shared.step, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Muon", {}),
+        pytest.param("bitsandbytes.optim.AdamW8bit", {}, marks=pytest.mark.slow),
+        pytest.param("pytorch_optimizer.CAME", {}, marks=pytest.mark.slow),
+        pytest.param("Adafactor", {}, marks=pytest.mark.slow),
+        pytest.param("prodigyopt.Prodigy", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_other_optimizers_step_at_owners_as_on_whole_copies(name, arguments):
+    graph = tiny_dit(torch.float32)
+    model, own = described(graph), partial(classes_of, name, arguments)
+    _, parts = trained(graph, model, owned(), optimizer_of=own)
+    _, wholes = trained(graph, model, owned(sharded=Sharded.NONE), optimizer_of=own)
+    tolerance = 1e-6 if name in PATHS else 0.0  # its sums over all parameters are in another order
+    for (found, *_), (expected, *_) in zip(parts, wholes, strict=True):
+        whole, start = weights_of(expected), weights_of(graph)
+        for key, value in weights_of(found).items():
+            torch.testing.assert_close(value, whole[key], rtol=tolerance, atol=tolerance)
+        assert any(not torch.equal(whole[key], start[key]) for key in whole)
 
 
 @pytest.mark.parametrize("copies", [2, pytest.param(4, marks=pytest.mark.slow)])
