@@ -35,7 +35,12 @@ def model():
 @pytest.fixture(scope="module")
 def plans(model):
     profile = dp.profile(model, analytic="cpu-1-thread", batch_sizes=(1, 2, 4))
-    sizes = {"pipeline": {"stages": 2, "microbatches": 2}, "copies": {"data_parallel": 2}, "sharded": {"sharded": True}}
+    sizes = {
+        "pipeline": {"stages": 2, "microbatches": 2},
+        "copies": {"data_parallel": 2},
+        "sharded": {"sharded": True},
+        "owners": {"sharded": "optimizer"},
+    }
     return {name: dp.plan(profile, cluster="cpux2", batch=8, **own).plan for name, own in sizes.items()}
 
 
@@ -50,7 +55,7 @@ def losses(model, plan, steps, folder=None, optimizer=torch.optim.AdamW):
         return found, run.state_dict()
 
 
-@pytest.mark.parametrize("name", ["pipeline", "copies", "sharded"])
+@pytest.mark.parametrize("name", ["pipeline", "copies", "sharded", "owners"])
 def test_steps_are_those_of_torch_in_one_process(model, plans, name):
     found, state = losses(model, plans[name], 4)
     alone = make()
@@ -77,7 +82,9 @@ def test_the_model_keeps_its_weights_until_it_takes_the_runs(model, plans):
     assert torch.equal(other.state_dict()["3.weight"], state["3.weight"])
 
 
-@pytest.mark.parametrize(("first", "then"), [("pipeline", "copies"), ("copies", "sharded"), ("sharded", "pipeline")])
+@pytest.mark.parametrize(
+    ("first", "then"), [("pipeline", "copies"), ("copies", "sharded"), ("sharded", "owners"), ("owners", "pipeline")]
+)
 def test_a_save_is_resumed_by_another_layout(model, plans, tmp_path, first, then):
     whole, _ = losses(model, plans[first], 6)
     begun, _ = losses(model, plans[first], 3, tmp_path)

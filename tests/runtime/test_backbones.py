@@ -77,6 +77,7 @@ LAYOUTS = {
     "two groups": layout(2, "opposed", data_parallel=2),
     "two groups, in buckets": layout(2, "together", data_parallel=2, buckets=2),
     "two groups, sharded": layout(2, "opposed", data_parallel=2, sharded=Sharded.ALL, buckets=2),
+    "two groups, states in parts": layout(2, "opposed", data_parallel=2, sharded=Sharded.OPTIMIZER, buckets=2),
     "replicas in two groups": layout(2, "opposed", (2, 1), replicas=(2, 1), data_parallel=2),
     "four ranks, opposite": layout(4, "opposed", (8, 4)),
     "four ranks, same direction": layout(4, "together", (4, 8)),

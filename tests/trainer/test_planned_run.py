@@ -308,3 +308,11 @@ def test_a_searched_run_that_must_shard_learns_what_one_process_learns(crew, rec
     assert plan.mesh.shard == 2
     assert any(action.op is Op.UNSHARD for action in plan.train.orders[0])
     assert list(losses_of(measured).values()) == pytest.approx(list(in_one.values()), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_searched_run_whose_states_must_be_in_parts_learns_what_one_process_learns(crew, recipe, measured, in_one):
+    assert crew.run(train, recipe(measured, plan="auto", sharded="optimizer")) == [4, 4]
+    plan = read_plan(measured / "plan.json")
+    assert (plan.mesh.owners, plan.mesh.shard) == (2, 1)
+    assert list(losses_of(measured).values()) == pytest.approx(list(in_one.values()), rel=1e-5)

@@ -187,8 +187,8 @@ def _with_owners(row: Row) -> str:
     parts = row.use.optimizer + row.use.ema
     names = "optimizer state and average" if row.use.ema else "optimizer state"
     return (
-        f"every device holds all parameters and gradients ({(row.use.parameters + row.use.gradients) / GIB:.2f} GiB), "
-        f"a part of the {names} ({parts / GIB:.2f} GiB on the fullest)"
+        f"every device holds all parameters and gradients ({(row.use.parameters + row.use.gradients) / GIB:.2f} GiB) "
+        f"and a part of the {names} ({parts / GIB:.2f} GiB on the fullest)"
     )
 
 

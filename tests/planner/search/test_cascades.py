@@ -136,6 +136,14 @@ def test_sizes_name_both_backbones(found):
     assert texts["data parallel"].startswith("4 copies")
 
 
+def test_both_backbones_may_have_their_states_in_parts():
+    asked = setting_of(cascade(parameters=1_000_000), num_ranks=4, batch=16)
+    found = choose(replace(asked, given=Given(sharded=Sharded.OPTIMIZER)))
+    assert found.candidate.sharded is Sharded.OPTIMIZER
+    assert found.plan().mesh.owners == found.candidate.arrangement.data_parallel > 1
+    assert max(found.candidate.replicas) == 1
+
+
 @pytest.mark.parametrize("sharded", [Sharded.NONE, Sharded.ALL])
 def test_copies_accumulate_where_the_fewest_micro_batches_do_not_fit(sharded):
     """Few large micro-batches look fastest, but of 256 samples each backbone holds 7 GB at once."""
