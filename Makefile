@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-planning test-all night explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-planning test-all night explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest wheel-test gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -122,6 +122,19 @@ $(OLD_READERS)/transformers-%/installed: Makefile
 	touch $@
 
 # The tests with the least versions that pyproject.toml allows. See tests/oldest/README.md.
+# The wheel as a stranger has it: installed by the lines of the Dockerfile, tried in an empty folder. Two minutes.
+WHEEL := .venv-wheel
+ALL_EXTRAS = $(WHEEL)/bin/python -c "import tomllib; print(','.join(k for k in tomllib.load(open('pyproject.toml', \
+	'rb'))['project']['optional-dependencies'] if k != 'dev'))"
+wheel-test:
+	rm -rf $(WHEEL) build
+	$(PYTHON) -m venv $(WHEEL)
+	sed -n 's/^RUN //p' Dockerfile > $(WHEEL)/install.sh
+	PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" sh -eu $(WHEEL)/install.sh
+	$(WHEEL)/bin/pip install --quiet -c constraints.txt "diffusionpipe[$$($(ALL_EXTRAS))]"
+	mkdir $(WHEEL)/empty
+	cd $(WHEEL)/empty && ../bin/python -P $(CURDIR)/tests/wheel/__main__.py $(CURDIR)
+
 OLDEST := .venv-oldest
 TESTS ?=
 oldest: $(OLDEST)/installed
@@ -142,6 +155,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 docs: install
 	$(BIN)/python docs/make_schedules.py
@@ -154,4 +168,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLD_READERS) $(OLDEST) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLD_READERS) $(OLDEST) $(WHEEL) build .mypy_cache .ruff_cache .hypothesis

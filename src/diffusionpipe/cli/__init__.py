@@ -33,6 +33,7 @@ VERBS = (
     "sample",
     "export",
     "prototypes",
+    "example",
     "schedule",
     "profile",
     "cluster",
