@@ -25,6 +25,10 @@ def schedule(
     Raises:
         ConfigError: there is no such family or file, a size is missing, or the source cannot do these sizes.
         ScheduleError: the orders are illegal; names every problem with its rank and position, or its place in the file.
+
+    >>> gpipe = lambda ranks, count: [[f"{r}{op}{i}" for op in "FB" for i in range(count)] for r in range(ranks)]
+    >>> [len(schedule(source, ranks=2, microbatches=3).orders[1]) for source in (gpipe, "zb-h1")]
+    [6, 9]
     """
     check_sizes(ranks=ranks, microbatches=microbatches)
     if isinstance(source, os.PathLike) or (isinstance(source, str) and is_order_file(source)):

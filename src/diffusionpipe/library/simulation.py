@@ -33,6 +33,10 @@ def simulate(
     Raises:
         ConfigError: a time is negative or infinite.
         ScheduleError: the schedule gets stuck.
+
+    >>> from diffusionpipe.library.schedules import schedule
+    >>> simulate(schedule("1f1b", ranks=2, microbatches=2), backward=1).makespan
+    6
     """
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"dp.simulate takes a schedule, not a {type(schedule).__name__}; make one with dp.schedule")
