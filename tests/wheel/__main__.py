@@ -39,7 +39,7 @@ def main(checkout: Path) -> int:
         ("a schedule is drawn", lambda: _said("33.33%", "schedule", "1f1b", "--ranks", "3", "--microbatches", "4")),
         ("a shipped model is planned", lambda: _run("plan", "--model", "sd-1.5", "--cluster", "rtx4090x2",
                                                     "--batch", "16", "--out", "plan.json")),
-        ("the plan is shown", lambda: _said("rtx4090x2", "plan", "show", "plan.json")),
+        ("the plan is shown", lambda: _said("bubble", "plan", "show", "plan.json")),
         ("a report of it is written", lambda: _report("plan.json")),
         ("an example is written", lambda: _run("example", "digits")),
         ("its data are made", lambda: _call(sys.executable, "examples/digits/dataset.py", "--out", "runs/digits-data")),
