@@ -27,7 +27,8 @@ MODULES = {
     "tensorboard": "tensorboard",
 }
 """The module of each package of an extra whose name is not the package's own."""
-SHORT = ("training.steps=3", "sampling.every=none", "validation.every=none", "checkpoint.every=3", "training.batch=8")
+SHORT = ("training.steps=3", "training.batch=8", "learning_rate.warmup_steps=0", "data.validation=none",
+         "validation.every=none", "sampling.every=none", "checkpoint.every=3")  # fmt: skip
 
 
 def main(checkout: Path) -> int:
