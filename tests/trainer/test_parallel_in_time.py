@@ -156,12 +156,13 @@ def asked_of(folder, size, *, steps=7, **more):
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 @pytest.mark.parametrize("clip", [False, True])
-def test_a_folders_pictures_are_those_of_steps_in_turn(prediction, clip, folder):
+def test_a_folders_pictures_are_those_of_steps_in_turn(prediction, clip, folder, caplog):
     scheduler = {**asked_of(folder, 8).settings[0].scheduler, "prediction_type": prediction, "clip_sample": clip}
     in_turn = drawn_here(asked_of(folder, 8, scheduler=scheduler))[0]
     at_once = drawn_here(asked_of(folder, 8, scheduler=scheduler, tolerance=0.0))[0]
     assert np.abs(in_turn - at_once).max() < 1e-4
     if prediction == "v_prediction":
+        assert "refinements took as long as 7 steps in turn; raise the tolerance" in caplog.text
         coarse = drawn_here(asked_of(folder, 8, scheduler=scheduler, tolerance=1.0))[0]
         assert np.abs(in_turn - coarse).max() > 1e-3, "with one refinement they are not yet"
 

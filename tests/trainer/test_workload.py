@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_runs import recipe_of
 
-from diffusionpipe.costs import ParameterSpec
+from diffusionpipe.costs import ModelGraph, ParameterSpec
+from diffusionpipe.costs.graph import numbers_of
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import DEVICE, HOST, Item
 from diffusionpipe.holding.state import held_of
@@ -64,6 +66,17 @@ def test_states_that_rest_on_the_host_count_there():
     parameter = ParameterSpec(name="x", shape=(6,), dtype="float32", is_trainable=True)
     found = held_of(workload_of(recipe(optimizer={"states": "host"})).states, parameter)
     assert (found.optimizer, found.hosted) == (0, 48)
+
+
+def test_a_stored_matrix_counts_the_numbers_that_it_has_when_it_is_wide():
+    weight = ParameterSpec(name="a.weight", shape=(64, 100), is_trainable=False)
+    wide = ModelGraph(layers=(), tensors=(), parameters=(weight,), inputs=())
+    for form, codes in (("nf4", (3200 + 100,)), ("int8", (64, 100)), ("float8", (64, 100))):
+        stored = (
+            ParameterSpec(name="a.codes", shape=codes, dtype=form, is_trainable=False),
+            ParameterSpec(name="a.scales", shape=(64, 1), is_trainable=False),
+        )
+        assert numbers_of(replace(wide, parameters=stored), trained=False) == numbers_of(wide, trained=False) == 6400
 
 
 def test_frozen_parameters_of_a_recipe_are_counted_as_they_are_stored():

@@ -40,6 +40,15 @@ def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[
     return (rows, columns), (rows, -(-columns // INPUTS_OF_A_SCALE))
 
 
+def numbers_in(form: Form, codes: int) -> int:
+    """Numbers of a matrix with as many bytes of codes; of nf4 up to 63 more, for its last block may be short.
+
+    >>> [numbers_in(form, shapes(form, 256, 512)[0][0] * (1 if form is Form.NF4 else 512)) for form in Form]
+    [131072, 131072, 131072]
+    """
+    return codes * BLOCK // (BLOCK // 2 + 1) if form is Form.NF4 else codes
+
+
 def stored_bytes(form: Form, rows: int, columns: int) -> Bytes:
     """Bytes of the codes and scales of a matrix.
 

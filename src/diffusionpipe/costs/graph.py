@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from math import prod
 
-from diffusionpipe.costs.forms import Form
+from diffusionpipe.costs.forms import Form, numbers_in
 from diffusionpipe.units import Bytes
 
 BYTES_OF_DTYPE = {
@@ -263,6 +263,17 @@ def _forms_of(parameters: Iterable[ParameterSpec]) -> list[str]:
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.num_bytes
     forms = {name: size for name, size in sizes.items() if name in BYTES_OF_STORED} or sizes
     return sorted(forms, key=lambda name: -forms[name])
+
+
+def numbers_of(graph: ModelGraph, *, trained: bool) -> int:
+    """Numbers of the parameters that are trained, or of the others; of a stored matrix its numbers when it is wide."""
+    chosen = [parameter for parameter in graph.parameters if parameter.is_trainable == trained]
+    stored = {p.name.removesuffix("codes") for p in chosen if p.dtype in BYTES_OF_STORED}
+    return sum(
+        numbers_in(Form(p.dtype), prod(p.shape)) if p.dtype in BYTES_OF_STORED else prod(p.shape)
+        for p in chosen
+        if p.name.removesuffix("scales") not in stored
+    )
 
 
 def wider_bytes(graph: ModelGraph) -> tuple[Bytes, Bytes]:

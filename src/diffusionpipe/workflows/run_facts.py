@@ -112,7 +112,9 @@ def ranks_of_worker(plan: "Plan", worker: int) -> tuple[int, ...]:
 
 def count_parameters(model: "ModelGraph", *, trained: bool) -> int:
     """Numbers in the parameters that are trained, or in the others."""
-    return sum(prod(p.shape) for p in model.parameters if p.is_trainable == trained)
+    from diffusionpipe.costs.graph import numbers_of
+
+    return numbers_of(model, trained=trained)
 
 
 def trained_components(model: "ModelGraph") -> tuple[str, ...]:

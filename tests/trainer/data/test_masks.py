@@ -131,3 +131,14 @@ def test_a_file_that_is_no_mask_of_its_picture_is_refused(mask, message, tmp_pat
     assert problems_of_mask(path, picture) == str(error.value)
     path.unlink()
     assert "its mask" in str(problems_of_mask(path, picture))
+
+
+def test_transparent_pixels_of_a_mask_are_refused_for_they_may_mean_either(tmp_path):
+    _, path = files(tmp_path, np.where(np.arange(12) < 4, 255, 0) * np.ones((8, 1)))
+    mask = Image.open(path).convert("RGBA")
+    mask.save(path)
+    assert load_mask(path, found=(12, 8), size=(12, 8)).sum() == 32  # an alpha of 255 says nothing
+    mask.putpixel((7, 3), (0, 0, 0, 0))
+    mask.save(path)
+    with pytest.raises(PictureError, match="transparent pixels, which say nothing; save it in black and white alone"):
+        load_mask(path, found=(12, 8), size=(12, 8))

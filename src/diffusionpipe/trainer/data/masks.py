@@ -93,13 +93,17 @@ def mask_levels(path: Path, found: Size) -> "np.ndarray[tuple[int, int], np.dtyp
     """The levels of the mask of a picture of size `found`, 0 and 255 alone, (H, W).
 
     Raises:
-        PictureError: it cannot be read, has another size or grey values, or is all of one level.
+        PictureError: it cannot be read, has another size, transparent pixels or grey values, or is all of one level.
     """
     try:
         with opened_picture(path) as opened:
-            levels = np.array(ImageOps.exif_transpose(opened).convert("L"), dtype=np.uint8)
+            upright = ImageOps.exif_transpose(opened)
+            alpha = np.array(upright.convert("RGBA").getchannel("A")) if upright.has_transparency_data else None
+            levels = np.array(upright.convert("L"), dtype=np.uint8)
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         raise PictureError(path, reason_of(error)) from error
+    if alpha is not None and alpha.min() < 255:
+        raise MaskError(path, "the mask has transparent pixels, which say nothing; save it in black and white alone")
     if problem := _problem_of(levels, found):
         raise MaskError(path, problem)
     return levels

@@ -92,4 +92,10 @@ def latents_in_time(
             refined.total,
             refined.on_this_rank,
         )
+        if refined.in_turn >= len(walk.timesteps):
+            logger.warning(
+                "%d refinements took as long as %d steps in turn; raise the tolerance, or leave out --parallel-in-time",
+                refined.refinements,
+                len(walk.timesteps),
+            )
     return refined.sample

@@ -31,7 +31,7 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
     """A picture with its mask for each of `count` samples, of one for each or one for all; () where none is given.
 
     Raises:
-        RecipeError: they are not as many.
+        RecipeError: they are not as many, or a file is missing.
     """
     if not pictures and not masks:
         return ()
@@ -41,6 +41,11 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
             f"{len(pictures)} pictures and {len(masks)} masks do not match {count} samples; give one of each for all, "
             "or one of each for each sample"
         )
+    for path in (*pictures, *masks):
+        if not path.is_file():
+            raise RecipeError(
+                f"there is no file {path}, which is named as a picture or mask of a hole; correct the path"
+            )
     return tuple(Known(picture, mask) for picture, mask in zip(*every, strict=True))
 
 

@@ -93,7 +93,7 @@ def load_weights(
     if wider < whole:
         stores = frozen_stores(weights.model).items()
         forms = ", ".join(f"{form or 'as trained'} ({', '.join(components)})" for form, components in stores)
-        logger.info('stored weights forms="%s" frozen_gib=%.3f wider_gib=%.3f', forms, whole / 2**30, wider / 2**30)
+        logger.info('stored weights forms="%s" frozen_mib=%.3f wider_mib=%.3f', forms, whole / 2**20, wider / 2**20)
     return divided
 
 
