@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
+from diffusionpipe.costs import ParameterSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.passes import shard_parameters
@@ -44,6 +45,26 @@ def tight(**options) -> Setting:
 def layout_of(setting, **sizes) -> Layout:
     base = {"batch": setting.workload.batch, "stages": 1, "microbatches": 1, "buckets": 8}
     return Layout(**base | {"data_parallel": setting.cluster.num_ranks, "sharded": Sharded.ALL} | sizes)
+
+
+def test_a_frozen_parameter_of_several_layers_is_left_to_whole_copies_and_blocks_that_hold_all_of_them():
+    setting = setting_of(memory=16.0, batch=4, parameters=200_000_000)
+    graph, profile = setting.graph, setting.profile
+    shared = ParameterSpec(name="positions", shape=(8,), is_trainable=False)
+    layers = tuple(
+        replace(layer, parameters=(*layer.parameters, "positions"))
+        if layer.name in graph.backbone_layers[2:4]
+        else layer
+        for layer in graph.layers
+    )
+    graph = replace(graph, layers=layers, parameters=(*graph.parameters, shared))
+    setting = replace(setting, profile=replace(profile, graph=graph))
+    blocks = [proposal.blocks for _, proposal in sharded_finalists(setting, None)]
+    together = set(graph.backbone_layers[2:4])
+    assert blocks
+    assert all(sum(bool(together.intersection(block)) for block in own) == 1 for own in blocks)
+    with pytest.raises(ConfigError, match="positions is read by layers of several blocks"):
+        search(replace(setting, given=Given(sharded=True)))
 
 
 def test_a_compute_waits_for_its_gather_which_stands_behind_what_was_issued_before():

@@ -7,6 +7,7 @@ through the model one after the other or block by block, and how large a block i
 
 from collections.abc import Iterator, Sequence
 
+from diffusionpipe.holding.sharding import blocks_in_common
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
@@ -131,7 +132,18 @@ def _best_blocks(
 def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
     judge = pool.judge
     counts = [n for n in numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
-    return sorted((pool.judged_of(_sharded(judge, microbatches, schedule, count)) for count in counts), key=_rank)
+    found = [_sharded(judge, microbatches, schedule, count) for count in counts]
+    if not judge.setting.given.sharded:  # else the plan says which parameter it is
+        found = [candidate for candidate in found if not _in_common(judge, candidate)]
+    return sorted(map(pool.judged_of, found), key=_rank)
+
+
+def _in_common(judge: Judge, candidate: Candidate) -> bool:
+    """Whether several blocks read a parameter, also a frozen one such as T5's relative positions."""
+    graph, starts = judge.setting.graph, judge.tables.block_starts(candidate)
+    spans = zip(starts, (*starts[1:], judge.tables.num_layers), strict=True)
+    blocks = [graph.backbone_layers[first:stop] for first, stop in spans]
+    return bool(blocks_in_common(graph, (*blocks, graph.frozen_layers)))
 
 
 def _rank(one: Judged) -> tuple[Seconds, int]:
