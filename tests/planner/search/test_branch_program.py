@@ -13,9 +13,10 @@ from diffusionpipe.planner.search.series_parallel import (
     Series,
     listed,
     longest,
+    longest_of,
     renumbered,
     tree_of,
-    with_waits,
+    tree_with_waits,
 )
 
 NUM_DEVICES = 4
@@ -173,10 +174,19 @@ def test_waits_make_any_order_series_parallel_and_keep_what_layers_read(seed):
     rng = random.Random(seed)
     pairs = [(a, b) for b in range(7) for a in range(b)]
     edges, seconds = rng.sample(pairs, rng.randint(3, 10)), [rng.randint(1, 9) for _ in range(7)]
-    waiting = with_waits(7, edges, seconds)
-    tree = tree_of(7, waiting)
+    tree = tree_with_waits(7, edges, seconds)
     place = {layer: at for at, layer in enumerate(listed(tree))}
-    assert all(place[a] < place[b] for a, b in waiting)
-    assert set(edges) <= set(waiting)
-    assert longest(waiting, seconds) >= longest(edges, seconds)
-    assert (tuple(edges) == waiting) == (tree_of(7, edges) is not None)
+    assert sorted(place) == list(range(7))
+    assert all(place[a] < place[b] for a, b in edges)
+    assert longest_of(tree, seconds) >= longest(edges, seconds)
+    if exact := tree_of(7, edges):
+        assert tree == exact
+
+
+def test_three_encoders_that_cross_wait_for_the_longest():
+    """As in SD3: the last but one states of two encoders and the last of the third, and the pooled ones of two."""
+    edges = [(0, 1), (2, 3), (0, 6), (2, 6), (4, 5), (5, 6), (1, 7), (3, 7), (6, 8), (7, 8)]
+    seconds = [2, 1, 5, 1, 10, 10, 1, 1, 30]
+    tree = tree_with_waits(9, edges, seconds)
+    assert tree_of(9, edges) is None
+    assert longest_of(tree, seconds) == longest(edges, seconds) + 1

@@ -12,8 +12,8 @@ from diffusionpipe.planner.search.series_parallel import (
     crossing_of,
     listed,
     longest,
-    tree_of,
-    with_waits,
+    longest_of,
+    tree_with_waits,
 )
 from diffusionpipe.units import Seconds
 
@@ -47,11 +47,10 @@ def _seconds(setting: Setting) -> tuple[Seconds, ...]:
 
 @lru_cache(maxsize=64)
 def _tree(edges: tuple[tuple[int, int], ...], seconds: tuple[Seconds, ...]) -> Tree | None:
-    """The tree, with waits that make the longest way hardly longer if there is none without; None if that fails."""
-    waiting = with_waits(len(seconds), edges, seconds)
-    if waiting is None or longest(waiting, seconds) > longest(edges, seconds) + SIDE_BY_SIDE * sum(seconds):
-        return None
-    return tree_of(len(seconds), waiting)
+    """The tree, with waits that make the longest way hardly longer if there is none without; else None."""
+    tree = tree_with_waits(len(seconds), edges, seconds)
+    is_long = longest_of(tree, seconds) > longest(edges, seconds) + SIDE_BY_SIDE * sum(seconds)
+    return None if is_long else tree
 
 
 def in_branch_order(setting: Setting) -> Setting:

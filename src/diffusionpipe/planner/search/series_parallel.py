@@ -11,7 +11,7 @@ depend on each other. An order has such a tree, which is then the only one, if n
 depends on a and b, d on b, and nothing else among them depends on each other (Valdes, Tarjan and Lawler, "The
 Recognition of Series Parallel Digraphs", SIAM J. Comput. 1982, section 2). The tree is found by connected parts: the
 layers fall apart into branches where no two of them depend on each other, and into a series where all do. An order with
-an N gets a tree where layers wait for others that they do not read (`with_waits`).
+an N gets a tree where layers wait for others that they do not read (`tree_with_waits`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,27 +54,19 @@ def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
     return _tree((1 << num_layers) - 1, before, _related(before))
 
 
-def with_waits(
-    num_layers: int, edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds], *, most: int = 64
-) -> tuple[tuple[int, int], ...] | None:
-    """Edges with waits added, (a layer, one that waits for it), so that they have a tree; None after `most` waits.
+def tree_with_waits(num_layers: int, edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Tree:
+    """The tree of any order: where layers cross, some wait for others that they do not read.
 
-    Each wait ends an N, and is the one of three that makes the longest way longer by least. Layers still come after all
-    that they read, though not always in the order of their numbers. It is a greedy choice.
+    Layers that neither fall apart into branches nor into a series are cut in two, and all of the second part wait for
+    all of the first: for the layers on which some layer depends. It is the cut with the shortest longest way.
 
-    >>> with_waits(4, [(0, 2), (1, 2), (1, 3)], [1, 1, 1, 1])  # d waits for a
-    ((0, 2), (1, 2), (1, 3), (0, 3))
+    >>> tree_with_waits(4, [(0, 2), (1, 2), (1, 3)], [1, 1, 1, 1])  # an N: layer 3 waits for layer 0
+    Series(parts=(Parallel(branches=(0, 1)), Parallel(branches=(2, 3))))
     """
-    found = tuple(edges)
-    for _ in range(most):
-        before = before_of(num_layers, found)
-        crossing = crossing_of(before)
-        if crossing is None:
-            return found
-        a, b, c, d = crossing
-        waits = [(*found, wait) for wait in ((a, d), (d, c), (a, b))]
-        found = min(waits, key=lambda more: longest(more, seconds))
-    return None
+    before = before_of(num_layers, edges)
+    tree = _tree((1 << num_layers) - 1, before, _related(before), seconds)
+    assert tree is not None, "a cut is always found"
+    return tree
 
 
 def crossing_of(before: Sequence[int]) -> tuple[int, int, int, int] | None:
@@ -133,11 +125,18 @@ def longest(edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Sec
     >>> longest([(0, 2), (1, 3), (2, 4), (3, 4)], [1, 2, 1, 2, 1])
     5
     """
-    before = before_of(len(seconds), edges)
-    reached = list(seconds)
-    for layer in sorted(range(len(seconds)), key=lambda layer: before[layer].bit_count()):
-        reached[layer] += max((reached[other] for other in _members(before[layer])), default=0)
-    return max(reached)
+    return _longest((1 << len(seconds)) - 1, before_of(len(seconds), edges), seconds)
+
+
+def longest_of(tree: Tree, seconds: Sequence[Seconds]) -> Seconds:
+    """The time of the longest way through a tree's layers."""
+    match tree:
+        case Series(parts):
+            return sum(longest_of(part, seconds) for part in parts)
+        case Parallel(branches):
+            return max(longest_of(branch, seconds) for branch in branches)
+        case layer:
+            return seconds[layer]
 
 
 def renumbered(tree: Tree) -> Tree:
@@ -156,21 +155,41 @@ def renumbered(tree: Tree) -> Tree:
     return renamed(tree)
 
 
-def _tree(layers: int, before: Sequence[int], related: Sequence[int]) -> Tree | None:
-    """The tree of a set of layers."""
+def _tree(
+    layers: int, before: Sequence[int], related: Sequence[int], seconds: Sequence[Seconds] | None = None
+) -> Tree | None:
+    """The tree of a set of layers; without times None where layers cross."""
     if layers & (layers - 1) == 0:
         return layers.bit_length() - 1
     branches = _parts(layers, lambda layer: related[layer])
     parts = branches if len(branches) > 1 else _parts(layers, lambda layer: ~related[layer])
     if len(parts) == 1:
-        return None
-    if len(branches) == 1:  # in the order in which they depend on each other
+        if seconds is None:
+            return None
+        first = _cut(layers, before, seconds)
+        parts = [first, layers & ~first]
+    elif len(branches) == 1:  # in the order in which they depend on each other
         parts.sort(key=lambda part: (before[part.bit_length() - 1] & layers).bit_count())
-    found = [_tree(part, before, related) for part in parts]
-    trees = tuple(tree for tree in found if tree is not None)
+    found = [_tree(part, before, related, seconds) for part in parts]
+    trees = [tree for tree in found if tree is not None]
     if len(trees) < len(found):
         return None
-    return Parallel(trees) if len(branches) > 1 else Series(trees)
+    if len(branches) > 1:
+        return Parallel(tuple(trees))
+    return Series(tuple(part for tree in trees for part in (tree.parts if isinstance(tree, Series) else (tree,))))
+
+
+def _cut(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> int:
+    """The part of crossing layers for which all others wait."""
+    firsts = dict.fromkeys(before[layer] & layers for layer in _members(layers) if before[layer] & layers)
+    return min(firsts, key=lambda first: _longest(first, before, seconds) + _longest(layers & ~first, before, seconds))
+
+
+def _longest(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> Seconds:
+    reached = dict[int, Seconds]()
+    for layer in sorted(_members(layers), key=lambda layer: (before[layer] & layers).bit_count()):
+        reached[layer] = seconds[layer] + max((reached[other] for other in _members(before[layer] & layers)), default=0)
+    return max(reached.values())
 
 
 def _parts(layers: int, neighbours: Callable[[int], int]) -> list[int]:
