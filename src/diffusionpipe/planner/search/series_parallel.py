@@ -58,7 +58,8 @@ def tree_with_waits(num_layers: int, edges: Iterable[tuple[int, int]], seconds: 
     """The tree of any order: where layers cross, some wait for others that they do not read.
 
     Layers that neither fall apart into branches nor into a series are cut in two, and all of the second part wait for
-    all of the first: for the layers on which some layer depends. It is the cut with the shortest longest way.
+    all of the first: for the layers on which one that joins branches depends. It is the cut with the shortest longest
+    way.
 
     >>> tree_with_waits(4, [(0, 2), (1, 2), (1, 3)], [1, 1, 1, 1])  # an N: layer 3 waits for layer 0
     Series(parts=(Parallel(branches=(0, 1)), Parallel(branches=(2, 3))))
@@ -181,8 +182,17 @@ def _tree(
 
 def _cut(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> int:
     """The part of crossing layers for which all others wait."""
-    firsts = dict.fromkeys(before[layer] & layers for layer in _members(layers) if before[layer] & layers)
-    return min(firsts, key=lambda first: _longest(first, before, seconds) + _longest(layers & ~first, before, seconds))
+    firsts = dict.fromkeys(before[layer] & layers for layer in _members(layers))
+    joined = [first for first in firsts if first.bit_count() > 1 and _lasts(first, before).bit_count() > 1]
+    return min(joined, key=lambda first: _longest(first, before, seconds) + _longest(layers & ~first, before, seconds))
+
+
+def _lasts(layers: int, before: Sequence[int]) -> int:
+    """The layers of a set on which no other one of it depends."""
+    inner = 0
+    for layer in _members(layers):
+        inner |= before[layer]
+    return layers & ~inner
 
 
 def _longest(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> Seconds:
