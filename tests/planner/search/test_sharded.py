@@ -64,7 +64,7 @@ def test_a_frozen_parameter_of_several_layers_is_left_to_whole_copies_and_blocks
     assert blocks
     assert all(sum(bool(together.intersection(block)) for block in own) == 1 for own in blocks)
     with pytest.raises(ConfigError, match="positions is read by layers of several blocks"):
-        search(replace(setting, given=Given(sharded=True)))
+        search(replace(setting, given=Given(sharded=Sharded.ALL)))
 
 
 def test_a_compute_waits_for_its_gather_which_stands_behind_what_was_issued_before():

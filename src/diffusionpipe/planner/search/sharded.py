@@ -133,7 +133,7 @@ def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
     judge = pool.judge
     counts = [n for n in numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
     found = [_sharded(judge, microbatches, schedule, count) for count in counts]
-    if not judge.setting.given.sharded:  # else the plan says which parameter it is
+    if judge.setting.given.sharded is not Sharded.ALL:  # else the plan says which parameter it is
         found = [candidate for candidate in found if not _in_common(judge, candidate)]
     return sorted(map(pool.judged_of, found), key=_rank)
 
