@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # typer has its own copy of click and does not export its typ
 
 VERBS = (
     "train",
+    "data",
     "sample",
     "export",
     "prototypes",

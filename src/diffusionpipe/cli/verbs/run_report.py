@@ -106,6 +106,19 @@ class RunReport:
             logger.info("%s", end_line(measured, self._expected, peak, corrected))
 
 
+def print_data(lines: "Sequence[Line]") -> None:
+    """Print the facts about data: a table on a terminal, else a line each."""
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal:
+        console.print(data_block(lines))
+        return
+    width = max(len(line.name) for line in lines) + 2
+    for line in lines:
+        console.print(f"{line.name:<{width}}{line.text}", markup=False, highlight=False, soft_wrap=True)
+
+
 def data_block(lines: "Sequence[Line]") -> "Panel":
     """The facts about the data, for a terminal."""
     from rich.panel import Panel

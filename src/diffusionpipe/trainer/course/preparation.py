@@ -32,7 +32,7 @@ from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.data.sized import HeldSizes, Sized, sized
 from diffusionpipe.trainer.data.sizes import assign
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
-from diffusionpipe.trainer.data.sources import Found, joined
+from diffusionpipe.trainer.data.sources import joined_of
 from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
 from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
 from diffusionpipe.trainer.data.treatment import Treatment
@@ -319,7 +319,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
             name: scanned(path, data.validation, replace(rules, prefix=f"{name}/" if name else ""))
             for name, path in data.folders.items()
         }
-        found.append(Folder(*joined_sources(data, own)) if data.sources else own[""])
+        found.append(Folder(*joined_of(own, data.sources)) if data.sources else own[""])
         _check_mask_files(opened.recipe, found[-1].dataset)
         _check_loss_masks(data, found[-1])
 
@@ -349,22 +349,6 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
     return found[0].dataset, found[1].dataset if len(found) > 1 else None
-
-
-def joined_sources(data: DataSection, found: Mapping[str, Folder]) -> tuple[Dataset, Findings]:
-    """The samples of all sources of a recipe, which were scanned one by one."""
-    return joined(
-        [
-            Found(
-                name=name,
-                dataset=one.dataset,
-                findings=one.findings,
-                repeats=data.sources[name].repeats,
-                regularisation=data.sources[name].regularisation,
-            )
-            for name, one in found.items()
-        ]
-    )
 
 
 def _check_loss_masks(data: DataSection, found: Folder) -> None:

@@ -51,6 +51,8 @@ class Condition(StrEnum):
 
     TEXT = "text"
     LABEL = "label"
+    NOTHING = "nothing"
+    """Captions and labels are read where they are, for a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +193,8 @@ class Rules:
     """A folder whose pictures are left out where it lies in the scanned one: validation's of training's."""
     may_skip: bool = False
     """Whether pictures of this folder may be left out, if data.on_error says so: those to train on."""
+    reports: bool = False
+    """Name problems among the overlooked files, and leave out the pictures that have them; else they are errors."""
     prefix: str = ""
     """Put before the names of pictures that are left out: the name of a source and "/"."""
     skipping: Skipping | None = None
@@ -243,9 +247,11 @@ def examine(
         if check_headers
         else _Headers(problems={}, sizes={}, rates={}, digests={}, contents="")
     )
-    described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is Condition.TEXT)
+    described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is not Condition.LABEL)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
     unreadable = headers.problems
+    if rules.reports:
+        pictures = [name for name in pictures if name not in unreadable and steered.get(name) not in unreadable]
     if rules.skipping is not None and unreadable:
         rules.skipping.leave_out({rules.prefix + name: why for name, why in unreadable.items()})
         pictures = [name for name in pictures if name not in unreadable and steered.get(name) not in unreadable]
@@ -257,14 +263,16 @@ def examine(
         "lines of metadata that cannot be used": known.problems,
         f"{kind.noun} named in metadata {absent}": missing,
         "captions that cannot be read": sidecar_problems,
-        f"{kind.noun} {_NEEDED[need]}{unread_tables(listing)}": [
-            name for name in pictures if getattr(described[name], need) is None
+        f"{kind.noun} {_NEEDED.get(need, '')}{unread_tables(listing)}": [
+            name for name in pictures if need in _NEEDED and getattr(described[name], need) is None
         ],
         f"{kind.noun} that cannot be {'read' if taken is None else 'used'}{_ON_ERROR if rules.may_skip else ''}": [
             f"{name}: {reason}" for name, reason in unreadable.items()
         ],
     }
-    _raise(folder, problems)
+    reported = [f"{counted(len(names), what)}, e.g. {names[0]}" for what, names in problems.items() if names]
+    if not rules.reports:
+        _raise(folder, problems)
     if not pictures:
         raise DataError(f"{folder}: none of its {kind.noun} can be read; repair them")
     rates = [headers.rates[name] for name in pictures if name in headers.rates]
@@ -274,12 +282,19 @@ def examine(
         contents=headers.contents,
         rate=median_low(rates) if rates else None,
     )
-    left_out = [f"{counted(len(headers.problems), kind.noun)} that cannot be read ({SKIPPED} lists them)"]
+    left_out = (
+        reported
+        if rules.reports
+        else [f"{counted(len(headers.problems), kind.noun)} that cannot be read ({SKIPPED} lists them)"]
+    )
     findings = Findings(
         noun=kind.noun,
         sizes=tuple(headers.sizes.get(name) for name in pictures),
         files={name: _digest(digest, described.get(name)) for name, digest in headers.digests.items()},
-        overlooked=(*(left_out if headers.problems else ()), *_overlooked(listing, known, kind, rules)),
+        overlooked=(
+            *(left_out if headers.problems or rules.reports else ()),
+            *_overlooked(listing, known, kind, rules),
+        ),
     )
     return dataset, findings
 

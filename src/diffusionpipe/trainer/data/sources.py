@@ -12,11 +12,24 @@ from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median_low
+from typing import Protocol
 
 from diffusionpipe.trainer.data.caption_rules import AS_THEY_ARE
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Part, Sample
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.treatment import Treatment
+
+
+class Asked(Protocol):
+    """The wishes of a recipe about a source."""
+
+    @property
+    def repeats(self) -> int | None:
+        """How often an epoch has each sample; None: as many times as fits."""
+
+    @property
+    def regularisation(self) -> bool:
+        """Whether it is a set of the general kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,24 @@ def repeats_of(found: Sequence[Found]) -> dict[str, int]:
     others = sum(counts[one.name] * repeats[one.name] for one in found if not one.regularisation)
     number = max(1, round(others / max(1, sum(counts[name] for name in fitted))))
     return {name: number if name in fitted else own for name, own in repeats.items()}
+
+
+def joined_of(
+    scanned: Mapping[str, tuple[Dataset, Findings]], sources: Mapping[str, Asked]
+) -> tuple[Dataset, Findings]:
+    """The samples of sources that were scanned one by one, as a recipe asks for them."""
+    return joined(
+        [
+            Found(
+                name=name,
+                dataset=dataset,
+                findings=findings,
+                repeats=sources[name].repeats,
+                regularisation=sources[name].regularisation,
+            )
+            for name, (dataset, findings) in scanned.items()
+        ]
+    )
 
 
 def joined(found: Sequence[Found]) -> tuple[Dataset, Findings]:

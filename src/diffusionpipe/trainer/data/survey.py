@@ -9,8 +9,11 @@ captions    12 are longer than the 77 tokens that text_encoder reads, the longes
 overlooked  31 of @eaDir: names that machines make
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median_low
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +34,7 @@ _LONGEST_NAME = 60
 """Characters of a name that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(NamedTuple):
     """One of the run's folders, as its scan has found it."""
 
     dataset: Dataset
@@ -53,7 +55,8 @@ class Line:
 class Use:
     """How the samples are used."""
 
-    steps: int
+    steps: int | None
+    """None: not known."""
     batch: int
     epochs: float
     """How often each sample is trained on in the whole run."""
@@ -63,8 +66,8 @@ class Use:
     """The number of steps that are done."""
     treatments: Sequence[Treatment] = (PLAIN,)
     """How training samples are used, by their sources."""
-    readings: Sequence[Reading]
-    """How captions are read; () where they are not."""
+    readings: Sequence[Reading] | None
+    """How captions are read; () where they are not, None where no model says it: words are counted."""
     more_chunks: bool = False
     """Whether data.caption_chunks may be larger."""
     prompts: Sequence[str] = ()
@@ -86,7 +89,7 @@ def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]
         Line(
             name="prompts", text=f"{_are_longer(cut)}, the longest {_quoted(use.prompts[cut.longest])}", is_warning=True
         )
-        for cut in cut_captions(use.prompts, use.readings)
+        for cut in cut_captions(use.prompts, use.readings or ())
     ]
     for folder in (train, *([held_out] if held_out is not None else [])):
         where = "" if folder is train else f"{folder.dataset.where}: "
@@ -111,6 +114,8 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
         yield Line(name=part.name, text=f"{own}: {_percent(part.count * part.repeats / number)} of an epoch")
     if held_out is not None:
         yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.where}")
+    if use.steps is None:
+        return
     yield Line(name="epochs", text=f"{use.epochs:,.3g} ({counted(use.steps, 'steps')} of {use.batch:,})")
     for since, count in train.dataset.growth:
         if since >= use.from_step * use.batch:
@@ -164,9 +169,12 @@ def _sizes(train: Folder, use: Use) -> Iterator[Line]:
 
 def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
     """Captions that are longer than a text encoder reads, and empty ones."""
+    places, texts = _longest_texts(folder.dataset, use.treatments)
+    if use.readings is None:
+        yield from _words(folder, name, texts)
+        return
     if not use.readings:
         return
-    places, texts = _longest_texts(folder.dataset, use.treatments)
     noun = "" if name == "captions" else "captions "
     for cut in cut_captions(texts, use.readings):
         drawn = f" (of {MOST:,} that were drawn and counted)" if cut.looked_at < len(texts) else ""
@@ -176,6 +184,28 @@ def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
     empty = list(dict.fromkeys(place for place, text in zip(places, texts, strict=True) if not text.strip()))
     if empty:
         text = f"{noun}{counted(len(empty), 'are')} empty, e.g. {_name(folder.dataset, empty[0])}"
+        yield Line(name=name, text=text, is_warning=True)
+
+
+def _words(folder: Folder, name: str, texts: Sequence[str]) -> Iterator[Line]:
+    """How long captions are, where no model reads them."""
+    samples = folder.dataset.samples
+    unlike = {sample.name: sample for sample in samples}.values()  # each picture once, whatever its repeats
+    without = [sample for sample in unlike if not any(text.strip() for text in sample.captions)]
+    lengths = sorted(len(text.split()) for text in texts if text.strip())
+    if lengths:
+        several = sum(len(sample.captions) > 1 for sample in unlike)
+        text = f"of {lengths[0]:,} to {lengths[-1]:,} words (median {median_low(lengths):,})"
+        text += f", {len({text for text in texts if text.strip()}):,} different"
+        text += f"; {counted(several, f'{folder.findings.noun} have')} several" if several else ""
+        yield Line(name=name, text=text)
+    labels = Counter(sample.label for sample in unlike if sample.label is not None)
+    if labels:
+        least, most = min(labels.values()), max(labels.values())
+        text = f"{counted(len(labels), 'classes')} of {least:,} to {most:,} {folder.findings.noun}"
+        yield Line(name="labels", text=text)
+    if without and (lengths or not labels):
+        text = f"{counted(len(without), f'{folder.findings.noun} have')} none, e.g. {without[0].name}"
         yield Line(name=name, text=text, is_warning=True)
 
 
@@ -192,8 +222,8 @@ def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> tuple[l
 
 def _unused_chunks(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
     """More chunks than any text fills."""
-    asked = max((reading.chunks for reading in use.readings), default=1)
-    if asked == 1:
+    asked = max((reading.chunks for reading in use.readings or ()), default=1)
+    if asked == 1 or use.readings is None:
         return
     folders = (train, held_out) if held_out is not None else (train,)
     texts = [text for folder in folders for text in _longest_texts(folder.dataset, use.treatments)[1]]

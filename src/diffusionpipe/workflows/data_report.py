@@ -1,0 +1,182 @@
+"""`diffusionpipe data FOLDER|RECIPE`: the facts about pictures and captions, without a model or a device."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.workflows.telling import SILENCE, Telling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from diffusionpipe.ir.size import Clip
+    from diffusionpipe.trainer.data.sizes import SizeRules
+    from diffusionpipe.trainer.data.survey import Folder, Line, Use
+    from diffusionpipe.trainer.recipe import DataSection, Recipe
+
+ASPECTS = (0.5, 2.0)
+"""Width / height of the sizes that a folder is shown at."""
+RESOLUTION = 512
+"""The side of pictures, where nothing else is said."""
+_SIDE = 224
+"""The longer side of a picture on a contact sheet, in pixels."""
+_USUAL = -1
+"""The number under which `DataReport.sizes` has the size of samples that have none of their own."""
+_FADED = 0.75
+"""The share of white in the parts of a picture that are cut away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReport:
+    """The facts about the data of a folder or of a recipe."""
+
+    lines: "tuple[Line, ...]"
+    train: "Folder"
+    use: "Use"
+    sizes: "dict[int, Clip]"
+    """The size of each sample in the first epoch; a sample that is left out has none."""
+    is_clips: bool
+
+
+def report_on_folder(
+    folder: Path, *, resolutions: Sequence[int] = (), aspects: tuple[float, float] = ASPECTS, tell: Telling = SILENCE
+) -> DataReport:
+    """The facts about a folder, with the sizes that its pictures would have.
+
+    Raises:
+        ConfigError: it holds no pictures, or none that can be read.
+    """
+    from diffusionpipe.ir.size import Clip
+    from diffusionpipe.trainer.data.sizes import SizeRules, cut_away, sizes_of_area
+    from diffusionpipe.trainer.data.survey import Line
+    from diffusionpipe.trainer.recipe import DataSection
+
+    sides = sorted(set(resolutions)) or [RESOLUTION]
+    data = DataSection.model_validate({"train": str(folder), "resolution": sides[-1]})
+    rules = SizeRules(areas=tuple(sizes_of_area(side, aspects) for side in sides))
+    found = _report(data, None, rules, tell)
+    square = Clip.square(sides[-1])
+    sizes = [size for size in found.train.findings.sizes if size is not None]
+    share = sum(cut_away(size, square) for size in sizes) / len(sizes)
+    line = Line(name="one square", text=f"of {square} would cut {100 * share:.0f} % of the pixels away")
+    return replace(found, lines=(*found.lines, line))
+
+
+def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport:
+    """The facts about the data of a recipe, as its run would begin.
+
+    Raises:
+        ConfigError: a folder holds no pictures, or none that can be read.
+    """
+    from diffusionpipe.trainer.recipe.size_rules import rules_of
+
+    return _report(recipe.data, recipe, rules_of(recipe.data), tell)
+
+
+def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | None", tell: Telling) -> DataReport:
+    from diffusionpipe.trainer.data.clips import FrameSelection
+    from diffusionpipe.trainer.data.dataset import Condition, Rules, examine
+    from diffusionpipe.trainer.data.order import num_epochs, num_positions
+    from diffusionpipe.trainer.data.sizes import assign
+    from diffusionpipe.trainer.data.sources import joined_of
+    from diffusionpipe.trainer.data.survey import Folder, Use, survey
+    from diffusionpipe.trainer.recipe.size_rules import run_of
+
+    taken = None if data.frames is None else FrameSelection(frames=data.frames, rate=data.frame_rate)
+
+    def scanned(folder: Path, apart: Path | None) -> Folder:
+        tell.say(f"reading the headers in {folder}")
+        return Folder(*examine(folder, Condition.NOTHING, taken=taken, rules=Rules(apart=apart, reports=True)))
+
+    own = {name: scanned(path, data.validation) for name, path in data.folders.items()}
+    train = Folder(*joined_of(own, data.sources)) if data.sources else own[""]
+    held_out = None if data.validation is None else scanned(data.validation, None)
+    run = 1 if recipe is None or rules is None else run_of(recipe)
+    pictures = [size or (1, 1) for size in train.findings.sizes]
+    sizes = None if rules is None else assign(pictures, rules, run)
+    steps, batch, count = None, 1, len(train.dataset.samples) - (len(sizes.left_out) if sizes is not None else 0)
+    if recipe is not None:
+        batch, steps = recipe.training.batch, recipe.training.steps
+        if recipe.training.epochs is not None:
+            by_epochs = ceil(num_positions(recipe.training.epochs, count) / batch)
+            steps = by_epochs if steps is None else min(steps, by_epochs)
+    use = Use(
+        steps=steps,
+        batch=batch,
+        epochs=num_epochs((steps or 0) * batch, count),
+        size=(data.resolution, data.height or data.resolution),
+        treatments=data.treatments,
+        readings=None,
+        sizes=sizes,
+        same_size=run,
+    )
+    return DataReport(
+        lines=survey(train, held_out, use), train=train, use=use, is_clips=taken is not None, sizes=_sizes_of(use)
+    )
+
+
+def _sizes_of(use: "Use") -> "dict[int, Clip]":
+    """The size of each sample in the first epoch, and the one of all others."""
+    from diffusionpipe.ir.size import Clip
+
+    found = {_USUAL: Clip(width=use.size[0], height=use.size[1])}
+    if use.sizes is not None:
+        found |= {number: share.size for share in use.sizes.shares for number in share.members[0]}
+    return found
+
+
+def write_sheet(report: DataReport, path: Path, *, count: int) -> int:
+    """Write a contact sheet of at most `count` samples, spread evenly over the data; the number of its pictures.
+
+    Each picture is shown whole, with the parts faded that are cut away, over its name and a caption.
+
+    Raises:
+        ConfigError: the file cannot be written, or its ending is unknown.
+    """
+    from diffusionpipe.viz.grid import sample_grid, square_columns
+
+    images = list(_images(report, count))
+    sample_grid(images, path, columns=min(8, square_columns(len(images))))
+    return len(images)
+
+
+def _images(report: DataReport, count: int) -> "Iterator[tuple[str, np.ndarray]]":
+    from diffusionpipe.trainer.data.caption_rules import plain_text, texts_of
+    from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
+    from diffusionpipe.trainer.data.images import load_levels
+
+    dataset, treatments = report.train.dataset, report.use.treatments
+    names = {sample.name: place for place, sample in enumerate(dataset.samples)}  # repeats of a picture look alike
+    places = sorted(names.values())
+    for number in range(min(count, len(places))):
+        place = places[number * len(places) // min(count, len(places))]
+        sample, path = dataset.samples[place], dataset.path(place)
+        rules = treatments[sample.source].captions
+        text = " | ".join(plain_text(one, rules) for one in texts_of(sample.captions, rules)) if sample.captions else ""
+        label = "" if sample.label is None else f" [{sample.label}]"
+        size = report.train.findings.sizes[place]
+        assert size is not None, "what has no header is left out"
+        scale = _SIDE / max(size)
+        own = report.sizes.get(place, report.sizes[_USUAL])
+        shown = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+        if report.is_clips:
+            levels = load_clip(path, size=shown, taken=FrameSelection(frames=1))[:, 0]
+        else:
+            levels = load_levels(path, size=shown)
+        yield f"{sample.name}{label}: {text}", _faded(levels.permute(1, 2, 0).numpy(), own)
+
+
+def _faded(levels: "np.ndarray", size: "Clip") -> "np.ndarray":
+    """The picture (H, W, 3), faded where it is cut away to `size` at its centre."""
+    import numpy as np
+
+    height, width = levels.shape[:2]
+    scale = max(size.width / width, size.height / height)
+    seen = min(width, round(size.width / scale)), min(height, round(size.height / scale))
+    left, top = (width - seen[0]) // 2, (height - seen[1]) // 2
+    shown = np.round(levels * (1 - _FADED) + 255 * _FADED).astype(np.uint8)
+    inner = slice(top, top + seen[1]), slice(left, left + seen[0])
+    shown[inner] = levels[inner]
+    return shown
