@@ -23,7 +23,7 @@ def data(
         typer.Option(min=0.01, max=100.0, help="For a folder: the least and the largest width / height. [0.5 2]"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write a contact sheet: .png, .webp. What is cut away is faded.")
+        Path | None, typer.Option(help="Write a contact sheet: .png, .webp. Parts that are cut away are faded.")
     ] = None,
     count: Annotated[int, typer.Option(min=1, max=400, help="Pictures on the contact sheet.")] = 24,
 ) -> None:

@@ -32,7 +32,7 @@ def with_sample_weights(graph: LayerGraph, *, is_masked: bool) -> LayerGraph:
     plain = loss_layer()
     if is_masked and (last.run is not plain.run or len(noise.shape) != 3):
         raise ModelError(
-            "data.loss_mask: the loss of this model is not that of a picture's latents alone (it is of clips, states "
+            "data.loss_mask: this model's loss is more than the error of a picture's latents (it is of clips, states "
             "variances or reads its own estimate); remove loss_mask"
         )
     shape = (1, *noise.shape[1:]) if is_masked else ()
