@@ -77,8 +77,10 @@ def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport
 
 def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | None", tell: Telling) -> DataReport:
     from diffusionpipe.trainer.data.clips import FrameSelection
-    from diffusionpipe.trainer.data.dataset import Condition, Rules, examine
+    from diffusionpipe.trainer.data.columns import Columns
+    from diffusionpipe.trainer.data.dataset import Condition, Rules
     from diffusionpipe.trainer.data.order import num_epochs, num_positions
+    from diffusionpipe.trainer.data.scanning import examine_place
     from diffusionpipe.trainer.data.sizes import assign
     from diffusionpipe.trainer.data.sources import joined_of
     from diffusionpipe.trainer.data.survey import Folder, Use, survey
@@ -86,13 +88,18 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
 
     taken = None if data.frames is None else FrameSelection(frames=data.frames, rate=data.frame_rate)
 
-    def scanned(folder: Path, apart: Path | None) -> Folder:
-        tell.say(f"reading the headers in {folder}")
-        return Folder(*examine(folder, Condition.NOTHING, taken=taken, rules=Rules(apart=apart, reports=True)))
+    def rules_of_scan(apart: Path | None) -> Rules:
+        return Rules(apart=apart, reports=True)
 
-    own = {name: scanned(path, data.validation) for name, path in data.folders.items()}
+    def scanned(folder: Path, apart: Path | None, columns: Columns) -> Folder:
+        tell.say(f"reading the headers in {folder}")
+        return Folder(
+            *examine_place(folder, Condition.NOTHING, columns=columns, taken=taken, rules=rules_of_scan(apart))
+        )
+
+    own = {name: scanned(path, data.validation, data.columns_of(name)) for name, path in data.folders.items()}
     train = Folder(*joined_of(own, data.sources)) if data.sources else own[""]
-    held_out = None if data.validation is None else scanned(data.validation, None)
+    held_out = None if data.validation is None else scanned(data.validation, None, data.columns_of(""))
     run = 1 if recipe is None or rules is None else run_of(recipe)
     pictures = [size or (1, 1) for size in train.findings.sizes]
     sizes = None if rules is None else assign(pictures, rules, run)
@@ -162,6 +169,7 @@ def _images(report: DataReport, count: int) -> "Iterator[tuple[str, np.ndarray]]
         own = report.sizes.get(place, report.sizes[_USUAL])
         shown = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
         if report.is_clips:
+            assert isinstance(path, Path), "clips are files"
             levels = load_clip(path, size=shown, taken=FrameSelection(frames=1))[:, 0]
         else:
             levels = load_levels(path, size=shown)

@@ -52,9 +52,11 @@ def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, Mem
 
 def has_data(*, data: "DataSection") -> Iterator[str]:
     """The folders of pictures are there."""
+    from diffusionpipe.trainer.data.places import problem_of_place
+
     for key, path in _folders(data):
-        if not path.is_dir():
-            yield f"data.{key}: there is no folder {path}"
+        if problem := problem_of_place(path):
+            yield f"data.{key}: {problem}"
 
 
 def _folders(data: "DataSection") -> Iterator[tuple[str, Path]]:

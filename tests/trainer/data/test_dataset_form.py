@@ -10,9 +10,9 @@ from diffusionpipe.trainer.data.dataset_form import DATASETS
 SAMPLES = (
     Sample(name="a\udcff.png", text="a \x00 café"),
     Sample(name="b/c.png", label=3),
-    Sample(name="d.png", text="", others=("a b",), condition="edges/d.png", source=1),
+    Sample(name="d.png", text="", others=("a b",), condition="edges/d.png", source=1, place=(0, 512, 9)),
 )
-PARTS = (Part(name="n", folder=Path("f"), count=3, repeats=2),)
+PARTS = (Part(name="n", folder=Path("f"), count=3, repeats=2, files=("a.tar",), split="s", image="i"),)
 
 
 def sent(value):

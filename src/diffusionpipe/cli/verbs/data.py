@@ -9,7 +9,9 @@ import typer
 
 
 def data(
-    place: Annotated[Path, typer.Argument(help="A folder of pictures or clips, or a recipe.", show_default=False)],
+    place: Annotated[
+        Path, typer.Argument(help="A folder, shards or a table of samples, or a recipe, .toml.", show_default=False)
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Keys of the recipe to change, e.g. data.resolution=768.", show_default=False),
@@ -36,7 +38,7 @@ def data(
     from diffusionpipe.workflows.data_report import ASPECTS, report_on_folder, report_on_recipe, write_sheet
 
     check_outputs(out)
-    if place.is_dir():
+    if place.is_dir() or place.suffix != ".toml":
         if settings:
             raise ConfigError(f"{settings[0]}: a folder has no keys; give a recipe, or --resolution and --aspects")
         least, most = aspects or ASPECTS

@@ -19,7 +19,8 @@ from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folde
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.clips import FrameSelection
-from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, Rules, examine
+from diffusionpipe.trainer.data.columns import Columns
+from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, Rules
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
 from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
@@ -28,6 +29,7 @@ from diffusionpipe.trainer.data.loss_masks import mask_path, problem_of_loss_mas
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
+from diffusionpipe.trainer.data.scanning import examine_place
 from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.data.sized import HeldSizes, Sized, sized
 from diffusionpipe.trainer.data.sizes import assign
@@ -307,16 +309,20 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
-    def scanned(folder: Path, other: Path | None, rules: Rules) -> Folder:
+    def scanned(folder: Path, other: Path | None, rules: Rules, columns: Columns) -> Folder:
         apart = None if other is None or is_same(folder, other) else other
         folder_rules = replace(rules, apart=apart)
-        dataset, findings = examine(folder, need, taken=taken, progress=checked, rules=folder_rules)
+        dataset, findings = examine_place(
+            folder, need, columns=columns, taken=taken, progress=checked, rules=folder_rules
+        )
         return Folder(_with_sizes(dataset, findings) if data.has_sizes else dataset, findings)
 
     def scan_train() -> None:
         rules = Rules(may_skip=True, skipping=_skipping(opened.recipe))
         own = {
-            name: scanned(path, data.validation, replace(rules, prefix=f"{name}/" if name else ""))
+            name: scanned(
+                path, data.validation, replace(rules, prefix=f"{name}/" if name else ""), data.columns_of(name)
+            )
             for name, path in data.folders.items()
         }
         found.append(Folder(*joined_of(own, data.sources)) if data.sources else own[""])
@@ -325,7 +331,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
 
     def scan_held_out(folder: Path) -> None:
         around = next((path for path in data.folders.values() if is_around(folder, path)), None)
-        found.append(scanned(folder, around, Rules()))
+        found.append(scanned(folder, around, Rules(), data.columns_of("")))
         _check_mask_files(opened.recipe, found[-1].dataset)
 
     scans: list[Check] = [scan_train]

@@ -30,6 +30,7 @@ from diffusionpipe.trainer.data.caption_rules import (
 )
 from diffusionpipe.trainer.data.clip_times import timeline_of
 from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
+from diffusionpipe.trainer.data.content import Content
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import (
     problems_of_captions,
@@ -264,10 +265,10 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
     return replace(rows, samples=tuple(sample % len(dataset.samples) for sample in samples))
 
 
-def _paths(source: BatchSource, sample: int) -> tuple[Path, ...]:
+def _paths(source: BatchSource, sample: int) -> tuple[Content, ...]:
     """The files of a sample."""
     dataset = source.dataset
-    paths = [dataset.path(sample), dataset.condition_path(sample)]
+    paths: list[Content] = [dataset.path(sample), dataset.condition_path(sample)]
     if source.masks is not None and source.masks.pattern is not None:
         paths.append(source.masks.path(dataset.samples[sample].name))
     if (pattern := _treatment(source, sample).loss_mask) is not None:
@@ -383,7 +384,7 @@ def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     dataset, is_own = source.dataset, kind_of(spec.name) == "pixels"
     paths = [dataset.path(sample) if is_own else dataset.condition_path(sample) for sample in rows.samples]
     levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
-    decoded: dict[tuple[Path, View], int] = {}
+    decoded: dict[tuple[Content, View], int] = {}
     for row, key in enumerate(zip(paths, _views(source, rows), strict=True)):
         if key in decoded:  # validation takes each picture at several times
             levels[row] = levels[decoded[key]]
@@ -393,10 +394,11 @@ def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     return levels  # (B, C, H, W), of clips (B, 3, F, H, W)
 
 
-def _seen(path: Path, view: View, spec: TensorSpec, rate: float | None) -> Tensor:
+def _seen(path: Content, view: View, spec: TensorSpec, rate: float | None) -> Tensor:
     """The view of a picture or clip."""
     if len(spec.shape) == _CLIP:
         taken = FrameSelection(frames=spec.shape[1], rate=rate)
+        assert isinstance(path, Path), "clips are files"
         return load_clip(path, size=_size_of(spec), taken=taken, start=view.start, crop=view.crop, flip=view.flip)
     return load_levels(path, size=_size_of(spec), channels=spec.shape[0], crop=view.crop, flip=view.flip)
 
@@ -407,7 +409,7 @@ def _frame_rates(source: BatchSource, rows: Rows) -> Tensor:
         return torch.ones(len(rows.samples))
     if source.frame_rate is not None:
         return torch.full((len(rows.samples),), source.frame_rate)
-    return torch.tensor([timeline_of(source.dataset.path(sample)).rate for sample in rows.samples])
+    return torch.tensor([timeline_of(Path(str(source.dataset.path(sample)))).rate for sample in rows.samples])
 
 
 def _masks(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:

@@ -7,19 +7,21 @@ a dot are left out.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median_low
+from typing import Any
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import LISTS, METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import FrameSelection, check_decoder, clip_header
+from diffusionpipe.trainer.data.content import Cell, Content, Member, Table
 from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
@@ -69,6 +71,8 @@ class Sample:
     """The picture that steers, as a path below the folder."""
     source: int = 0
     """The number of its source, where the data have several."""
+    place: tuple[int, ...] = ()
+    """The place of a picture that is not a file of its own: (shard, first byte, bytes), or (row of a table,)."""
     size: tuple[int, ...] = ()
     """Width and height of the picture as it is seen, where samples have several sizes."""
 
@@ -88,6 +92,12 @@ class Part:
     """The number of its samples."""
     repeats: int
     """How often an epoch has each of them."""
+    files: tuple[str, ...] = ()
+    """Its shards, or the files of its table; () where samples are files."""
+    split: str = ""
+    """The split of a table that is read."""
+    image: str = ""
+    """The column of a table that has the pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +117,16 @@ class Dataset:
     parts: tuple[Part, ...] = ()
     """The sources, by `Sample.source`; () where there is one folder. Names of samples begin with their source's."""
 
-    def path(self, index: int) -> Path:
-        """The file of sample `index`."""
-        return self._folder_of(index) / self.own_name(index)
+    def path(self, index: int) -> Content:
+        """The file of sample `index`, or the place of its bytes."""
+        sample = self.samples[index]
+        if not sample.place:
+            return self._folder_of(index) / self.own_name(index)
+        part = self.parts[sample.source]
+        if len(sample.place) == 1:
+            return Cell(Table(part.files, part.split, part.image), sample.place[0])
+        shard, start, size = sample.place
+        return Member(Path(part.files[shard]), start, size, self.own_name(index).rpartition(".tar/")[2])
 
     def condition_path(self, index: int) -> Path:
         """The file of the picture that steers sample `index`."""
@@ -118,7 +135,8 @@ class Dataset:
     def own_name(self, index: int) -> str:
         """The path of sample `index` below its folder, with "/"."""
         sample = self.samples[index]
-        return sample.name.removeprefix(f"{self.parts[sample.source].name}/") if self.parts else sample.name
+        prefix = f"{self.parts[sample.source].name}/" if self.parts else ""
+        return sample.name.removeprefix(prefix) if len(prefix) > 1 else sample.name
 
     @property
     def where(self) -> str:
@@ -201,6 +219,9 @@ class Rules:
     """Leave out pictures that cannot be read; None: they are errors."""
 
 
+STRICT = Rules()
+
+
 def scan(
     folder: Path | str,
     need: Condition | str,
@@ -208,7 +229,7 @@ def scan(
     taken: FrameSelection | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
-    rules: Rules = Rules(),
+    rules: Rules = STRICT,
 ) -> Dataset:
     """The samples of a folder, as `examine` finds them."""
     return examine(folder, need, taken=taken, check_headers=check_headers, progress=progress, rules=rules)[0]
@@ -221,7 +242,7 @@ def examine(
     taken: FrameSelection | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
-    rules: Rules = Rules(),
+    rules: Rules = STRICT,
 ) -> tuple[Dataset, Findings]:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
 
@@ -243,9 +264,9 @@ def examine(
     pictures = [name for name in listing.read if name in steered or name not in conditions]
     found = {*listing.read, *conditions.intersection(listing.apart)}
     headers = (
-        _headers(folder, sorted(found), kind, progress)
+        headers_of(folder, {name: folder / name for name in sorted(found)}, progress, kind.header_of)
         if check_headers
-        else _Headers(problems={}, sizes={}, rates={}, digests={}, contents="")
+        else Headers(problems={}, sizes={}, rates={}, digests={}, contents="")
     )
     described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is not Condition.LABEL)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
@@ -272,7 +293,7 @@ def examine(
     }
     reported = [f"{counted(len(names), what)}, e.g. {names[0]}" for what, names in problems.items() if names]
     if not rules.reports:
-        _raise(folder, problems)
+        raise_all(folder, problems)
     if not pictures:
         raise DataError(f"{folder}: none of its {kind.noun} can be read; repair them")
     rates = [headers.rates[name] for name in pictures if name in headers.rates]
@@ -290,7 +311,7 @@ def examine(
     findings = Findings(
         noun=kind.noun,
         sizes=tuple(headers.sizes.get(name) for name in pictures),
-        files={name: _digest(digest, described.get(name)) for name, digest in headers.digests.items()},
+        files={name: digest_of(digest, described.get(name)) for name, digest in headers.digests.items()},
         overlooked=(
             *(left_out if headers.problems or rules.reports else ()),
             *_overlooked(listing, known, kind, rules),
@@ -321,7 +342,7 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
     return listing
 
 
-def _digest(contents: bytes, about: Description | None) -> str:
+def digest_of(contents: bytes, about: Description | None) -> str:
     """Digest of a picture and its description; None: it is not a sample."""
     more = () if about is None or not about.others else (about.others,)
     said = "" if about is None else repr((about.text, about.label, about.condition, *more))
@@ -359,7 +380,7 @@ def _sample(name: str, about: Description) -> Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class _Headers:
+class Headers:
     """The facts from opening every picture."""
 
     problems: dict[str, str]
@@ -371,7 +392,12 @@ class _Headers:
     contents: str
 
 
-def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progress | None) -> _Headers:
+def headers_of(
+    folder: Path,
+    pictures: Mapping[str, Content],
+    progress: Progress | None,
+    header_of: Callable[[Any], Header] = read_header,
+) -> Headers:
     """Opens every picture or clip, and warns of pictures that are taken as sRGB though they say something else."""
     problems: dict[str, str] = {}
     sizes: dict[str, Size] = {}
@@ -380,11 +406,13 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
     colours, contents = [], blake2b(digest_size=16)
 
     def check(name: str) -> tuple[Header, bytes]:
-        header = kind.header_of(folder / name)
+        header = header_of(pictures[name])
         try:
-            return header, b"" if header.problem else fingerprint(folder / name)
+            return header, b"" if header.problem else fingerprint(pictures[name])
         except OSError as error:
             return Header(problem=f"{error.strerror}"), b""
+        except ValueError as error:
+            return Header(problem=str(error)), b""
 
     with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1))) as threads:
         checked = threads.map(check, pictures)
@@ -404,10 +432,10 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
                 progress(number, len(pictures))
     if colours:
         logger.warning('data=%s taken_as_srgb=%d examples="%s"', folder, len(colours), "; ".join(colours[:NUM_SHOWN]))
-    return _Headers(problems, sizes, rates, digests, contents.hexdigest()[:12])
+    return Headers(problems, sizes, rates, digests, contents.hexdigest()[:12])
 
 
-def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:
+def raise_all(folder: Path, problems: dict[str, Sequence[str]]) -> None:
     """Raise a DataError for the kinds of problems that have examples."""
     lines = []
     for kind, examples in problems.items():

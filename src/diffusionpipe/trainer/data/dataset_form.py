@@ -10,7 +10,10 @@ _SAMPLES = rows_of(Sample)
 
 def _write(dataset: Dataset) -> object:
     growth = [list(pair) for pair in dataset.growth]
-    parts = [[part.name, str(part.folder), part.count, part.repeats] for part in dataset.parts]
+    parts = [
+        [part.name, str(part.folder), part.count, part.repeats, list(part.files), part.split, part.image]
+        for part in dataset.parts
+    ]
     return [str(dataset.folder), dataset.contents, dataset.rate, growth, parts, _SAMPLES.write(dataset.samples)]
 
 
@@ -35,9 +38,21 @@ def _read(data: object) -> Dataset:
 
 
 def _part(found: object) -> Part:
-    if not isinstance(found, list) or [type(value) for value in found] != [str, str, int, int]:
-        raise ValueError("a source is a name, a folder and two whole numbers")
-    return Part(name=found[0], folder=Path(found[1]), count=found[2], repeats=found[3])
+    kinds = [str, str, int, int, list, str, str]
+    if not isinstance(found, list) or [type(value) for value in found] != kinds:
+        raise ValueError("sources are names, folders, whole numbers and files")
+    name, folder, count, repeats, files, split, image = found
+    if not all(isinstance(file, str) for file in files):
+        raise ValueError("sources have files by their names")
+    return Part(
+        name=name,
+        folder=Path(folder),
+        count=count,
+        repeats=repeats,
+        files=tuple(files),
+        split=split,
+        image=image,
+    )
 
 
 def _is_pair(found: object) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffusionpipe.errors import DataError
 from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.trainer.data.colours import colours_of, problem_of_colours, srgb_on_white
+from diffusionpipe.trainer.data.content import Content, bytes_of
 from diffusionpipe.trainer.data.levels import values_of_pictures
 from diffusionpipe.trainer.data.opening import opened_picture
 
@@ -28,7 +29,7 @@ _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and heigh
 class PictureError(DataError):
     """A picture cannot be decoded."""
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Content, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(f"{path}: cannot be decoded: {reason}; repair or remove it")
 
@@ -47,12 +48,12 @@ class Header:
     """Frames of a second of a clip."""
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Content) -> Header:
     """The facts in the header; it is read with the checksums that the format has."""
-    if problem := problem_of_file(path):
+    if isinstance(path, Path) and (problem := problem_of_file(path)):
         return Header(problem=problem)
     try:
-        if path.stat().st_size == 0:
+        if isinstance(path, Path) and path.stat().st_size == 0:
             return Header(problem="it is empty")
         with opened_picture(path) as picture:
             _refuse_unfit(picture)
@@ -65,11 +66,17 @@ def read_header(path: Path) -> Header:
     return Header(colours=colours, size=size)
 
 
-def fingerprint(path: Path) -> bytes:
+def fingerprint(path: Content) -> bytes:
     """A fingerprint of the file's contents: its length and the bytes at its start, middle and end, not its date.
 
     So a copy of a data folder has the same. A picture that took the place of another one has another.
     """
+    if not isinstance(path, Path):
+        held = bytes_of(path)
+        digest = blake2b(str(len(held)).encode(), digest_size=16)
+        for place in (0, len(held) // 2, max(0, len(held) - _BLOCK)):
+            digest.update(held[place : place + _BLOCK])
+        return digest.digest()
     size = path.stat().st_size
     digest = blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
@@ -80,7 +87,7 @@ def fingerprint(path: Path) -> bytes:
 
 
 def load_pixels(
-    path: Path, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
+    path: Content, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
     """The picture as float32 in [-1, 1], (channels, resolution, resolution); else as `load_levels`."""
     levels = load_levels(path, size=(resolution, resolution), channels=channels, crop=crop, flip=flip)
@@ -88,7 +95,7 @@ def load_pixels(
 
 
 def load_levels(
-    path: Path, *, size: Size, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
+    path: Content, *, size: Size, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
     """The picture as uint8 levels, (channels, height, width).
 
@@ -130,7 +137,7 @@ def placing(found: Size, size: Size, crop: tuple[float, float]) -> Placing:
     return Placing(resized=(width, height), left=left, top=top)
 
 
-def upright_size(path: Path) -> tuple[int, int]:
+def upright_size(path: Content) -> tuple[int, int]:
     """Width and height of the picture as it is seen, from its header.
 
     Raises:

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from diffusionpipe.trainer.data.content import Content
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, placing, read_header, reason_of
 from diffusionpipe.trainer.data.mask_kinds import NAME
 from diffusionpipe.trainer.data.opening import opened_picture
@@ -45,7 +46,7 @@ def load_loss_mask(
     return interpolate(torch.from_numpy(levels)[None, None], size=latents, mode="area")[0]  # (1, h, w)
 
 
-def problem_of_loss_mask(path: Path, picture: Path, found: Size | None) -> str | None:
+def problem_of_loss_mask(path: Path, picture: Content, found: Size | None) -> str | None:
     """Why a file cannot be the mask of a picture of size `found`; None if it can. Only its header is read."""
     if not path.is_file():
         return f"{picture}: its mask of the loss, {path}, is missing"

@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from diffusionpipe.trainer.data.content import Content
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, placing, reason_of, upright_size
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
 from diffusionpipe.trainer.data.opening import opened_picture
@@ -134,7 +135,7 @@ def _problem_of(levels: "np.ndarray[tuple[int, int], np.dtype[np.uint8]]", found
     return None
 
 
-def problems_of_mask(path: Path, picture: Path) -> str | None:
+def problems_of_mask(path: Path, picture: Content) -> str | None:
     """Why a file cannot be the mask of a picture; None if it can."""
     if not path.is_file():
         return f"{picture}: its mask {path} is missing"

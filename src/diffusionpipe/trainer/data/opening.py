@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
 from diffusionpipe.trainer.data.colours import stored_mode
+from diffusionpipe.trainer.data.content import Content, bytes_of
 from diffusionpipe.units import Bytes
 
 MAX_SIDE = 32_000
@@ -20,7 +22,7 @@ this level."""
 
 
 @contextmanager
-def opened_picture(path: Path) -> Iterator[Image.Image]:
+def opened_picture(path: Content) -> Iterator[Image.Image]:
     """The picture, of which only the header has been read.
 
     Raises:
@@ -31,7 +33,7 @@ def opened_picture(path: Path) -> Iterator[Image.Image]:
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = _MAX_TEXT, 4 * _MAX_TEXT
     try:
-        with Image.open(path) as picture:
+        with Image.open(path if isinstance(path, Path) else BytesIO(bytes_of(path))) as picture:
             width, height = picture.size
             if width * height > MAX_SIDE**2:
                 most = f"{MAX_SIDE:,} x {MAX_SIDE:,}"

@@ -97,9 +97,11 @@ def joined(found: Sequence[Found]) -> tuple[Dataset, Findings]:
         contents=contents.hexdigest()[:12],
         rate=median_low(rates) if rates else None,
         parts=tuple(
-            Part(
+            replace(
+                one.dataset.parts[0]
+                if one.dataset.parts
+                else Part(name="", folder=one.dataset.folder, count=0, repeats=1),
                 name=one.name,
-                folder=one.dataset.folder,
                 count=len(one.dataset.samples),
                 repeats=repeats[one.name],
             )

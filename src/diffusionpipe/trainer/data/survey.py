@@ -109,7 +109,7 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
             text += f" to {_of_size(ranked[-1])} (median {_of_size(ranked[len(ranked) // 2])})"
         text += " pixels"
     yield Line(name=noun, text=text)
-    for part in parts:
+    for part in (part for part in parts if part.name):
         own = f"{part.count:,} in {part.folder}" + (f", each {part.repeats:,} times" if part.repeats > 1 else "")
         yield Line(name=part.name, text=f"{own}: {_percent(part.count * part.repeats / number)} of an epoch")
     if held_out is not None:

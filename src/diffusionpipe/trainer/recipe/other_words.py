@@ -34,6 +34,8 @@ SAME: Mapping[str, str] = {
     "data.sources.NAME.regularisation": "is_reg is_regularisation_data with_prior_preservation reg_data_dir "
     "class_data_dir",
     "data.sources.NAME.loss_weight": "prior_loss_weight reg_weight",
+    "data.columns.image": "image_column filename_column",
+    "data.columns.text": "caption_column csv_caption_column",
     "data.loss_mask": "masked_loss mask_path conditioning_data_dir masked_training alpha_mask",
     "data.validation": "eval_datasets validation_data_dir validation_split eval_data_dir",
     "data.resolution": "width size image_size",
@@ -153,8 +155,7 @@ ABSENT: Mapping[str, str] = {
         "the attention of torch, which is fused, is always used; remove it"
     ),
     "allow_tf32 torch_compile compile": "it is not supported; remove it",
-    "caption_extension caption_ext caption_column": "captions are in metadata.jsonl, or in .txt files beside the "
-    "pictures; remove it",
+    "caption_extension caption_ext": "captions are in metadata.jsonl, or in .txt files beside the pictures; remove it",
 }
 """Words for which there is no key, and why."""
 

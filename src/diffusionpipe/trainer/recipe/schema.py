@@ -17,6 +17,7 @@ from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.versions import Versions
+from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
 from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, sides_of
 from diffusionpipe.trainer.data.treatment import Treatment
@@ -54,7 +55,7 @@ from diffusionpipe.trainer.recipe.section import (
     of_user,
     raise_problems,
 )
-from diffusionpipe.trainer.recipe.sources_section import MaskPattern, SourceSection
+from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, MaskPattern, SourceSection
 from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
 
@@ -106,6 +107,8 @@ class DataSection(Section):
     """Mirror every second picture from left to right, at random."""
     caption_dropout: Fraction = 0.1
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
+    columns: ColumnsSection = ColumnsSection()
+    """The section [data.columns]: the columns of tables."""
     captions: CaptionsSection = CaptionsSection()
     """The section [data.captions]: several captions, tags, alternatives, prefix, trigger word."""
     caption_chunks: Annotated[int, Field(ge=1, le=4)] = 1
@@ -133,6 +136,11 @@ class DataSection(Section):
         """The folders that are trained on, by the names of their sources; "" of `train`."""
         found = {name: source.path for name, source in self.sources.items()}
         return found if self.train is None else {"": self.train}
+
+    def columns_of(self, name: str) -> Columns:
+        """The columns of a source's table, by its name; "" of `train`."""
+        own = self.sources[name].columns if name else None
+        return (own or self.columns).columns
 
     @property
     def where(self) -> str:

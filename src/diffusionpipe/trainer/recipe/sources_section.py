@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, of_user
@@ -17,6 +18,24 @@ def pattern_of_masks(pattern: str) -> str:
 
 
 MaskPattern = Annotated[str, Field(min_length=1), AfterValidator(of_user), AfterValidator(pattern_of_masks)]
+
+
+class ColumnsSection(Section):
+    """[data.columns]: the columns of tables."""
+
+    image: str = "image"
+    """The column of pictures: their bytes, or the paths of their files."""
+    text: str = "text"
+    """The column of captions, each a text or a list of texts."""
+    label: str = "label"
+    """The column of classes."""
+    split: str = "train"
+    """The split that is read of a saved data set."""
+
+    @property
+    def columns(self) -> Columns:
+        """The columns as a scan reads them."""
+        return Columns(image=self.image, text=self.text, label=self.label, split=self.split)
 
 
 class SourceSection(Section):
@@ -33,6 +52,8 @@ class SourceSection(Section):
     """Factor of the loss of its samples."""
     loss_mask: Maybe[MaskPattern] = None
     """The path of each picture's mask of the loss, instead of data.loss_mask; "none": data.loss_mask."""
+    columns: Maybe[ColumnsSection] = None
+    """The columns of a table; "none": as [data.columns] says."""
     captions: Maybe[CaptionsSection] = None
     """How texts are made from its captions; "none": as [data.captions] says."""
 

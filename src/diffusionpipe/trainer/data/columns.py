@@ -1,0 +1,16 @@
+"""The columns of a table of samples."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of a table that are read."""
+
+    image: str = "image"
+    text: str = "text"
+    label: str = "label"
+    split: str = "train"
+
+
+USUAL_COLUMNS = Columns()

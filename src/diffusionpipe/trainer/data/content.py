@@ -1,0 +1,115 @@
+"""The places of a sample's bytes: a file of its own, a part of a tar file, or a row of a table.
+
+Files of all three kinds are read by the same readers, which get a path or one of these.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.data.places import is_saved, table_kind
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file in a tar file that is not compressed."""
+
+    file: Path
+    start: int
+    size: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of samples: files of one kind, or a data set that Hugging Face's library has saved."""
+
+    files: tuple[str, ...]
+    split: str
+    image: str
+    """The column of pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A picture in a row of a table."""
+
+    table: Table
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.table.files[0]} row {self.row}"
+
+
+Content = Path | Member | Cell
+
+
+def bytes_of(content: Content) -> bytes:
+    """The bytes of a picture.
+
+    Raises:
+        OSError, ValueError: they cannot be read, or there are none.
+    """
+    match content:
+        case Member(file, start, size):
+            with file.open("rb") as opened:
+                opened.seek(start)
+                found = opened.read(size)
+            if len(found) < size:
+                raise ValueError("its shard has been cut short since it was read first")
+            return found
+        case Cell(table, row):
+            return cell_bytes(opened_table(table)[row][table.image])
+    return content.read_bytes()
+
+
+def cell_bytes(value: object) -> bytes:
+    """The bytes in a cell: as they are, or as Hugging Face's library keeps pictures.
+
+    Raises:
+        OSError, ValueError: there are none.
+    """
+    found = value.get("bytes") if isinstance(value, dict) else value
+    if found is None and isinstance(value, dict) and value.get("path"):
+        return Path(value["path"]).read_bytes()
+    if not isinstance(found, bytes):
+        raise ValueError("the row holds no picture's bytes")
+    return found
+
+
+@lru_cache(maxsize=8)
+def opened_table(table: Table) -> Any:
+    """The rows of a table, read from disk where they are asked for, with pictures as their bytes.
+
+    Raises:
+        ConfigError: the extra is not installed, or the table cannot be read.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            f"{table.files[0]}: tables are read by datasets: pip install 'diffusionpipe[data]'"
+        ) from error
+    datasets.disable_progress_bars()
+    first = Path(table.files[0])
+    try:
+        if is_saved(first):
+            found = datasets.load_from_disk(str(first))
+            if isinstance(found, datasets.DatasetDict):
+                if table.split not in found:
+                    raise ConfigError(f"{first}: it has no split {table.split!r}; its splits are {', '.join(found)}")
+                found = found[table.split]
+        else:
+            found = datasets.load_dataset(table_kind(first), data_files=list(table.files), split="train")
+    except ConfigError:
+        raise
+    except Exception as error:  # readers of formats raise all kinds of errors
+        raise ConfigError(f"{first}: the table cannot be read: {type(error).__name__}: {error}") from error
+    if isinstance(found.features.get(table.image), datasets.Image):
+        found = found.cast_column(table.image, datasets.Image(decode=False))
+    return found
