@@ -119,8 +119,9 @@ def recipe_of(model: Path, data: Path, folder: Path, /, **sections: Mapping[str,
 
 
 def save_array(pictures: Sequence[Picture], captions: Sequence[str], path: Path) -> None:
-    """In place of the captioned grid: the pictures themselves, (pictures, H, W, 3)."""
-    np.save(path.with_suffix(".npy"), np.stack(pictures))
+    """In place of the captioned grid: the pictures themselves, (pictures, H, W, 3); none where their sizes differ."""
+    if len({picture.shape for picture in pictures}) == 1:
+        np.save(path.with_suffix(".npy"), np.stack(pictures))
 
 
 def train(

@@ -1,12 +1,21 @@
 """Runs over pictures of several sizes: recipes, validation, resuming on another layout."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_here
+
+from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.trainer.course import preparation
+from diffusionpipe.trainer.data.size_order import SizeOrder
+from diffusionpipe.trainer.data.sized import agree_on_sizes
+from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign
+from diffusionpipe.trainer.recipe import load_recipe
 
 PICTURES = ((16, 8), (8, 16), (16, 16), (24, 16), (16, 8), (40, 20), (20, 40), (8, 8), (12, 12), (16, 24))
 
@@ -37,12 +46,50 @@ def model(tmp_path_factory):
 SIZED = {"resolution": ["16x8", "8x16", 8], "same_size": 2}
 
 
-def recipe(model, data, folder, **sections):
+def recipe(model, data, folder, /, **sections):
     sections["data"] = {**SIZED, "validation": str(data), **sections.get("data", {})}
     sections["training"] = {"precision": "float64", **sections.get("training", {})}
     return recipe_of(model, data, folder, validation={"every": 3, "timesteps": [0.3]}, **sections)
 
 
+def test_three_sizes_train_and_a_run_s_own_recipe_means_the_same(model, data, tmp_path):
+    settings = recipe(model, data, tmp_path / "run", training={"steps": 2})
+    assert train_here(settings) == 2
+    assert sorted(losses_of(tmp_path / "run")) == [1, 2]
+    assert load_recipe(tmp_path / "run" / "recipe.toml").data == settings.data
+
+
+def order_of(job, seed):
+    """The sizes of a rank whose seed is another one."""
+    pictures = [(16, 8), (8, 16), (8, 8)] * 3
+    rules = SizeRules(areas=areas_of(["16x8", "8x16", 8], None))
+    order = SizeOrder(assignment=assign(pictures, rules, 1), seed=seed + job.membership.rank, run=1)
+    try:
+        agree_on_sizes(order)
+    except ConfigError as error:
+        return str(error)
+    return "agreed"
+
+
+@pytest.mark.slow
+def test_ranks_whose_sizes_differ_stop_with_both_named(crew):
+    first, second = crew.run(order_of, 3)
+    assert first == second
+    assert re.search(r"from sample \d+ on rank 0 has \d+ x \d+ pixels, rank 1 has \d+ x \d+ pixels; use one", first)
+
+
+def test_a_picture_that_is_another_one_on_this_machine_stops_with_both_sizes_named(model, data, tmp_path, monkeypatch):
+    def scanned(dataset, findings):
+        sizes = [(40, 20)] * len(findings.sizes)
+        return with_sizes(dataset, replace(findings, sizes=tuple(sizes)))
+
+    with_sizes = preparation._with_sizes
+    monkeypatch.setattr(preparation, "_with_sizes", scanned)
+    with pytest.raises(DataError, match=r"\.png has \d+ x \d+ pixels here, and 40 x 20 where rank 0 has read it"):
+        train_here(recipe(model, data, tmp_path / "run"))
+
+
+@pytest.mark.slow
 def test_three_sizes_train_validate_and_resume_on_two_stages_as_on_one_rank(model, data, tmp_path, crew):
     one = recipe(model, data, tmp_path / "one")
     assert train_here(one) == 6
@@ -56,3 +103,31 @@ def test_three_sizes_train_validate_and_resume_on_two_stages_as_on_one_rank(mode
     found = losses_of(tmp_path / "two")
     assert [found[step] for step in range(1, 7)] == pytest.approx([expected[step] for step in range(1, 7)], rel=1e-12)
     assert losses_of(tmp_path / "two", "validation_loss")[6] == pytest.approx(held[6], rel=1e-12)
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(model, data, tmp_path, crew):
+    drawn = {"every": 2, "steps": 2, "prompts": ["a", "b", "c"], "sizes": ["8x16", "8x8", "16x8"]}
+    sections = {"training": {"steps": 2}, "sampling": drawn}
+    train_here(recipe(model, data, tmp_path / "one", **sections))
+    crew.run(train, recipe(model, data, tmp_path / "two", **sections))
+    one, two = (
+        [Image.open(path) for path in sorted((tmp_path / run).glob("samples/*/*.png"))] for run in ("one", "two")
+    )
+    assert [picture.size for picture in one] == [(8, 16), (8, 8), (16, 8)]
+    assert [np.asarray(picture).tolist() for picture in one] == [np.asarray(picture).tolist() for picture in two]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"resolution": ["7x16", 8]}}, r"7 x 16 pixels: .* the nearest size that it takes is 8 x 16 pixels"),
+        ({"data": {"same_size": 4}, "training": {"batch": 6}}, "data.same_size: 4 does not divide training.batch = 6"),
+        ({"pipeline": {"microbatches": 1}}, "data.same_size: 2 samples in a row .* multiple of 4"),
+        ({"data": {"allow_growth": True}}, "allow_growth: new pictures would change the sizes"),
+        ({"sampling": {"every": 1, "prompts": ["a"], "sizes": ["9x9"]}}, "the nearest is 8x8"),
+    ],
+)
+def test_recipes_of_sizes_that_cannot_be_had_are_refused_by_name(model, data, tmp_path, sections, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        train_here(recipe(model, data, tmp_path / "run", **sections))

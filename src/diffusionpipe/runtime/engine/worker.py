@@ -39,7 +39,8 @@ class Worker:
 
     place: Place
     plan: Plan
-    model: ModelGraph
+    of_sizes: tuple[ModelGraph, ...]
+    """The model for each size of samples; plans are made for the first."""
     parameters: dict[str, nn.Parameter]
     """Trained parameters that this rank updates by canonical name, in the model's order: its blocks' parameters or,
     where updates are divided over data-parallel groups, its part of them."""
@@ -64,6 +65,11 @@ class Worker:
     """Brings the raw inputs to the device."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """The values of the 256 levels of a raw input that may be fed as uint8, by input, on the device."""
+
+    @property
+    def model(self) -> ModelGraph:
+        """The model for the size that plans are made for."""
+        return self.of_sizes[0]
 
     @property
     def train(self) -> Executor:
@@ -179,7 +185,7 @@ def build_worker(
     return Worker(
         place=place,
         plan=plan,
-        model=model,
+        of_sizes=(model, *others),
         parameters=held.parameters,
         owned=held.owned,
         gradients=held.gradients,

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from diffusionpipe.ir.size import Clip
+from diffusionpipe.trainer.inference.cascade_drawing import drawn_sizes
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Picture, still
 from diffusionpipe.trainer.inference.sample_file import Origin, file_name, write_sample
 from diffusionpipe.trainer.model.parameter_groups import is_averaged
+from diffusionpipe.trainer.recipe.size_rules import sizes_of
 from diffusionpipe.trainer.reporting.tracker import Shown
 from diffusionpipe.trainer.setup.session import Session
 
@@ -19,8 +22,16 @@ def sample_folder(run_folder: Path, step: int) -> Path:
     return run_folder / "samples" / f"step-{step:08d}"
 
 
-def keep_samples(pictures: Sequence[Picture], wish: SampleRequest, shared: Origin, folder: Path) -> tuple[Shown, ...]:
+def keep_samples(
+    pictures: Sequence[Picture],
+    wish: SampleRequest,
+    shared: Origin,
+    folder: Path,
+    sizes: Sequence[Clip] = (),
+) -> tuple[Shown, ...]:
     """Writes each picture into the folder and says where it is; `shared` is the common part of their origins.
+
+    `sizes`: the size of each, where they have several.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -28,7 +39,7 @@ def keep_samples(pictures: Sequence[Picture], wish: SampleRequest, shared: Origi
     shown = []
     for index, picture in enumerate(pictures):
         origin = replace(
-            shared,
+            shared if not sizes else replace(shared, resolution=sizes[index].width, height=sizes[index].height),
             prompt=wish.prompts[index] if wish.prompts else None,
             negative_prompt=wish.negatives[index] if wish.negatives else None,
             label=wish.labels[index] if wish.labels else None,
@@ -69,4 +80,6 @@ def keep_in_session(
     )
     folder = sample_folder(recipe.run.folder, step)
     shutil.rmtree(folder, ignore_errors=True)
-    return keep_samples(pictures, wish, shared, folder)
+    built = sizes_of(recipe.data)
+    sizes = [built[number] for number in drawn_sizes(recipe, len(wish))] if built else []
+    return keep_samples(pictures, wish, shared, folder, sizes)

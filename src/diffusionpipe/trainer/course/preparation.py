@@ -31,7 +31,7 @@ from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
 from diffusionpipe.trainer.data.scanning import examine_place
 from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sized import HeldSizes, Sized, sized
+from diffusionpipe.trainer.data.sized import HeldSizes, Sized, agree_on_sizes, sized
 from diffusionpipe.trainer.data.sizes import assign
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.sources import joined_of
@@ -173,7 +173,10 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
             is_continued=any(known),
         )
 
-    return on_all(sources)
+    counted, data = on_all(sources)
+    if data.sizes is not None:
+        agree_on_sizes(data.sizes.order)
+    return counted, data
 
 
 def _size_order(recipe: Recipe, dataset: Dataset) -> SizeOrder | None:

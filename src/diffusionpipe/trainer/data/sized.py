@@ -7,9 +7,12 @@ from itertools import groupby
 from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.runtime.compute.runs import joined_runs
+from diffusionpipe.runtime.job.agreement import agree
 from diffusionpipe.trainer.data.batch import BatchSource, Rows, Turn, make_batch, turns_of
+from diffusionpipe.trainer.data.images import upright_size
 from diffusionpipe.trainer.data.size_order import SizeOrder
 
 
@@ -75,6 +78,45 @@ def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int, held: HeldSi
     return FixedRows(rows=tuple(rows), counts=tuple(counts))
 
 
+_COMPARED = 256
+"""Runs at the start whose sizes all ranks compare; later ones follow from the same rule."""
+
+
+def agree_on_sizes(order: SizeOrder) -> None:
+    """Refuse ranks whose samples would have other sizes, before one waits for a message of another shape.
+
+    Every rank calls it.
+
+    Raises:
+        ConfigError: on every rank; it names both sizes.
+    """
+    own = [str(order.sizes[number]) for number in order.size_numbers(range(0, _COMPARED * order.run, order.run))]
+    texts = agree(lambda: "; ".join(own))
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            pairs = zip(texts[0].split("; "), text.split("; "), strict=True)
+            run, (first, other) = next((run, pair) for run, pair in enumerate(pairs) if pair[0] != pair[1])
+            raise ConfigError(
+                f"the ranks do not agree on the sizes of samples: from sample {run * order.run} on rank 0 has {first}, "
+                f"rank {rank} has {other}; use one version of DiffusionPipe and of numpy on all machines"
+            )
+
+
+def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
+    """Refuse pictures that are not those whose headers rank 0 has read. Raises DataError, which names both sizes."""
+    for sample in samples:
+        path, expected = source.dataset.path(sample), source.dataset.samples[sample].size
+        try:
+            found = upright_size(path)
+        except (OSError, ValueError):  # the decoder says more
+            continue
+        if expected and found != expected:
+            raise DataError(
+                f"{path} has {found[0]} x {found[1]} pixels here, and {expected[0]} x {expected[1]} where rank 0 has "
+                "read it; give all machines the same pictures"
+            )
+
+
 def turns_at(
     source: BatchSource, sizes: Sized | None, *, batch: int, step: int, positions: Sequence[int]
 ) -> tuple[Turn, ...]:
@@ -101,6 +143,7 @@ def sized_batch(
     for _, own in groupby(positions, lambda position: (start + position) // order.run):
         places = tuple(own)
         found = [order.at(start + place) for place in places]
+        _check_files(sizes.sources[0], [one.sample for one in found])
         rows = Rows(
             samples=tuple(one.sample for one in found),
             passes=tuple(one.epoch for one in found),

@@ -18,7 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.data.sizes import sides_of
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import (
@@ -32,9 +34,11 @@ from diffusionpipe.trainer.inference.drawing import (
 )
 from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.inference.known_pixels import with_known
+from diffusionpipe.trainer.recipe.size_rules import sizes_of
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.model.members import Member
+    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.setup.session import Session
 
 OnStep = Callable[[int, int], None]
@@ -48,11 +52,34 @@ def draw_in_session(
     Every rank of the job calls it. `settings`: one entry for each model; `on_step` is called with the denoising steps
     done and all of them.
     """
+    sizes = drawn_sizes(session.recipe, len(wish))
+    pictures: dict[int, Picture] = {}
+    for size in sorted(set(sizes)):
+        places = [place for place, own in enumerate(sizes) if own == size]
+        drawn = _drawn_at(session, size, wish.part(places), settings, on_step)
+        if len(places) == len(wish):
+            return drawn
+        if drawn is not None:
+            pictures |= dict(zip(places, drawn[-1], strict=True))
+    return ([pictures[place] for place in range(len(wish))],) if len(pictures) == len(wish) else None
+
+
+def drawn_sizes(recipe: "Recipe", count: int) -> list[int]:
+    """The number of the size of each picture to draw, among those that the model is built for."""
+    stated, built = recipe.sampling.sizes, sizes_of(recipe.data)
+    numbers = [built.index(Clip(width=width, height=height)) for width, height in map(sides_of, stated)]
+    return numbers * count if len(numbers) == 1 else numbers or [0] * count
+
+
+def _drawn_at(
+    session: "Session", size: int, wish: SampleRequest, settings: Sequence[SamplingSettings], on_step: OnStep | None
+) -> tuple[list[Picture], ...] | None:
+    """As `draw_in_session`, of pictures of one size."""
     drawn: list[list[Picture]] = []
     small: Tensor | None = None
     for index, member in enumerate(session.members):
         own = part_of(on_step, settings, index)
-        latents = latents_in_session(session, member, wish, settings[index], small, on_step=own)
+        latents = latents_in_session(session, member, wish, settings[index], small, size=size, on_step=own)
         if session.is_first:
             variant = member.recipe.model.variant
             pictures = None if latents is None else decoded_if_possible(member.folder, latents, variant)

@@ -1,9 +1,9 @@
 """Prompts and labels to the conditions of a drawing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_id
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
 from diffusionpipe.trainer.inference.known_pixels import Known, known_conditions
 
+T = TypeVar("T")
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
 
 
@@ -44,6 +45,21 @@ class SampleRequest:
 
     def __len__(self) -> int:
         return len(self.prompts) or len(self.labels)
+
+    def part(self, places: Sequence[int]) -> "SampleRequest":
+        """Some of the samples."""
+
+        def of(values: tuple[T, ...]) -> tuple[T, ...]:
+            return tuple(values[place] for place in places) if values else ()
+
+        return replace(
+            self,
+            prompts=of(self.prompts),
+            labels=of(self.labels),
+            negatives=of(self.negatives),
+            conditions=of(self.conditions),
+            known=of(self.known),
+        )
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -199,9 +215,9 @@ def _text_conditions(
     for mask, name in MASKS.items():
         if mask in shapes:
             conditions[mask] = token_mask(tokenizers[name], texts, shapes[mask][0])
-    size = float(shapes["pixels"][-1])
+    height, width = map(float, shapes["pixels"][-2:])
     if "time_ids" in shapes:
-        conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
+        conditions["time_ids"] = torch.tensor([[height, width, 0, 0, height, width]] * len(texts))
     if "guidance" in shapes:
         assert embedded_guidance is not None, "it is set for distilled models"
         conditions["guidance"] = torch.full((len(texts),), embedded_guidance)

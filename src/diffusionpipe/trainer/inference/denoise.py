@@ -266,12 +266,13 @@ class PipelinePredictor:
         device: torch.device,
         lead: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
         is_everywhere: bool = False,
+        size: int = 0,
     ) -> None:
         """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
 
         `lead`: the outputs of the denoiser's frozen layers for this rank's stages, from the times and, where they are
         here, the noisy latents. `is_everywhere`: every worker holds latents and gets the prediction, not only those
-        that need them.
+        that need them. `size`: the number of the samples' size.
         """
         self._backbone = backbone
         self._executor = worker.sample(backbone.name)
@@ -279,7 +280,9 @@ class PipelinePredictor:
         self._num_rows = num_rows
         self._device = device
         self._lead = lead
-        self._model = worker.model
+        self._model = worker.of_sizes[size]
+        store = self._executor.store
+        store.sizes = (size,) * len(store.cells)
         placement = self._executor.schedule.placement
         self._pipeline = placement.pipelines[0]
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
@@ -327,7 +330,8 @@ class PipelinePredictor:
         if noisy is not None and latents in store:
             store.write(latents, rows, noisy)
         if times in store:
-            store.view(times, Range(0, self.capacity)).fill_(timestep)
+            for view in store.views(times, Range(0, self.capacity)):
+                view.fill_(timestep)
         if self._lead is not None:
             given = {times: self._empty(times, self._num_rows).fill_(timestep)}
             if noisy is not None:

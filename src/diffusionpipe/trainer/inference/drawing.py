@@ -99,13 +99,15 @@ def latents_in_session(
     settings: SamplingSettings,
     small: Tensor | None = None,
     *,
+    size: int = 0,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
     """Latents of one of the session's models on the ranks that hold them; None on others, and in groups that draw none.
 
     Where diffusers' pipeline draws, decoded pictures on the first rank, or None without memory for them.
 
-    `small`: the small pictures that the model reads. `on_step` is called with the denoising steps done and all of them.
+    `small`: the small pictures that the model reads. `size`: the number of the samples' size.
+    `on_step` is called with the denoising steps done and all of them.
 
     The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
     that they are gathered together: then all draw the same.
@@ -114,13 +116,14 @@ def latents_in_session(
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
     backbone = next(one for one in session.model.backbones if one.name == member.name)
-    raw = _conditions(member, wish, settings, small)
+    graph, model = member.graph.of_sizes[size], worker.of_sizes[size]
+    raw = _conditions(member, graph, wish, settings, small)
     moving = [name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None]
     fed = [name for name in worker.sample(backbone.name).store if name not in moving]
     autocast = Arithmetic(precision=session.recipe.training.precision).context(session.job.device)
     with torch.no_grad(), autocast:
         on_device = {name: value.to(session.job.device) for name, value in raw.items()}
-        frozen = frozen_part(session.graph, fed, on_device, moving, worker.host_weights)
+        frozen = frozen_part(session.graph.of_sizes[size], fed, on_device, moving, worker.host_weights)
     predict = PipelinePredictor(
         worker,
         session.transport,
@@ -130,6 +133,7 @@ def latents_in_session(
         device=session.job.device,
         lead=frozen.leader(autocast, worker.sample(backbone.name).schedule.placement.pipelines[0].microbatches[0]),
         is_everywhere=family_of(member.folder).call is not None,
+        size=size,
     )
     del on_device, frozen  # the stages have copies
     order = Order(
@@ -137,14 +141,14 @@ def latents_in_session(
         variant=member.recipe.model.variant,
         settings=settings,
         num_samples=len(wish),
-        latents=session.model.tensor(backbone.noisy).shape,
+        latents=model.tensor(backbone.noisy).shape,
         resolution=member.recipe.data.resolution,
-        clip=clip_of(member.recipe),
+        clip=graph.size or clip_of(member.recipe),
         device=session.job.device,
         needs_pictures=False,
     )
     is_first = worker.place.group == 0
-    return drawn_by_stages(order, predict, member.graph, model=member.name, is_shown=is_first, on_step=on_step)
+    return drawn_by_stages(order, predict, graph, model=member.name, is_shown=is_first, on_step=on_step)
 
 
 def drawn_by_stages(
@@ -170,10 +174,10 @@ def drawn_by_stages(
 
 
 def _conditions(
-    member: "Member", wish: SampleRequest, settings: SamplingSettings, small: Tensor | None
+    member: "Member", graph: LayerGraph, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None
 ) -> dict[str, Tensor]:
     """The raw inputs of conditions, named as in the graph of all models."""
-    raw = with_mask(raw_conditions(wish, member.graph, member.folder, settings))
+    raw = with_mask(raw_conditions(wish, graph, member.folder, settings))
     if small is not None:
         raw |= small_conditions(small, member.graph, member.folder, settings, member.name)
     return {member.component(name): value for name, value in raw.items()}

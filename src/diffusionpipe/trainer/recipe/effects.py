@@ -81,7 +81,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     },
     "validation": {Effect.SAID: "timesteps samples", Effect.SILENT: "every"},
     "sampling": {
-        Effect.SILENT: "every at_start prompts negative_prompt labels images masks steps guidance "
+        Effect.SILENT: "every at_start prompts negative_prompt sizes labels images masks steps guidance "
         "true_cfg_scale noise_level scheduler seed"
     },
     "checkpoint": {Effect.SILENT: "every keep asynchronous adapters"},

@@ -35,6 +35,8 @@ class SamplingSection(Section):
     negative_prompt: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()
     """Things that the pictures should not show: one text for all prompts, or a list with one for each prompt. Guidance
     steers away from it instead of from the empty caption."""
+    sizes: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()
+    """With several sizes in data.resolution: one for all pictures or one for each, e.g. "768x512"."""
     labels: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
     """Classes to draw; for models with class labels."""
     images: Annotated[Several[Place], BeforeValidator(texts_for_text)] = ()
@@ -105,6 +107,15 @@ class SamplingSection(Section):
             )
         if self.images and self.every is None:
             raise ValueError("images: nothing is drawn; set every, or remove images and masks")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_are_one_for_each(self) -> Self:
+        count = len(self.prompts) or len(self.labels)
+        if len(self.sizes) not in (0, 1, count):
+            raise ValueError(
+                f"sizes: {len(self.sizes)} do not match {count} pictures; give one for all, or one for each"
+            )
         return self
 
     @model_validator(mode="after")

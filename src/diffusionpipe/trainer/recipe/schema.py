@@ -16,10 +16,11 @@ from pydantic import AfterValidator, Field, model_validator
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
-from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, sides_of
+from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, areas_of, sides_of
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
@@ -244,6 +245,12 @@ class DataSection(Section):
         return self
 
     @property
+    def areas(self) -> tuple[tuple[Clip, ...], ...]:
+        """The sizes of each area, where there are several."""
+        aspects = None if self.aspects is None else (self.aspects[0], self.aspects[1])
+        return areas_of(self.sizes or (self.resolution,), aspects, self.multiple)
+
+    @property
     def has_sizes(self) -> bool:
         """Whether pictures are brought to several sizes, or some are left out by theirs."""
         return bool(self.sizes) or self.aspects is not None or self.min_side is not None or not self.enlarge
@@ -397,6 +404,25 @@ def _batch_can_be_cut(
 def _pictures_are_read_as_they_are(*, data: DataSection, models: Mapping[str, MemberSection]) -> Iterator[str]:
     if models and all((own.resolution or data.resolution) < data.resolution for own in models.values()):
         yield f"data.resolution: no model reads pictures of {data.resolution}; set it to the largest resolution"
+
+
+def _drawn_sizes_are_trained(*, data: DataSection, sampling: SamplingSection) -> Iterator[str]:
+    if not sampling.sizes:
+        return
+    built = [size for area in data.areas for size in area] if data.has_sizes else []
+    for stated in sampling.sizes:
+        try:
+            width, height = sides_of(stated)
+        except ValueError as error:
+            yield f"sampling.sizes: {error}"
+            continue
+        size = Clip(width=width, height=height)
+        if not built:
+            yield "sampling.sizes: all pictures have one size; set data.aspects or several sizes, or remove sizes"
+            return
+        if size not in built:
+            near = min(built, key=lambda one: abs(one.width - width) + abs(one.height - height))
+            yield f"sampling.sizes: the run has no size {stated}; the nearest is {near.width}x{near.height}"
 
 
 def _sizes_go_with_the_rest(
@@ -564,6 +590,7 @@ _CHECKS: tuple[Check, ...] = (
     _batch_can_be_cut,
     _pictures_are_read_as_they_are,
     _sizes_go_with_the_rest,
+    _drawn_sizes_are_trained,
     _groups_can_be_trained,
     _warmup_ends_before_the_run,
     _schedule_can_be_had,

@@ -1,7 +1,7 @@
 """The sizes that a recipe wants, as rules for the assignment of pictures."""
 
 from diffusionpipe.ir.size import Clip
-from diffusionpipe.trainer.data.sizes import SizeRules, areas_of
+from diffusionpipe.trainer.data.sizes import SizeRules
 from diffusionpipe.trainer.recipe.schema import DataSection, Recipe
 
 
@@ -9,9 +9,8 @@ def rules_of(data: DataSection) -> SizeRules | None:
     """The rules of a recipe's data; None where all samples have one size and none is left out."""
     if not data.has_sizes:
         return None
-    aspects = None if data.aspects is None else (data.aspects[0], data.aspects[1])
     return SizeRules(
-        areas=areas_of(data.sizes or (data.resolution,), aspects, data.multiple),
+        areas=data.areas,
         most_cut=data.max_cut,
         min_side=data.min_side or 1,
         enlarge=data.enlarge,
