@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diffusionpipe.ir import COMPUTE_OPS, SEND_OPS, Action, Message, Op, Schedule, Span, Timeline
+from diffusionpipe.ir import COMPUTE_OPS, SEND_OPS, Action, Message, Op, Phase, Schedule, Span, Timeline
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.palette import OP_NAMES
 
@@ -73,12 +73,15 @@ def times_of_ranks(timeline: Timeline, schedule: Schedule) -> tuple[RankTimes, .
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         spans[span.worker].append(span)
-    messages = _Messages(schedule)
+    phases: dict[int, list[Phase]] = defaultdict(list)
+    for phase in timeline.update:
+        phases[phase.worker].append(phase)
+    messages, step = _Messages(schedule), timeline.step
     found: dict[int, RankTimes] = {}
     for ranks in copies:
         sent = {span.action.slot: span for rank in ranks for span in spans[rank] if span.action.op in SEND_OPS}
         for rank in ranks:
-            found[rank] = _times(_Rank(rank, spans[rank], timeline), messages, sent)
+            found[rank] = _times(_Rank(rank, spans[rank], phases[rank], step), messages, sent)
     return tuple(found[rank] for rank in sorted(found))
 
 
@@ -114,7 +117,13 @@ class _Rank:
 
     number: int
     spans: Sequence[Span]
-    timeline: Timeline
+    update: Sequence[Phase]
+    step: Seconds
+
+    @property
+    def collectives(self) -> Sequence[Span]:
+        """Sums and gathers, by their starts."""
+        return sorted((one for one in self.spans if one.action.op in _COLLECTIVES), key=lambda one: one.start)
 
 
 def _times(rank: _Rank, messages: _Messages, sent: Mapping[int | None, Span]) -> RankTimes:
@@ -127,14 +136,13 @@ def _times(rank: _Rank, messages: _Messages, sent: Mapping[int | None, Span]) ->
             waits += _explained(rank, (reached, span.start), str(span.action), senders)
         computing[name_of_work(span.action)] += max(0.0, span.end - max(reached, span.start))
         reached = max(reached, span.end)
-    phases = [one for one in rank.timeline.update if one.worker == rank.number]
-    for phase in sorted(phases, key=lambda one: one.start):
+    for phase in sorted(rank.update, key=lambda one: one.start):
         if phase.start > reached:
             waits += _split(rank, (reached, phase.start), END)
         computing[UPDATE] += max(0.0, phase.end - max(reached, phase.start))
         reached = max(reached, phase.end)
-    if rank.timeline.step > reached:
-        waits += _split(rank, (reached, rank.timeline.step), END)
+    if rank.step > reached:
+        waits += _split(rank, (reached, rank.step), END)
     return RankTimes(worker=rank.number, computing=dict(computing), waits=tuple(waits))
 
 
@@ -165,7 +173,7 @@ def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: 
 def _split(rank: _Rank, gap: tuple[Seconds, Seconds], rest: str, before: str = "") -> Iterator[Wait]:
     """The gap, cut at the edges of the collectives that run in it; other times have the cause `rest`."""
     reached, end = gap
-    for span in sorted((one for one in rank.spans if one.action.op in _COLLECTIVES), key=lambda one: one.start):
+    for span in rank.collectives:
         first, last = max(span.start, reached), min(span.end, end)
         if last <= first:
             continue

@@ -135,7 +135,7 @@ def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
         "predicted": page.step(),
         "alternatives": page.alternatives(),
         "timeline": page.timelines(),
-        "causes": page.causes() or absent("the times of a step are not known: there is no profile and no timeline"),
+        "causes": page.causes or absent("the times of a step are not known: there is no profile and no timeline"),
         "memory": page.memory(),
         "stages": page.stages(),
     }
@@ -143,7 +143,7 @@ def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
 
 def _slowness(page: PlanPage | None, measured: tuple[float, str] | None) -> Json:
     """Whether a step takes longer than predicted, and the largest causes of lost time."""
-    causes = page.causes() if page is not None else []
+    causes = page.causes if page is not None else []
     predicted = page.step() if page is not None else None
     found: dict[str, object] = {"word": "", "mood": "none", "text": []}
     text: list[object] = []

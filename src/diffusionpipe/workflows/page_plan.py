@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
@@ -102,6 +103,7 @@ class PlanPage:
             found[worker] = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}, {ranks[1]}{more}"
         return found
 
+    @cached_property
     def causes(self) -> list[Json]:
         """The use of a step's time on each rank: measured, and predicted."""
         found = []

@@ -51,10 +51,18 @@ def without_tokens(value: object) -> object:
 
 
 def rows_of(recipes: Sequence[Mapping[str, object]]) -> list[Json]:
-    """A row for each key with its value in each recipe, those that differ first; "" where a recipe lacks the key."""
+    """A row for each key with its value in each recipe, those that differ first; "" where a recipe lacks the key.
+
+    Keys that only some recipes have, as recipes of different versions do, come after the values that differ.
+    """
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
     rows: list[Json] = []
     for key in keys:
         values = [str(recipe.get(key, "")) for recipe in recipes]
         rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
-    return sorted(rows, key=lambda row: not row["differs"])
+    return sorted(rows, key=_place)
+
+
+def _place(row: Json) -> tuple[bool, bool]:
+    values = row["values"]
+    return not row["differs"], isinstance(values, list) and "" in values

@@ -38,6 +38,9 @@ class Actions:
 
     def __init__(self, plan: Plan, graph: ModelGraph | None) -> None:
         self._plan, self._graph = plan, graph
+        self._sizes = {one.name: one.num_bytes for one in graph.tensors} if graph else {}
+        self._numbers = {one.name: prod(one.shape) for one in graph.parameters} if graph else {}
+        self._layers = {one.name for one in graph.layers} if graph else set()
         self._number: dict[tuple[str, str], int] = {}
         self._kind: dict[tuple[str, str, int], int] = {}
         self.rows: list[list[object]] = []
@@ -90,17 +93,13 @@ class Actions:
         ]
 
     def _bytes(self, tensors: tuple[str, ...], samples: int) -> int:
-        if self._graph is None:
-            return 0
-        known = {tensor.name: tensor.num_bytes for tensor in self._graph.tensors}
-        return sum(known.get(name, 0) for name in tensors) * samples
+        return sum(self._sizes.get(name, 0) for name in tensors) * samples
 
     def parameters(self, layers: tuple[str, ...]) -> int:
         """The numbers in the parameters of these layers; 0 where they are not known."""
-        if self._graph is None or not all(name in {layer.name for layer in self._graph.layers} for name in layers):
+        if self._graph is None or not self._layers.issuperset(layers):
             return 0
-        shapes = {one.name: one.shape for one in self._graph.parameters}
-        return sum(prod(shapes[name]) for name in self._graph.parameters_of(layers))
+        return sum(self._numbers[name] for name in self._graph.parameters_of(layers))
 
 
 def timeline_data(timeline: Timeline, plan: Plan, source: Source, actions: Actions, names: Mapping[int, str]) -> Json:
@@ -163,7 +162,8 @@ class _Colours:
             )
         if op is Op.ENCODE:
             component = self._components.get(action.slot or 0, "frozen")
-            return f"frozen: {component}", self._of_component.get(component, palette.PROBE), _COMPUTE
+            name = "frozen layers" if component == "frozen" else f"frozen: {component}"
+            return name, self._of_component.get(component, palette.PROBE), _COMPUTE
         if op in MESSAGE_OPS:
             sends = op in SEND_OPS
             return ("send", palette.SEND, _MESSAGES) if sends else ("receive", palette.RECEIVE, _MESSAGES)

@@ -42,7 +42,7 @@ dp.isAbsent = (part) => Boolean(part && part.absent);
 
 /** A table in a frame that scrolls sideways on narrow screens. */
 dp.table = function (caption, heads, rows) {
-  return dp.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+  return dp.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${caption}` },
     dp.el("table", {}, dp.el("caption", { class: "hidden" }, caption),
       dp.el("thead", {}, dp.el("tr", {}, heads.map((head) => dp.el("th", { scope: "col" }, head)))),
       dp.el("tbody", {}, rows)));

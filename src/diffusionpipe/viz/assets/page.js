@@ -109,8 +109,8 @@ dp.differences = function (report) {
   const { of, rows } = report.recipes;
   const differing = rows.filter((row) => row.differs);
   return dp.section("differences", "What differs", "Keys of the recipes that are not the same in all runs.",
-    differing.length ? dp.table("Differences of the recipes", ["key", ...of.map((place) => report.items[place].name)],
-      differing.map((row) => dp.row([dp.el("code", {}, row.key), ...row.values.map((value) => dp.el("code", {}, value))])))
+    differing.length ? dp.el("div", { class: "tall" }, dp.table("Differences of the recipes", ["key", ...of.map((place) => report.items[place].name)],
+      differing.map((row) => dp.row([dp.el("code", {}, row.key), ...row.values.map((value) => (value ? dp.el("code", {}, value) : "not there"))]))))
       : dp.el("p", {}, of.length > 1 ? "The recipes are the same." : "Fewer than two of these have a recipe."));
 };
 
@@ -143,7 +143,7 @@ dp.causes = function (item) {
   return dp.section("waits", "Where the time goes", "Computing in solid colours, waiting hatched.", part.map((cause) => [
     dp.el("h3", {}, `${cause.source[0].toUpperCase()}${cause.source.slice(1)} step: `, dp.figure(cause.step)),
     dp.el("ul", { class: "legend" }, cause.parts.map((one) => dp.el("li", {}, dp.patch(dp.partColour(one.name), one.wait), `${one.wait ? "waits: " : ""}${one.name}`))),
-    dp.el("div", { class: "ranks" }, cause.ranks.map((rank) => {
+    dp.el("div", { class: "ranks", tabindex: 0, role: "region", "aria-label": `Ranks of the ${cause.source} step` }, cause.ranks.map((rank) => {
       const waits = new Set(cause.parts.filter((one) => one.wait).map((one) => one.name));
       return [dp.el("span", { class: "small" }, rank.name), dp.stack(rank.parts.map((one) => ({ ...one, wait: waits.has(one.name) })), rank.name)];
     })),
@@ -173,7 +173,7 @@ dp.memory = function (item) {
   };
   return dp.section("memory", "Memory of a step", `Predicted, each rank at its peak${part.workload ? `, with ${part.workload}` : ""}.`,
     dp.el("ul", { class: "legend" }, kinds.map((kind) => dp.el("li", {}, dp.patch(colour(kind)), kind))),
-    dp.el("div", { class: "ranks wide" }, part.rows.map((row) => [dp.el("span", { class: "small" }, row.name), bar(row),
+    dp.el("div", { class: "ranks wide", tabindex: 0, role: "region", "aria-label": "Memory of the ranks" }, part.rows.map((row) => [dp.el("span", { class: "small" }, row.name), bar(row),
       dp.el("span", { class: "small" }, dp.figure(row.total), row.room && [" of ", dp.figure(row.room)])])),
     dp.el("details", {}, dp.el("summary", {}, "All numbers"),
       dp.table("Memory by kind", ["rank", "kind", "bytes"], part.rows.flatMap((row) => row.items.map((one) => dp.row([row.name, one.kind, dp.figure(one)]))))));
@@ -257,7 +257,7 @@ dp.recipe = function (report) {
   const { of, rows } = report.recipes;
   const gone = report.items.filter((item) => item.recipe && item.recipe.absent).map((item) => dp.absent(item.recipe.absent));
   const made = report.items.filter((item) => item.made_with && item.made_with.length);
-  const planned = made.map((item) => [dp.el("h3", {}, `${item.name} was planned with`), dp.el("ul", { class: "layers" }, item.made_with.map((word) => dp.el("li", {}, word)))]);
+  const planned = made.map((item) => [dp.el("h3", {}, `${item.name} was planned with`), dp.el("ul", { class: "layers", tabindex: 0 }, item.made_with.map((word) => dp.el("li", {}, word)))]);
   const body = dp.el("div", {});
   const search = dp.el("input", { type: "search", placeholder: "Filter keys", "aria-label": "Filter keys", input: () => fill() });
   const fill = () => body.replaceChildren(dp.table("Recipe", ["key", ...of.map((place) => (of.length > 1 ? report.items[place].name : "value"))],

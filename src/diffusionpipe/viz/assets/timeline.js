@@ -445,7 +445,7 @@ dp.Timeline = class {
       `${dp.short(span.end - span.start)} ${timeline.unit}`), facts.map((fact) => ` \u00b7 ${fact}`)),
       layers.length > 0 && dp.el("details", { open: layers.length <= 12 },
         dp.el("summary", {}, `${layers.length} ${layers.length === 1 ? "layer" : "layers"}`),
-        dp.el("ul", { class: "layers" }, layers.map((name) => dp.el("li", {}, name)))));
+        dp.el("ul", { class: "layers", tabindex: 0, "aria-label": "Layers" }, layers.map((name) => dp.el("li", {}, name)))));
   }
 
   // Keys.

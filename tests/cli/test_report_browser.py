@@ -1,0 +1,257 @@
+import json
+import re
+import sys
+import tomllib
+from statistics import fmean, median
+
+import pytest
+from browser import Tab, browsing, needs_browser
+from report_runs import SCRIPT, make_run, write_plan_of
+
+from diffusionpipe.ir.files import read_timeline
+from diffusionpipe.workflows.page import report_page
+
+needs_browser()
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+MOST_BARS = 8000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("pages") / "birds", steps=400)
+
+
+@pytest.fixture(scope="module")
+def pages(run, tmp_path_factory):
+    """The pages of a run, of a plan of 64 ranks with 500 actions and more each, and of two runs."""
+    folder = tmp_path_factory.mktemp("reports")
+    write_plan_of(folder / "large", stages=64, microbatches=85, ranks=64, measured=False, layers=128)
+    other = make_run(folder / "other", start=2.0, steps=300, seed=1)
+    sources = {"run": [run], "plan": [folder / "large/plan.json"], "two": [run, other]}
+    for name, found in sources.items():
+        (folder / f"{name}.html").write_text(report_page(found), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in sources}
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "two"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_opens_without_a_request_and_without_an_error(browser, pages, name, scheme):
+    tab = Tab(browser, pages[name], scheme=scheme)
+    assert tab.left == []
+    assert tab.said == []
+    assert tab.page.evaluate("document.querySelectorAll('data.figure').length") > 20
+
+
+def test_a_narrow_page_does_not_scroll_sideways(browser, pages):
+    for name in ("run", "two"):
+        tab = Tab(browser, pages[name], width=400)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def value_in(folder, file, key):
+    """The number that a key names in a file of a run, computed without the code of the page; None for other keys."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    if file == "metrics.jsonl":
+        if found := re.fullmatch(r"(\w+) @ step (\d+)", key):
+            return next(row[found[1]] for row in rows if row["step"] == int(found[2]) and found[1] in row)
+        if found := re.fullmatch(r"(median|mean)\((\w+)\) of steps (\d+) to (\d+)", key):
+            span = range(int(found[3]), int(found[4]) + 1)
+            values = [row[found[2]] for row in rows if row["step"] in span and found[2] in row]
+            return {"median": median, "mean": fmean}[found[1]](values)
+        if key == "last(step)":
+            return max(row["step"] for row in rows if "loss" in row)
+    if file == "recipe.toml":
+        value = tomllib.loads((folder / file).read_text())
+        for part in key.split("."):
+            value = value[part]
+        return value
+    if file == "cluster.json":
+        found = re.fullmatch(r"devices\[(\d+)\]\.memory", key)
+        return json.loads((folder / file).read_text())["devices"][int(found[1])]["memory"]
+    if file == "timeline.json":
+        timeline = read_timeline(folder / file)
+        if key == "step of the timeline":
+            return max(one.end for one in (*timeline.spans, *timeline.update))
+        if found := re.fullmatch(r"forward, rank (\d+)", key):
+            spans = [one for one in timeline.spans if one.worker == int(found[1]) and one.action.op == "F"]
+            return sum(one.end - one.start for one in spans)
+    return None
+
+
+def number_of(text):
+    """The number that a text shows, in the unit of the file."""
+    number, _, unit = text.replace(",", "").partition(" ")
+    scale = {"ms": 1e-3, "GiB": 2**30, "MiB": 2**20}.get(unit, 1.0)
+    if number.endswith("%"):
+        number, scale = number[:-1], 0.01
+    return float(number) * scale
+
+
+def test_each_number_that_is_shown_is_that_of_its_file(browser, pages, run):
+    tab = Tab(browser, pages["run"])
+    shown = tab.page.evaluate(
+        "[...document.querySelectorAll('data.figure')].map(e => [e.textContent, e.dataset.file, e.dataset.key])"
+    )
+    assert [one for one in shown if not one[1] or not one[2]] == []
+    compared = dict.fromkeys(("metrics.jsonl", "recipe.toml", "cluster.json", "timeline.json"), 0)
+    for text, file, key in shown:
+        value = value_in(run, file, key)
+        if value is not None:
+            assert number_of(text) == pytest.approx(value, rel=6e-3), (text, file, key)
+            compared[file] += 1
+    assert all(compared.values())
+    assert compared["metrics.jsonl"] >= 15
+
+
+def test_captions_are_shown_as_texts_and_never_run(browser, pages):
+    tab = Tab(browser, pages["run"])
+    assert tab.page.title() == "birds - DiffusionPipe"
+    captions = tab.page.eval_on_selector_all("#samples figcaption", "all => all.map(one => one.textContent)")
+    assert captions == ["a red cat", SCRIPT, "חתול אדום"]
+
+
+def test_a_frame_draws_at_most_8000_bars_at_every_zoom_and_says_what_it_merges(browser, pages):
+    tab = Tab(browser, pages["plan"])
+    tab.page.locator("#timeline .frame").scroll_into_view_if_needed()
+    merged, times = [], []
+    for _ in range(14):
+        frame = tab.page.locator("#timeline .frame")
+        assert 0 < int(frame.get_attribute("data-bars")) <= MOST_BARS
+        times.append(float(frame.get_attribute("data-ms")))
+        merged.append("merged" in tab.page.locator("#timeline [role=note]").inner_text())
+        tab.page.get_by_label("Zoom in").click()
+    sys.stdout.write(f"milliseconds of a frame: {times}\n")
+    assert merged[0]
+    assert not merged[-1]
+
+
+def test_merged_bars_keep_the_idle_part_of_their_time(browser, pages):
+    tab = Tab(browser, pages["plan"])
+    busy = """() => {
+      const data = JSON.parse(document.getElementById('data').textContent).items[0].timeline;
+      const drawn = new dp.Timeline(data);
+      Object.assign(drawn, { width: 500, height: 520, gutter: 84, offset: 0, from: 0, to: drawn.length });
+      let bucket = drawn.length / 20, bars = drawn.collect(0, drawn.length, 26, 520, bucket);
+      const sum = {};
+      for (const bar of bars) {
+        const key = `${bar.line.row.worker}/${bar.lane}`;
+        sum[key] = (sum[key] || 0) + bar.busy;
+        if (bar.count > 1 && bar.lane === 0 && bar.busy > 1.001 * (bar.end - bar.start)) throw new Error('busy');
+      }
+      const wrong = [];
+      for (const line of drawn.lines.filter((one) => one.lanes)) line.lanes.forEach((spans, lane) => {
+        const key = `${line.row.worker}/${lane}`;
+        const whole = spans.reduce((total, one) => total + one.end - one.start, 0);
+        if (key in sum && Math.abs(sum[key] - whole) > 1e-6 * whole) wrong.push([key, sum[key], whole]);
+      });
+      return { wrong, merged: bars.filter((bar) => bar.count > 1).length };
+    }"""
+    found = tab.page.evaluate(busy)
+    assert found["wrong"] == []
+    assert found["merged"] > 100
+
+
+def test_dragging_draws_the_strip_that_comes_into_view_and_the_same_picture(browser, pages):
+    tab = Tab(browser, pages["run"])
+    frame = tab.page.locator("#timeline .frame")
+    frame.scroll_into_view_if_needed()
+    for _ in range(3):
+        tab.page.get_by_label("Zoom in").click()
+    whole = int(frame.get_attribute("data-bars"))
+    box = frame.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + 60
+    tab.page.mouse.move(x, y)
+    tab.page.mouse.down()
+    tab.page.mouse.move(x - 40, y)
+    assert frame.get_attribute("data-part") == "strip"
+    assert int(frame.get_attribute("data-bars")) < whole
+    picture = "document.querySelector('#timeline canvas').toDataURL()"
+    dragged = tab.page.evaluate(picture)
+    tab.page.mouse.up()  # draws the whole frame again
+    assert frame.get_attribute("data-part") == "whole"
+    assert differing(dragged, tab.page.evaluate(picture)) < 0.002
+
+
+def differing(one, other):
+    """The part of the pixels of two pictures that clearly differ."""
+    from base64 import b64decode
+    from io import BytesIO
+
+    import numpy as np
+    from PIL import Image
+
+    first, second = (
+        np.asarray(Image.open(BytesIO(b64decode(url.partition(",")[2]))).convert("RGB"), dtype=int)
+        for url in (one, other)
+    )
+    return float((np.abs(first - second).max(axis=2) > 60).mean())
+
+
+def test_the_keyboard_reaches_every_action_of_the_timeline_and_each_is_read_out(browser, pages, run):
+    tab = Tab(browser, pages["run"])
+    tab.page.locator("#timeline .frame").focus()
+    counts = tab.page.evaluate(
+        """JSON.parse(document.getElementById('data').textContent).items[0].timeline.timelines
+             .flatMap((one) => one.rows.map((row) => row.spans.length / 3))"""
+    )
+    read = set()
+    for place, count in enumerate(counts):
+        if place:
+            tab.page.keyboard.press("ArrowDown")
+        tab.page.keyboard.press("Home")
+        for _ in range(count):
+            read.add(tab.page.locator("#timeline-reading").inner_text())
+            tab.page.keyboard.press("ArrowRight")
+    assert len(read) == sum(counts)
+    assert any("forward, stage 0, micro-batch 0 (0F0)" in text for text in read)
+
+
+def test_an_action_shows_its_layers(browser, pages):
+    tab = Tab(browser, pages["run"])
+    tab.page.locator("#timeline .frame").focus()
+    tab.page.keyboard.press("Home")
+    for _ in range(12):
+        if "forward, stage 0" in tab.page.locator("#timeline-reading").inner_text():
+            break
+        tab.page.keyboard.press("ArrowRight")
+    facts = tab.page.locator("#timeline .facts").inner_text()
+    assert "3 layers" in facts
+    assert "measured:" in facts
+
+
+def test_the_slider_shows_the_samples_of_its_step(browser, pages):
+    tab = Tab(browser, pages["run"])
+    assert tab.page.locator("#samples h3").first.inner_text() == "step 200"
+    tab.page.get_by_label("Step", exact=True).focus()
+    tab.page.keyboard.press("ArrowLeft")
+    assert tab.page.locator("#samples h3").first.inner_text() == "step 100"
+
+
+def test_two_runs_show_their_differences_first_and_align_by_samples(browser, pages):
+    tab = Tab(browser, pages["two"])
+    first = tab.page.eval_on_selector("main > section", "one => one.id")
+    assert first == "differences"
+    keys = tab.page.eval_on_selector_all(
+        "#differences tbody tr td:first-child", "all => all.map(one => one.textContent)"
+    )
+    assert keys == ["run.folder", "run.seed"]
+    tab.page.get_by_label("Align the runs by").select_option("samples")
+    assert tab.said == []
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "two"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_and_names_pass_axe(browser, pages, name, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    tab = Tab(browser, pages[name], scheme=scheme)
+    tab.page.evaluate("document.querySelector('meta[http-equiv]').remove()")
+    found = Axe().run(tab.page).response["violations"]
+    assert [(one["id"], [node["html"][:150] for node in one["nodes"][:3]]) for one in found] == []
