@@ -25,7 +25,7 @@ from diffusionpipe.workflows.page_metrics import (
     speed_of,
     usual,
 )
-from diffusionpipe.workflows.page_plan import PlanPage, reason_of
+from diffusionpipe.workflows.page_plan import PlanPage, page_of_file, reason_of
 from diffusionpipe.workflows.page_recipe import LEFT_OUT, RECIPE, recipe_of, rows_of
 from diffusionpipe.workflows.page_samples import MOST, samples_of
 
@@ -100,7 +100,7 @@ def _plan(path: Path) -> Json:
         raise ConfigError(f"there is no run folder and no plan file {path}; check the path")
     plan = read_plan(path)
     check_plan(plan, source=path)
-    page = PlanPage(plan, path)
+    page = page_of_file(plan, path)
     return {
         "kind": "plan",
         "name": path.name,
@@ -121,7 +121,7 @@ def _plan_page(path: Path) -> tuple[PlanPage | None, str]:
         check_plan(plan, source=path)
     except DiffusionPipeError as error:
         return None, reason_of(error)
-    return PlanPage(plan, path), ""
+    return page_of_file(plan, path), ""
 
 
 def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
@@ -133,7 +133,7 @@ def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
     return {
         "layout": page.title(),
         "predicted": page.step(),
-        "alternatives": page.alternatives(),
+        "alternatives": page.alternatives,
         "timeline": page.timelines(),
         "causes": page.causes or absent("the times of a step are not known: there is no profile and no timeline"),
         "memory": page.memory(),

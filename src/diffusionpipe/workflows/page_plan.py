@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ from diffusionpipe.workflows.run_facts import ranks_of_worker
 from diffusionpipe.workflows.run_timeline import timeline_title
 
 if TYPE_CHECKING:
+    from diffusionpipe.ir.alternatives import Alternatives
     from diffusionpipe.workflows.plan_times import PlanTimes
 
 T = TypeVar("T")
@@ -28,23 +29,28 @@ _NAMED = 5
 """The most waits that are listed one by one."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class PlanPage:
-    """The parts of a page that a plan file and the files beside it give."""
+    """The parts of a page that a plan gives, with its prediction and its measured timeline; texts say why one lacks."""
 
-    def __init__(self, plan: Plan, plan_file: Path) -> None:
-        self.plan, self._file = plan, plan_file
-        self._predicted = _found_or_reason(lambda: _found(plan, plan_file))
-        self._measured = _found_or_reason(lambda: _measured(plan_file.with_name(MEASURED)))
+    plan: Plan
+    file: str
+    """The name of the plan file, to which the numbers of the plan lead."""
+    predicted: PlanTimes | str
+    source: str
+    """The names of the files from which the prediction is made."""
+    actual: Timeline | str
+    alternatives: Json
 
     @property
     def times(self) -> PlanTimes | None:
         """The prediction, if there is one."""
-        return None if isinstance(self._predicted, str) else self._predicted
+        return None if isinstance(self.predicted, str) else self.predicted
 
     @property
     def measured(self) -> Timeline | None:
         """The measured timeline, if there is one of this plan."""
-        return None if isinstance(self._measured, str) else self._measured
+        return None if isinstance(self.actual, str) else self.actual
 
     def title(self) -> str:
         """The layout in words."""
@@ -57,13 +63,8 @@ class PlanPage:
             return None
         proposal = times.proposal
         if proposal is None:
-            return seconds(times.timeline.step, self._source_name(), "step of the timeline")
-        return seconds(proposal.step, self._source_name(), "iteration + update, simulated")
-
-    def _source_name(self) -> str:
-        if self.times is not None and self.times.proposal is None:
-            return prediction_file(self._file).name
-        return "profile.json, cluster.json, plan.json"
+            return seconds(times.timeline.step, self.source, "step of the timeline")
+        return seconds(proposal.step, self.source, "iteration + update, simulated")
 
     def timelines(self) -> Json:
         """The predicted and the measured step on one axis, with what their actions run."""
@@ -71,17 +72,17 @@ class PlanPage:
         actions, found, notes = Actions(self.plan, graph), [], []
         if self.times is not None:
             is_timed = self.times.axis.name == "ms"
-            file = self._source_name() if is_timed else self._file.name
+            file = self.source if is_timed else self.file
             source = Source(name="predicted", file=file, unit="ms" if is_timed else "units")
             found.append(timeline_data(self.times.timeline, self.plan, source, actions, self._names()))
             notes.append(f"Predicted: {self.times.source}.")
         else:
-            notes.append(f"Predicted: {self._predicted}.")
+            notes.append(f"Predicted: {self.predicted}.")
         if self.measured is not None and (not found or found[0]["unit"] == "ms"):
             source = Source(name="measured", file=MEASURED)
             found.append(timeline_data(self.measured, self.plan, source, actions, {}))
-        elif isinstance(self._measured, str):
-            notes.append(f"Measured: {self._measured}.")
+        elif isinstance(self.actual, str):
+            notes.append(f"Measured: {self.actual}.")
         if not found:
             return absent(" ".join(notes))
         return {
@@ -112,14 +113,14 @@ class PlanPage:
             found.append(_causes(self.measured, self.plan, ("measured", MEASURED), names))
         if self.times is not None and self.times.axis.name == "ms":
             names = self._names()
-            found.append(_causes(self.times.timeline, self.plan, ("predicted", self._source_name()), names))
+            found.append(_causes(self.times.timeline, self.plan, ("predicted", self.source), names))
         return found
 
     def memory(self) -> Json:
         """The predicted memory of each rank at its peak, by kind, with the room of its device."""
         times = self.times
         if times is None:
-            return absent(f"memory is not known: {self._predicted}")
+            return absent(f"memory is not known: {self.predicted}")
         if times.proposal is None or times.setting is None:
             return absent(
                 "the memory of a step is not known: there is no profile.json beside the plan; "
@@ -157,14 +158,14 @@ class PlanPage:
             layers = [name for block in stage.blocks for name in self.plan.blocks[block]]
             held = sum(parameters.parameters(self.plan.blocks[block]) for block in stage.blocks)
             row: dict[str, object] = {
-                "stage": figure(str(place), place, self._file.name, "train.placement.stages"),
+                "stage": figure(str(place), place, self.file, "train.placement.stages"),
                 "ranks": self._names()[stage.worker],
-                "layers": count(len(layers), self._file.name, f"len(blocks{list(stage.blocks)})"),
+                "layers": count(len(layers), self.file, f"len(blocks{list(stage.blocks)})"),
                 "first": layers[0],
                 "last": layers[-1],
                 "parameters": count(held, "profile.json", f"parameters of stage {place}") if held else None,
             }
-            for name, means, file in (("predicted", predicted, self._source_name()), ("measured", measured, MEASURED)):
+            for name, means, file in (("predicted", predicted, self.source), ("measured", measured, MEASURED)):
                 for kind in ("forward", "backward"):
                     value = means.get((kind, stage.worker, stage.blocks))
                     row[f"{kind}_{name}"] = seconds(value, file, f"mean {kind} of stage {place}") if value else None
@@ -174,39 +175,52 @@ class PlanPage:
     def _timed(self) -> Timeline | None:
         return self.times.timeline if self.times is not None and self.times.axis.name == "ms" else None
 
-    def alternatives(self) -> Json:
-        """Why this layout, and the others that the search looked at."""
-        kept = read_alternatives(self._file, self.plan)
-        if isinstance(kept, str):
-            return absent(kept)
-        file, rows = alternatives_file(self._file).name, []
-        fastest = min((one.step for one in kept.layouts if one.is_chosen), default=0.0)
-        for place, one in enumerate(kept.layouts):
-            key = f"layouts[{place}]"
-            rows.append(
-                {
-                    "name": one.name,
-                    "sizes": one.sizes,
-                    "found": one.found,
-                    "chosen": one.is_chosen,
-                    "fits": one.overflow <= 0,
-                    "step": seconds(one.step, file, f"{key}.step"),
-                    "times": number(one.step / fastest, file, f"{key}.step / step of the chosen", digits=3)
-                    if fastest
-                    else None,
-                    "rate": number(one.samples_per_second, file, f"{key}.samples_per_second"),
-                    "idle": percent(one.bubble, file, f"{key}.bubble"),
-                    "memory": size(one.memory, file, f"{key}.memory"),
-                    "lack": size(one.overflow, file, f"{key}.overflow") if one.overflow > 0 else None,
-                }
-            )
-        return {
-            "why": kept.verdict,
-            "remarks": list(kept.remarks),
-            "rows": rows,
-            "estimated": count(kept.estimated, file, "estimated"),
-            "simulated": count(kept.simulated, file, "simulated"),
-        }
+
+def page_of_file(plan: Plan, plan_file: Path) -> PlanPage:
+    """The parts that a plan file and the files beside it give."""
+    predicted = _found_or_reason(lambda: _found(plan, plan_file))
+    is_file = not isinstance(predicted, str) and predicted.proposal is None
+    kept = read_alternatives(plan_file, plan)
+    return PlanPage(
+        plan=plan,
+        file=plan_file.name,
+        predicted=predicted,
+        source=prediction_file(plan_file).name if is_file else "profile.json, cluster.json, plan.json",
+        actual=_found_or_reason(lambda: _measured(plan_file.with_name(MEASURED))),
+        alternatives=absent(kept) if isinstance(kept, str) else layouts_of(kept, alternatives_file(plan_file).name),
+    )
+
+
+def layouts_of(kept: Alternatives, file: str) -> Json:
+    """Why this layout, and the others that the search looked at."""
+    rows = []
+    fastest = min((one.step for one in kept.layouts if one.is_chosen), default=0.0)
+    for place, one in enumerate(kept.layouts):
+        key = f"layouts[{place}]"
+        rows.append(
+            {
+                "name": one.name,
+                "sizes": one.sizes,
+                "found": one.found,
+                "chosen": one.is_chosen,
+                "fits": one.overflow <= 0,
+                "step": seconds(one.step, file, f"{key}.step"),
+                "times": number(one.step / fastest, file, f"{key}.step / step of the chosen", digits=3)
+                if fastest
+                else None,
+                "rate": number(one.samples_per_second, file, f"{key}.samples_per_second"),
+                "idle": percent(one.bubble, file, f"{key}.bubble"),
+                "memory": size(one.memory, file, f"{key}.memory"),
+                "lack": size(one.overflow, file, f"{key}.overflow") if one.overflow > 0 else None,
+            }
+        )
+    return {
+        "why": kept.verdict,
+        "remarks": list(kept.remarks),
+        "rows": rows,
+        "estimated": count(kept.estimated, file, "estimated"),
+        "simulated": count(kept.simulated, file, "simulated"),
+    }
 
 
 def _found_or_reason(find: Callable[[], T | str]) -> T | str:
