@@ -190,6 +190,22 @@ def test_a_folder_that_is_no_run_and_a_file_that_is_no_plan_are_refused(tmp_path
     assert not (tmp_path / "x.html").exists()
 
 
+def test_a_search_keeps_its_layouts_beside_the_plan_and_the_page_shows_them(run, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    files = ["--profile", run / "profile.json", "--cluster", run / "cluster.json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *map(str, files), "--batch", "8", "--out", str(plan)])
+    assert not ended.value.code
+    kept = json.loads((tmp_path / "plan.alternatives.json").read_text())
+    part = report_of([plan])["items"][0]["alternatives"]
+    assert part["why"] == kept["verdict"]
+    assert [row["step"]["value"] for row in part["rows"]] == [one["step"] for one in kept["layouts"]]
+    assert [one["is_chosen"] for one in kept["layouts"]].count(True) == 1
+    assert "other" in {one["found"] for one in kept["layouts"]}
+    shutil.copy(run / "plan.json", plan)
+    assert report_of([plan])["items"][0]["alternatives"]["absent"].endswith("belongs to another plan")
+
+
 @pytest.mark.slow
 def test_the_page_of_100_000_steps_and_500_pictures_has_less_than_3_mb_beside_its_pictures(tmp_path):
     folder = tmp_path / "long"

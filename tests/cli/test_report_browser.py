@@ -6,8 +6,10 @@ from statistics import fmean, median
 
 import pytest
 from browser import Tab, browsing, needs_browser
+from planner import synthetic
 from report_runs import SCRIPT, make_run, write_plan_of
 
+import diffusionpipe as dp
 from diffusionpipe.ir.files import read_timeline
 from diffusionpipe.workflows.page import report_page
 
@@ -255,3 +257,28 @@ def test_contrast_and_names_pass_axe(browser, pages, name, scheme):
     tab.page.evaluate("document.querySelector('meta[http-equiv]').remove()")
     found = Axe().run(tab.page).response["violations"]
     assert [(one["id"], [node["html"][:150] for node in one["nodes"][:3]]) for one in found] == []
+
+
+def test_cells_of_a_notebook_ask_for_nothing_and_reach_neither_each_other_nor_the_page(browser, tmp_path):
+    profile = synthetic.chain([0.01] * 6, parameters=[10**6] * 6, elements=10**5, frozen=0.0)
+    choice = dp.plan(profile, cluster=synthetic.cluster(2), batch=8)
+    cells = [choice._repr_html_(), choice._repr_html_(), choice.table()._repr_html_()]
+    path = tmp_path / "notebook.html"
+    path.write_text(
+        "<!doctype html><html data-ready><style>body { background: rgb(1, 2, 3) }</style><body>"
+        f"{''.join(f'<div class=cell>{cell}</div>' for cell in cells)}</body></html>",
+        encoding="utf-8",
+    )
+    tab = Tab(browser, path)
+    frames = [frame for frame in tab.page.frames if frame != tab.page.main_frame]
+    assert len(frames) == 2
+    for frame in frames:
+        frame.wait_for_selector("html[data-ready]")
+        assert frame.locator("#timeline canvas").count() == 2
+        with pytest.raises(Exception, match=r"cross-origin|Blocked"):
+            frame.evaluate("parent.document.title")
+    assert [url for url in tab.left if not url.startswith("about:")] == []
+    assert tab.said == []
+    assert tab.page.evaluate("typeof dp") == "undefined"
+    assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(1, 2, 3)"
+    assert tab.page.locator("table th").first.inner_text() == "layout"

@@ -10,6 +10,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import check_device, read_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Phase, Plan, Schedule, Sharded
+from diffusionpipe.library.notebook import Table, shown_plan, table
 from diffusionpipe.library.schedules import check_sizes
 from diffusionpipe.library.schedules import schedule as schedule_of
 from diffusionpipe.library.timelines import Timeline
@@ -45,7 +46,10 @@ class Choice:
     rows: tuple[Row, ...] = field(repr=False)
     """The candidates that were looked at, fastest first; those that do not fit in memory last."""
 
-    def table(self) -> str:
+    def _repr_html_(self) -> str:
+        return shown_plan(self.plan, self.timeline.spans, self.rows, self.why)
+
+    def table(self) -> Table:
         """The layouts that were looked at, fastest first: step in ms, idle share, memory of the fullest device."""
         cells = [("layout", "step ms", "idle", "peak")]
         for row in self.rows:
@@ -53,10 +57,11 @@ class Choice:
             peak = f"{row.memory / unit:.2f} {'GiB' if unit == 2**30 else 'MiB'}{'' if row.fits else ', too much'}"
             cells.append((f"{row.name}, {row.sizes}", f"{row.step * 1e3:.3f}", f"{row.bubble:.1%}", peak))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join(
+        text = "\n".join(
             "  ".join([name.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(rest, widths[1:], strict=True))])
             for name, *rest in cells
         )
+        return table(text, cells)
 
 
 def plan(

@@ -22,6 +22,7 @@ from diffusionpipe.library.checks import check_plan, check_ranks
 from diffusionpipe.library.crews import GUARD, Crew, Member, Processes, Threads
 from diffusionpipe.library.environment import place_in_job
 from diffusionpipe.library.models import Model, aliases
+from diffusionpipe.library.notebook import shown_run
 from diffusionpipe.library.profiles import precision_of
 from diffusionpipe.library.rank import Trace, phase_of
 from diffusionpipe.library.saves import Index, begin, finish, read_index, saves, unfinished
@@ -191,6 +192,15 @@ class Run:
         if spans is None or spans.num_workers != self._plan.mesh.num_ranks:
             raise ConfigError("no step has been measured yet; call run.step first")
         return Timeline(self._plan.train, spans)
+
+    def _repr_html_(self) -> str:
+        # Under torchrun the timeline is asked of all ranks together, and one cell alone would wait for them.
+        if isinstance(self._crew, Member):
+            return shown_run(self._plan, "the ranks are processes of torchrun; call run.timeline on all of them")
+        try:
+            return shown_run(self._plan, self.timeline().spans)
+        except (ConfigError, PeerError) as error:
+            return shown_run(self._plan, str(error))
 
     def _measured(self) -> Spans | None:
         traces: list[Trace | None] = self._everywhere("trace")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.alternatives import Alternative, Alternatives, mark_of
 from diffusionpipe.ir.files import ALTERNATIVES, read_file, schedule_to_text, write_file
+from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 
 if TYPE_CHECKING:
     from diffusionpipe.ir import Plan
@@ -32,6 +33,16 @@ def alternatives_of(comparison: Comparison, plan: Plan) -> Alternatives:
         estimated=tried.estimated if tried else 0,
         simulated=tried.simulated if tried else 0,
     )
+
+
+def alternatives_of_rows(plan: Plan, verdict: str, rows: Iterable[Row]) -> Alternatives:
+    """The layouts of a plan that the library made, the plan's own among them."""
+    chosen = name_of_plan(plan), sizes_of_plan(plan)
+    layouts = tuple(
+        _layout(row, "simulated" if row.use else "estimated", is_chosen=(row.name, row.sizes) == chosen) for row in rows
+    )
+    mark = mark_of(plan, schedule_to_text(plan.train))
+    return Alternatives(plan=mark, verdict=verdict, remarks=(), layouts=layouts)
 
 
 def _layouts(comparison: Comparison) -> Iterator[Alternative]:

@@ -56,13 +56,7 @@ def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
     ]
     known = [(place, one) for place, one in enumerate(recipes) if isinstance(one, dict) and one]
     rows = rows_of([recipe for _, recipe in known])
-    report = {
-        **FORMAT,
-        "made_by": f"DiffusionPipe {__version__}",
-        "shared": is_shared,
-        "items": items,
-        "recipes": {"of": [place for place, _ in known], "rows": rows},
-    }
+    report = _report(items, {"of": [place for place, _ in known], "rows": rows}, is_shared=is_shared)
     return _shared(report, sources) if is_shared else report
 
 
@@ -100,12 +94,15 @@ def _plan(path: Path) -> Json:
         raise ConfigError(f"there is no run folder and no plan file {path}; check the path")
     plan = read_plan(path)
     check_plan(plan, source=path)
-    page = page_of_file(plan, path)
+    return {**_item(page_of_file(plan, path), path.name), "place": str(path)}
+
+
+def _item(page: PlanPage, name: str) -> Json:
+    """The data of a plan without a run."""
     return {
         "kind": "plan",
-        "name": path.name,
-        "place": str(path),
-        "made_with": list(plan.made_with),
+        "name": name,
+        "made_with": list(page.plan.made_with),
         "slowness": _slowness(page, None),
         "notes": [],
         **_parts(page, ""),
@@ -249,8 +246,22 @@ def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
     Raises:
         ConfigError: a source is neither a run folder nor a plan file.
     """
+    return _page(report_of(sources, is_shared=is_shared))
+
+
+def page_of_plan(page: PlanPage, name: str) -> str:
+    """The page of a plan that is in memory, as HTML."""
+    none: dict[str, object] = {"of": [], "rows": []}
+    return _page(_report([_item(page, name)], none, is_shared=False))
+
+
+def _page(report: Json) -> str:
     from diffusionpipe.viz.html_page import page_of
 
-    report = report_of(sources, is_shared=is_shared)
     names = ", ".join(str(item["name"]) for item in _list(report["items"]))
     return page_of(json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":")), title=names)
+
+
+def _report(items: list[Json], recipes: Json, *, is_shared: bool) -> Json:
+    made_by = f"DiffusionPipe {__version__}"
+    return {**FORMAT, "made_by": made_by, "shared": is_shared, "items": items, "recipes": recipes}

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.files.output_file import write_atomically
-from diffusionpipe.trainer.reporting.tracker import Shown
-from diffusionpipe.trainer.reporting.trackers import Trackers
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.reporting.tracker import Shown
+    from diffusionpipe.trainer.reporting.trackers import Trackers
 
 METRICS = "metrics.jsonl"
 _STEP = re.compile(r'^{"step": (\d{1,18}),', re.MULTILINE)
@@ -31,8 +33,10 @@ class MetricsWriter:
     off goes too. Numbers that are not finite become null, because JSON has no other word for them.
     """
 
-    def __init__(self, folder: Path, resume_step: int | None = None, trackers: Trackers | None = None) -> None:
+    def __init__(self, folder: Path, resume_step: int | None = None, trackers: "Trackers | None" = None) -> None:
         """Open the file. `resume_step` is the last step that the resumed run has done; None begins a new file."""
+        from diffusionpipe.trainer.reporting.trackers import Trackers  # reports read metrics without torch
+
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
         _truncate(self._path, resume_step)
@@ -46,7 +50,7 @@ class MetricsWriter:
         self._file.flush()
         self._trackers.scalars(step, values)
 
-    def show(self, step: int, shown: Sequence[Shown]) -> None:
+    def show(self, step: int, shown: "Sequence[Shown]") -> None:
         """Hand what was drawn after a step to the trackers."""
         self._trackers.pictures(step, shown)
 

@@ -1,0 +1,80 @@
+"""Plans and runs in notebooks: the page of `diffusionpipe report` in a frame of its own, and tables.
+
+A frame holds its whole page as text, in a sandbox without an origin: it asks for nothing, and no style and no script of
+one cell reaches another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir import Timeline as Spans
+from diffusionpipe.viz import MILLISECONDS
+from diffusionpipe.workflows.page import page_of_plan
+from diffusionpipe.workflows.page_figures import Json, absent
+from diffusionpipe.workflows.page_plan import PlanPage
+from diffusionpipe.workflows.plan_times import PlanTimes
+
+if TYPE_CHECKING:
+    from diffusionpipe.planner.rows import Row
+
+HEIGHT = 640
+"""The height of a frame, in pixels; its page scrolls."""
+
+
+class Table(str):
+    """A table as text; a notebook shows it as one."""
+
+    cells: tuple[tuple[str, ...], ...]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self.cells
+        lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+        names = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+        return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def table(text: str, cells: Sequence[Sequence[str]]) -> Table:
+    """The text of a table with its cells, the heads first."""
+    made = Table(text)
+    made.cells = tuple(tuple(row) for row in cells)
+    return made
+
+
+def frame(page: str, name: str) -> str:
+    """A page in a frame for the cell of a notebook."""
+    return (
+        f'<iframe sandbox="allow-scripts" title="{escape(name, quote=True)}" width="100%" height="{HEIGHT}" '
+        f'style="border:0" srcdoc="{escape(page, quote=True)}"></iframe>'
+    )
+
+
+def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> str:
+    """A plan with its prediction and the layouts beside it, for a notebook."""
+    from diffusionpipe.workflows.alternatives_file import alternatives_of_rows
+    from diffusionpipe.workflows.page_plan import layouts_of
+
+    layouts = layouts_of(alternatives_of_rows(plan, why, rows), "this plan")
+    measured = "a plan has not run yet; the page of a run has its measured step"
+    return frame(page_of_plan(_page(plan, predicted, measured, layouts), "plan"), "plan")
+
+
+def shown_run(plan: Plan, measured: Spans | str) -> str:
+    """The measured step of a run, for a notebook; a text says why there is none."""
+    predicted = "a run does not keep the prediction; the plan has it"
+    layouts = absent("a run does not keep the layouts beside its own; the plan has them")
+    return frame(page_of_plan(_page(plan, predicted, measured, layouts), "run"), "run")
+
+
+def _page(plan: Plan, predicted: Spans | str, measured: Spans | str, layouts: Json) -> PlanPage:
+    times = (
+        predicted
+        if isinstance(predicted, str)
+        else PlanTimes(source="this plan, in memory", timeline=predicted, axis=MILLISECONDS)
+    )
+    return PlanPage(
+        plan=plan, file="this plan", predicted=times, source="this plan", actual=measured, alternatives=layouts
+    )
