@@ -3,6 +3,7 @@ import re
 import sys
 import tomllib
 from statistics import fmean, median
+from threading import Thread
 
 import pytest
 from browser import Tab, browsing, needs_browser
@@ -12,6 +13,7 @@ from report_runs import SCRIPT, make_run, write_plan_of
 import diffusionpipe as dp
 from diffusionpipe.ir.files import read_timeline
 from diffusionpipe.workflows.page import report_page
+from diffusionpipe.workflows.watching import Watch
 
 needs_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -282,3 +284,34 @@ def test_cells_of_a_notebook_ask_for_nothing_and_reach_neither_each_other_nor_th
     assert tab.page.evaluate("typeof dp") == "undefined"
     assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(1, 2, 3)"
     assert tab.page.locator("table th").first.inner_text() == "layout"
+
+
+def test_a_watched_run_grows_in_the_browser_and_is_saved_by_its_button(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    folder = make_run(tmp_path / "live", steps=30)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with Watch(folder) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        page = browser.new_context().new_page()
+        asked, said = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.goto(server.address)
+        page.wait_for_selector("html[data-ready]")
+        assert "30 of 400" in page.locator(".facts-row").inner_text()
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 31, "loss": 0.25, "step_s": 0.05}\n')
+        expect(page.locator(".facts-row")).to_contain_text("31 of 400", timeout=15000)
+        page.get_by_role("button", name="Save now").click()
+        expect(page.locator(".controls [role=status]")).to_contain_text("after its step")
+        assert (folder / "save").exists()
+        page.close()
+        server.shutdown()
+        thread.join()
+    after = {path: path.read_bytes() for path in before if path.name != "metrics.jsonl"}
+    assert after == {path: content for path, content in before.items() if path.name != "metrics.jsonl"}
+    assert said == []
+    own = f"http://127.0.0.1:{server.server_address[1]}/"
+    assert [url for url in asked if not url.startswith((own, "data:"))] == []

@@ -41,6 +41,7 @@ VERBS = (
     "plan",
     "rehearse",
     "report",
+    "watch",
     "doctor",
 )
 """The commands, in the order in which help lists them."""

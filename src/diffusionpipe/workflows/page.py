@@ -20,6 +20,7 @@ from diffusionpipe.workflows.page_figures import Json, absent, number, percent
 from diffusionpipe.workflows.page_metrics import (
     curves_of,
     learning_of,
+    memory_curve,
     metrics_of,
     progress_of,
     speed_of,
@@ -68,7 +69,7 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         )
     metrics, known = metrics_of(folder), recipe if isinstance(recipe, dict) else {}
     has_ended = (folder / _ENDED).exists()
-    speed = dict(speed_of(metrics))
+    speed, curves = dict(speed_of(metrics)), [*curves_of(metrics), *memory_curve(folder)]
     page, problem = _plan_page(folder / _PLAN)
     return {
         "kind": "run",
@@ -80,7 +81,7 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         "learning": learning_of(metrics),
         "speed": speed or absent(metrics.problem or "no line has the time of a step"),
         "slowness": _slowness(page, usual(metrics, "step_s")),
-        "curves": curves_of(metrics) or absent(metrics.problem or f"{METRICS} has no numbers"),
+        "curves": curves or absent(metrics.problem or f"{METRICS} has no numbers"),
         "batch": known.get("training.batch"),
         "samples": samples_of(folder, most),
         "recipe": None if isinstance(recipe, dict) else absent(recipe),
@@ -246,20 +247,37 @@ def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
     Raises:
         ConfigError: a source is neither a run folder nor a plan file.
     """
-    return _page(report_of(sources, is_shared=is_shared))
+    return html_of(report_of(sources, is_shared=is_shared))
+
+
+def watched_report(folder: Path) -> Json:
+    """The data of the page of one run that is watched.
+
+    Raises:
+        ConfigError: it is not the folder of a run, or not yet.
+    """
+    return {**report_of([folder]), "watched": True}
+
+
+def waiting_report(folder: Path) -> Json:
+    """The data of the page of a run that has not begun."""
+    none: dict[str, object] = {"of": [], "rows": []}
+    return {**_report([], none, is_shared=False), "watched": True, "waiting": folder.name}
 
 
 def page_of_plan(page: PlanPage, name: str) -> str:
     """The page of a plan that is in memory, as HTML."""
     none: dict[str, object] = {"of": [], "rows": []}
-    return _page(_report([_item(page, name)], none, is_shared=False))
+    return html_of(_report([_item(page, name)], none, is_shared=False))
 
 
-def _page(report: Json) -> str:
+def html_of(report: Json, *, is_watched: bool = False) -> str:
+    """The page of these data; `is_watched`: one that asks its server for newer data."""
     from diffusionpipe.viz.html_page import page_of
 
     names = ", ".join(str(item["name"]) for item in _list(report["items"]))
-    return page_of(json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":")), title=names)
+    text = json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return page_of(text, title=names or "a run that has not begun", asks_server=is_watched)
 
 
 def _report(items: list[Json], recipes: Json, *, is_shared: bool) -> Json:

@@ -11,6 +11,7 @@ from typing import TypeGuard
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.trainer.reporting.metrics import METRICS, read_metrics
+from diffusionpipe.trainer.reporting.rank_memory import FOLDER, read_memory
 from diffusionpipe.viz.metrics import smoothed
 from diffusionpipe.viz.thinning import thinned
 from diffusionpipe.workflows.page_figures import Json, absent, count, number, percent, seconds
@@ -22,6 +23,8 @@ _MEMORY = ("memory_allocated_gib", "memory_reserved_gib", "memory_peak_gib", "ho
 _UNITS = {"_s": "s", "_gib": "GiB", "samples_per_s": "samples/s"}
 _SURE = 2.0
 """A difference counts from this many of its standard errors on."""
+_MOST_RANKS = 8
+"""The most ranks whose memory is drawn."""
 _SMOOTHED = 40
 """From this number of steps on a loss is also drawn smoothed."""
 _FEW = 10
@@ -97,6 +100,24 @@ def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
 _NAMES = {"learning_rate": "Learning rate", "samples_per_s": "Samples a second", "gradient_norm": "Gradient norm",
           "step_s": "Time of a step", "data_s": "Waiting for the batch", "update_s": "Update",
           "bubble": "Idle part of the iteration", "noise_scale": "Gradient noise scale"}  # fmt: skip
+
+
+def memory_curve(folder: Path, most: int = POINTS) -> list[Json]:
+    """The memory of each rank by step; of many ranks those that use most. [] where none was kept."""
+    kept = read_memory(folder)
+    names = ("memory_allocated_gib", "host_memory_gib")
+    key = next((name for name in names if any(name in row for rows in kept.values() for row in rows)), None)
+    if key is None:
+        return []
+    peaks = {rank: max((row.get(key, 0.0) for row in rows), default=0.0) for rank, rows in kept.items()}
+    shown = sorted(sorted(peaks, key=lambda rank: -peaks[rank])[:_MOST_RANKS])
+    lines = [
+        _line(Metrics(kept[rank]), key, most // 2) | {"label": f"rank {rank}", "file": f"{FOLDER}/rank_{rank}.jsonl"}
+        for rank in shown
+    ]
+    few = f", the {len(shown)} of {len(peaks)} ranks that use most" if len(shown) < len(peaks) else ""
+    label = ("Memory of the devices" if key == names[0] else "Host memory of the ranks") + few
+    return [{"id": "rank-memory", "label": label, "unit": "GiB", "lines": lines, "file": FOLDER}]
 
 
 def _unit(key: str) -> str:

@@ -59,6 +59,7 @@ from diffusionpipe.trainer.optim.named_rates import LossRates, kept_rates
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
+from diffusionpipe.trainer.reporting.rank_memory import RankMemory
 from diffusionpipe.trainer.reporting.screen import Screen, steps_of
 from diffusionpipe.trainer.reporting.trackers import Trackers, open_trackers
 from diffusionpipe.trainer.setup.session import open_session
@@ -267,11 +268,12 @@ def _train(state: RunState) -> None:
     loader = _loader(state)
     traces: list[Trace] = []
     forget_peak(session.job.device)
+    used = RankMemory(recipe.run.folder, session.job.membership.rank, is_new=state.step == 0)
     with (
         closing(progress.taken(iter(loader))) as batches,
         closing(FirstSteps(state)) as first_steps,
         state.progress or nullcontext(),
-        StepReports(state, lambda: stepper.take_times()) as reports,
+        StepReports(state, lambda: stepper.take_times(), used) as reports,
         progress.phase(STEP),
         ExitStack() as beginning,
     ):

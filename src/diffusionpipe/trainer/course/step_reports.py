@@ -17,6 +17,7 @@ from diffusionpipe.trainer.course.run_state import RunState
 from diffusionpipe.trainer.data.order import num_epochs
 from diffusionpipe.trainer.data.skipped import count_skipped
 from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.trainer.reporting.rank_memory import RankMemory
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
 from diffusionpipe.units import Seconds
 
@@ -24,9 +25,11 @@ from diffusionpipe.units import Seconds
 class StepReports:
     """Reports of steps to the metrics and the log, a context. Mutable: holds results whose times are not known yet."""
 
-    def __init__(self, state: RunState, take_times: Callable[[], Sequence[StepTimes]]) -> None:
-        """`take_times` returns what has become known since its last call."""
-        self._state, self._take_times = state, take_times
+    def __init__(
+        self, state: RunState, take_times: Callable[[], Sequence[StepTimes]], used: RankMemory | None = None
+    ) -> None:
+        """`take_times` returns what has become known since its last call; `used` keeps the memory of this rank."""
+        self._state, self._take_times, self._used = state, take_times, used
         self._waits: dict[int, Seconds] = {}
         self._untimed: deque[tuple[StepResult, Seconds, dict[str, float]]] = deque()
         """Each with its wait for the batch and the memory that was in use after it."""
@@ -50,9 +53,11 @@ class StepReports:
     def write(self, results: Sequence[StepResult]) -> None:
         """Report these results, and the times that are known by now, in the order of steps."""
         times = self._take_times()
+        memory = occupied_memory(self._state.session.job.device)
+        if self._used is not None and results:
+            self._used.note(results[-1].step, memory)
         if self._state.progress is None:
             return
-        memory = occupied_memory(self._state.session.job.device)
         fresh = [(result, self._waits.pop(result.step) + result.waited, memory) for result in results]
         self._untimed += fresh
         for one in times:

@@ -64,11 +64,13 @@ dp.short = function (value) {
 };
 
 /** Call `draw` when the width of an element or the colours change. */
-dp.redraws = [];
+let redraws = [];
+dp.redraw = () => redraws.forEach(({ draw }) => draw());
 dp.onResize = function (element, draw) {
   let width = 0;
   new ResizeObserver(() => {
     if (element.clientWidth !== width) { width = element.clientWidth; draw(); }
   }).observe(element);
-  dp.redraws.push(draw);
+  redraws = [...redraws.filter((one) => one.element.isConnected || !one.wasThere), { element, draw }];
+  requestAnimationFrame(() => redraws.forEach((one) => { one.wasThere = one.wasThere || one.element.isConnected; }));
 };

@@ -46,7 +46,7 @@ dp.linesOf = function (curve, place, shared, of = (step) => step, name = "") {
   curve.lines.forEach((line, at) => {
     const colour = shared ? dp.RUNS[place % dp.RUNS.length] : dp.RUNS[at % dp.RUNS.length];
     const pairs = (flat) => { const found = []; for (let i = 0; i < flat.length; i += 2) found.push([of(flat[i]), flat[i + 1], flat[i]]); return found; };
-    const own = { label: `${name}${line.label}`, key: line.key, file: curve.file, colour, named: shared, dash: shared && line.key.startsWith("validation") };
+    const own = { label: `${name}${line.label}`, key: line.key, file: line.file || curve.file, colour, named: shared, dash: shared && line.key.startsWith("validation") };
     if (line.smooth) {
       lines.push({ ...own, points: pairs(line.points), faint: true });
       lines.push({ ...own, label: `${own.label}, smoothed`, key: `smoothed(${line.key})`, points: pairs(line.smooth) });
@@ -272,18 +272,65 @@ dp.theme = function () {
   const names = { "": "System colours", light: "Light", dark: "Dark" };
   return dp.el("label", { class: "theme" }, dp.el("span", { class: "hidden" }, "Colours"), dp.el("select", { change: (event) => {
     document.documentElement.dataset.theme = event.target.value;
-    dp.redraws.forEach((draw) => draw());
+    dp.redraw();
   } }, Object.entries(names).map(([value, name]) => dp.el("option", { value }, name))));
+};
+
+dp.hero = (report, item, place) => dp.el("div", { class: "hero" }, dp.head(item, place, report.items.length > 1),
+  dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place), dp.slowness(item)));
+
+// ---- A run that goes on ----------------------------------------------------------------------------------------------
+
+/** Buttons of a watched run, and what its server has said last. Only this page knows the token of its address. */
+dp.controls = function () {
+  const said = dp.el("span", { class: "small", role: "status" }, "");
+  const ask = async (path, words) => {
+    said.textContent = words;
+    try {
+      const answer = await fetch(path, { method: "POST", headers: { "X-DiffusionPipe-Token": dp.token() } });
+      said.textContent = await answer.text();
+    } catch { said.textContent = "the server of this page has ended"; }
+  };
+  const button = (text, path, words) => dp.el("button", { type: "button", click: () => ask(path, words) }, text);
+  return dp.el("div", { class: "tools controls", role: "group", "aria-label": "The run" },
+    button("Save now", "/save", "asking to save"), button("Save and stop", "/stop", "asking to stop"), said);
+};
+dp.token = () => new URLSearchParams(location.search).get("token") || "";
+
+/** Ask for newer data every few seconds, and replace the parts that have changed and in which nobody reads. */
+dp.follow = function (report) {
+  const parts = [
+    [".hero", (now) => [now.items[0].progress, now.items[0].learning, now.items[0].slowness, now.items[0].state], (now) => dp.hero(now, now.items[0], 0)],
+    ["#curves", (now) => now.items[0].curves, dp.curves],
+    ["#samples", (now) => now.items[0].samples, dp.samples],
+  ];
+  const plan = (now) => JSON.stringify([now.items[0]?.layout, now.items[0]?.timeline?.notes]);
+  const texts = {}, first = plan(report);
+  const look = async () => {
+    let now = null;
+    try { now = await (await fetch(`/data?token=${encodeURIComponent(dp.token())}`)).json(); } catch { return; }
+    if (!now.items.length) return;
+    if (plan(now) !== first) { location.reload(); return; } // the run has begun, has planned, or has ended
+    for (const [name, part, make] of parts) {
+      const old = document.querySelector(name), text = JSON.stringify(part(now));
+      if (texts[name] === undefined) texts[name] = JSON.stringify(part(report));
+      if (!old || texts[name] === text || (old.contains(document.activeElement) && document.activeElement !== document.body)) continue;
+      texts[name] = text;
+      old.replaceWith(make(now));
+    }
+  };
+  setInterval(() => { if (!document.hidden) look(); }, 2000);
 };
 
 dp.start = function (report) {
   const several = report.items.length > 1;
   const detail = dp.el("div", {});
   const sections = (item) => [dp.alternatives(item), dp.timeline(item), dp.causes(item), dp.memory(item), dp.stages(item)];
-  const heroes = report.items.map((item, place) => dp.el("div", { class: "hero" }, dp.head(item, place, several),
-    dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place), dp.slowness(item))));
+  const heroes = report.items.map((item, place) => dp.hero(report, item, place));
   const links = { ...(several ? { differences: "Differences" } : {}), curves: "Curves", samples: "Samples", why: "Layout", timeline: "Step", waits: "Waits", memory: "Memory", stages: "Stages", recipe: "Recipe" };
-  const main = dp.el("main", { id: "main" }, several && dp.el("h1", {}, `${report.items.length} compared`), several && dp.differences(report), heroes);
+  const main = dp.el("main", { id: "main" }, several && dp.el("h1", {}, `${report.items.length} compared`), several && dp.differences(report),
+    report.waiting && dp.el("h1", {}, `${report.waiting} has not begun`), report.waiting && dp.el("p", { class: "lead" }, "This page shows the run as soon as its folder is there."),
+    report.watched && !report.waiting && dp.controls(), heroes);
   const curves = dp.curves(report), samples = dp.samples(report);
   main.append(...[curves, samples].filter(Boolean));
   if (several) {
@@ -291,8 +338,11 @@ dp.start = function (report) {
       report.items.map((item, place) => dp.el("option", { value: place }, item.name)));
     main.append(dp.el("div", { class: "chooser" }, dp.el("label", {}, "Layout and step of ", choose)));
   }
-  detail.append(...sections(report.items[0]));
-  main.append(detail, dp.recipe(report));
+  if (report.items.length) {
+    detail.append(...sections(report.items[0]));
+    main.append(detail, dp.recipe(report));
+  }
+  if (report.watched) dp.follow(report);
   const there = Object.entries(links).filter(([id]) => main.querySelector(`#${id}`));
   document.getElementById("page").replaceChildren(
     dp.el("nav", { class: "bar", "aria-label": "Sections" }, dp.el("span", { class: "brand" }, "DiffusionPipe"),
@@ -303,4 +353,4 @@ dp.start = function (report) {
 };
 
 document.addEventListener("DOMContentLoaded", () => dp.start(JSON.parse(document.getElementById("data").textContent)));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dp.redraws.forEach((draw) => draw()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dp.redraw());
