@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Range
+from diffusionpipe.ir import Range, Sharded
 from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.passes import PlacedFill
@@ -16,7 +16,7 @@ from diffusionpipe.planner import Layout
 def can_run(layout: Layout, model: ModelGraph) -> bool:
     """Whether the schedule is defined for these sizes, can be sharded where it is, and the model has enough layers."""
     try:
-        if layout.sharded and len(lone_blocks(layout.generated())) < layout.num_blocks():
+        if layout.sharded is not Sharded.NONE and len(lone_blocks(layout.generated())) < layout.num_blocks():
             return False
         return layout.num_blocks() <= len(model.backbone_layers)
     except ConfigError:

@@ -79,10 +79,10 @@ def test_the_nearest_layout_may_be_sharded():
     graph = replace(profile.graph, layers=split, parameters=(*others, *halves))
     setting = replace(setting, profile=replace(profile, graph=graph))
     nearest, chain = nearest_layout(setting), least_overflow(setting)
-    assert nearest.candidate.sharded
+    assert nearest.candidate.sharded is Sharded.ALL
     assert nearest.proposal.overflow < chain[1].overflow
     never = nearest_layout(replace(setting, given=Given(sharded=Sharded.NONE)))
-    assert not never.candidate.sharded
+    assert never.candidate.sharded is Sharded.NONE
 
 
 def test_recomputing_is_proposed_where_it_makes_the_model_fit_with_its_memory():
