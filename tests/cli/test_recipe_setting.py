@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import recipe_of
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.workflows.recipe_setting import given_of
 
@@ -18,7 +19,7 @@ def given(**sizes):
 
 @pytest.mark.parametrize("key", SIZES)
 def test_each_size_of_the_recipe_is_asked_of_the_search(key):
-    expected = {"encoders": "host"} if key == "offload_frozen" else {key: SIZES[key]}
+    expected = {"offload_frozen": {"encoders": "host"}, "sharded": {"sharded": Sharded.ALL}}.get(key, {key: SIZES[key]})
     assert given(**{key: SIZES[key]}) == Given(**expected)
 
 

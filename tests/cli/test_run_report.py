@@ -15,6 +15,7 @@ from tiny_runs import recipe_of
 from diffusionpipe.cli.verbs.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period, predicted_timeline
 from diffusionpipe.runtime.machine.error_file import note_of
@@ -189,7 +190,7 @@ def test_many_workers_show_the_least_and_the_most_memory(start):
     ("sizes", "name", "ranks"),
     [
         ({"stages": 1, "data_parallel": 2}, "data parallel", [(0, 1)]),
-        ({"stages": 1, "data_parallel": 2, "sharded": True, "buckets": 0}, "sharded data parallel", [(0, 1)]),
+        ({"stages": 1, "data_parallel": 2, "sharded": Sharded.ALL, "buckets": 0}, "sharded data parallel", [(0, 1)]),
         ({"stages": 1}, "one device", [(0,)]),
         ({"stages": 2, "replicas": (2, 1)}, "1f1b", [(0, 1), (2,)]),
         ({"stages": 2, "replicas": (1, 1), "data_parallel": 2}, "1f1b", [(0, 2), (1, 3)]),

@@ -28,7 +28,7 @@ from streams import (
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from diffusionpipe.ir import Action
+from diffusionpipe.ir import Action, Sharded
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.places import encoded_rows
@@ -54,7 +54,7 @@ KINDS = {
     "plain": {},
     "replicas": {"replicas": (2, 1)},
     "data-parallel": {"data_parallel": 2},
-    "sharded": {"data_parallel": 2, "sharded": True},
+    "sharded": {"data_parallel": 2, "sharded": Sharded.ALL},
     "offloaded": {"encoders": "host"},
     "ahead": {},
 }

@@ -183,7 +183,7 @@ def sharding_problems(schedule: Schedule) -> Iterator[str]:
                         yield f"worker {worker}: {action} reduces no gradients of block {block}"
                 case op if op in COMPUTE_OPS:
                     if block not in whole:
-                        where = "is in parts" if block in sharded else "has not come from its owners"
+                        where = "is in parts" if block in sharded else "still waits for its owners"
                         yield f"worker {worker}: {action} reads block {block}, which {where}; UNSHARD it before"
                     if op in (Op.B, Op.W) and block in sharded:
                         pending[block] = action
