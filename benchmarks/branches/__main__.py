@@ -21,7 +21,7 @@ from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.models.opening.configured import configured_graph
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt
-from diffusionpipe.models.parameters.weights import frozen_factors
+from diffusionpipe.models.parameters.weights import factors
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.near_ties import NEAR_TIE
@@ -137,7 +137,7 @@ def profile_of(model: str, device: str) -> Profile:
     def make() -> Profile:
         graph = configured_graph(name)
         adapt(graph, trained, LoraSettings(rank=RANK))
-        narrow = frozen_factors(graph)
+        narrow = factors(graph, is_trained=False)
         for parameter, own in canonical_names(graph.components).items():
             if own in narrow:
                 parameter.data = parameter.data.to(torch.bfloat16)

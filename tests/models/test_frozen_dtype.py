@@ -8,7 +8,7 @@ from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.parameters.stored import stored_weights
-from diffusionpipe.models.parameters.weights import frozen_factors, materialize
+from diffusionpipe.models.parameters.weights import factors, materialize
 
 WITH_ADAPTERS = {
     "Stable Diffusion": (tiny_stable_diffusion, "unet"),
@@ -40,7 +40,7 @@ def _step(graph):
 
 def _assert_nothing_changes(graph):
     losses, gradients = _step(graph)
-    names = frozen_factors(graph)
+    names = factors(graph, is_trained=False)
     for parameter, name in canonical_names(graph.components).items():
         if name in names:
             parameter.data = parameter.data.bfloat16()
@@ -57,14 +57,14 @@ def _assert_nothing_changes(graph):
 @pytest.mark.parametrize(("tiny", "trained"), WITH_ADAPTERS.values(), ids=WITH_ADAPTERS)
 def test_beside_adapters_narrow_weights_change_no_bit(tiny, trained):
     graph = _with_adapters(tiny, trained)
-    assert any(name.startswith(f"{trained}.") for name in frozen_factors(graph))
+    assert any(name.startswith(f"{trained}.") for name in factors(graph, is_trained=False))
     _assert_nothing_changes(graph)
 
 
 def test_beside_a_whole_component_narrow_weights_change_no_bit():
     graph = tiny_dit(torch.float32)
     trained = {name for p, name in canonical_names(graph.components).items() if p.requires_grad}
-    assert not trained & frozen_factors(graph)
+    assert not trained & factors(graph, is_trained=False)
     _assert_nothing_changes(graph)
 
 
@@ -85,7 +85,7 @@ def test_weights_are_read_into_the_dtype_in_which_they_are_kept(tmp_path):
         frozen_dtype=torch.bfloat16,
     )
     expected = dict(stored.named_parameters())
-    names = frozen_factors(graph)
+    names = factors(graph, is_trained=False)
     for name, parameter in graph.components["transformer"].named_parameters():
         is_narrow = f"transformer.{name}" in names
         assert parameter.dtype is (torch.bfloat16 if is_narrow else torch.float32), name

@@ -46,6 +46,52 @@ def test_bfloat16_parameters_have_float32_averages_that_feel_small_changes():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_an_average_on_the_host_has_the_bits_of_one_on_the_device(dtype):
+    found = []
+    for kept in ("device", "host"):
+        named = parameters(dtype)
+        ema = Ema(named, dict.fromkeys(named, 0.9), kept)
+        for step in range(20):
+            change(named, step)
+            ema.update(step)
+        found.append(ema.tensors())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_averages_in_bfloat16_follow_those_in_float32_in_the_mean():
+    size, steps = 20_000, 400
+    ends = {}
+    for kept in ("device", "bfloat16"):
+        named = {"w": nn.Parameter(torch.ones(size))}
+        ema = Ema(named, {"w": 0.9999}, kept, seed=4)
+        with torch.no_grad():
+            named["w"].fill_(1.5)
+        for step in range(100_000, 100_000 + steps):
+            ema.update(step)
+        ends[kept] = ema.tensors()["w"]
+    assert ends["bfloat16"].dtype is torch.bfloat16
+    expected = ends["device"][0].item()
+    assert expected == pytest.approx(1.5 - 0.5 * 0.9999**steps, abs=1e-5)
+    found = ends["bfloat16"].double()
+    assert abs(found.mean().item() - expected) < 3 * found.std().item() / size**0.5 + 1e-6
+    assert torch.ones(1, dtype=torch.bfloat16).lerp_(torch.full((1,), 1.5, dtype=torch.bfloat16), 1e-4) == 1  # else
+
+
+@pytest.mark.parametrize("kept", ["host", "bfloat16"])
+def test_an_average_that_is_kept_otherwise_is_shown_and_gives_back_the_weights(kept):
+    named = parameters()
+    ema = Ema(named, dict.fromkeys(named, 0.5), kept)
+    change(named, 0)
+    ema.update(0)
+    weights = {name: parameter.detach().clone() for name, parameter in named.items()}
+    averages = {name: tensor.float().clone() for name, tensor in ema.tensors().items()}
+    with ema.swapped():
+        assert all(torch.equal(named[name], averages[name]) for name in named)
+    assert all(torch.equal(named[name], weights[name]) for name in named)
+    assert all(torch.equal(ema.tensors()[name].float(), averages[name]) for name in named)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_swapping_shows_the_averages_and_gives_back_the_same_bits_also_after_an_error(dtype):
     named = parameters(dtype)
     ema = Ema(named, dict.fromkeys(named, 0.5))

@@ -64,7 +64,7 @@ class Ledger:
     @property
     def base(self) -> Held:
         """The bytes of a rank that trains any parameter, without its parameters and their states."""
-        return Held(optimizer=self.workload.once)
+        return Held(optimizer=self.workload.once, backup=self.workload.update)
 
     def frozen_bytes(self, names: Collection[str]) -> Bytes:
         """Bytes of the frozen ones of these parameters, each once."""

@@ -5,7 +5,7 @@ Each is a `State` with a rule for its bytes. A workload holds a tuple of them, a
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from diffusionpipe.costs.graph import ParameterSpec
 from diffusionpipe.units import Bytes
+
+BUCKET: Bytes = 2**28
+"""Bytes of the parameters, as wide as they are stepped, that are brought for an update at a time."""
 
 
 class Item(StrEnum):
@@ -46,6 +49,8 @@ class State:
     is_hosted: bool = False
     """Whether it is kept in host memory, and is on the device only while the parameter is updated."""
 
+    narrow: int | None = None
+    """Bytes for each number of a parameter that is bfloat16 itself; None: `width`."""
     sizes: tuple[Sized, ...] = ()
     """Bytes by the name of a parameter, where they do not follow from its numbers; the width is their mean then."""
 
@@ -57,7 +62,8 @@ class State:
         """Bytes beside this parameter."""
         if self.sizes and parameter.name in self._by_name:
             return self._by_name[parameter.name]
-        return prod(parameter.shape) * self.width
+        is_narrow = self.narrow is not None and parameter.dtype == "bfloat16"
+        return prod(parameter.shape) * (self.narrow if is_narrow and self.narrow is not None else self.width)
 
 
 class Held(NamedTuple):
@@ -96,6 +102,27 @@ class Held(NamedTuple):
     def on_device(self) -> Bytes:
         """Bytes on the device."""
         return sum(self) - self.hosted
+
+
+def in_bfloat16(states: Iterable[State], *, gradient: int, has_errors: bool) -> tuple[State, ...]:
+    """The same states where parameters that are bfloat16 are stepped in float32, and rounded.
+
+    `gradient`: bytes of a number of their gradients. `has_errors`: whether a second bfloat16 number is beside each.
+
+    >>> narrow = ParameterSpec(name="x", shape=(10,), dtype="bfloat16", is_trainable=True)
+    >>> held_of(in_bfloat16(plain_states(), gradient=4, has_errors=True), narrow)
+    Held(parameters=20, gradients=40, optimizer=100, ema=0, backup=0, hosted=0)
+    """
+    widths = {Item.PARAMETERS: 2, Item.GRADIENTS: gradient}
+    found = tuple(replace(one, narrow=widths.get(one.item, one.narrow)) for one in states)
+    return (*found, State(item=Item.OPTIMIZER, width=0, narrow=2, name="rounding_error")) if has_errors else found
+
+
+def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Bytes:
+    """Most bytes of what an update widens at a time: a bucket of weights, and gradients that are narrow."""
+    sizes = [4 * prod(p.shape) for p in parameters if p.is_trainable and p.dtype == "bfloat16"]
+    most = min(sum(sizes), max(BUCKET, max(sizes, default=0)))
+    return most if gradient == 4 else 2 * most
 
 
 def held_of(states: Iterable[State], parameter: ParameterSpec) -> Held:

@@ -38,6 +38,8 @@ class Workload:
     """All that a trained parameter holds, itself included; by default Adam in float32."""
     once: Bytes = 0
     """Bytes that the optimizer holds once on each rank that trains anything, such as tables of codes."""
+    update: Bytes = 0
+    """Bytes that are on such a rank's device only while it updates its parameters."""
     frozen: Storage = DEVICE
     """The storage of frozen layers inside the trained part."""
     encoders: Storage = DEVICE

@@ -370,7 +370,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
     from diffusionpipe.errors import ModelError
     from diffusionpipe.models.graphs.graph import canonical_names
     from diffusionpipe.models.parameters.stored_linear import store, stored_layers
-    from diffusionpipe.models.parameters.weights import frozen_factors
+    from diffusionpipe.models.parameters.weights import factors
 
     graph = _opened(stated)
     if stated.form is not None:
@@ -381,7 +381,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
                 "--lora-rank, or leave it out"
             )
     if stated.has_narrow_store:
-        narrow = frozen_factors(graph)
+        narrow = factors(graph, is_trained=False)
         for parameter, name in canonical_names(graph.components).items():
             if name in narrow:
                 parameter.data = parameter.data.to(torch.bfloat16)

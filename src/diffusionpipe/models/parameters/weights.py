@@ -51,6 +51,7 @@ def materialize(
     dtype: torch.dtype,
     seed: int,
     frozen_dtype: torch.dtype | None = None,
+    trained_dtype: torch.dtype | None = None,
     keeps_narrow: bool = False,
     hollow: Collection[nn.Parameter] = (),
     started: Mapping[str, Tensor] = MappingProxyType({}),
@@ -65,8 +66,9 @@ def materialize(
     and DoRA starts from the norms of the weights.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
     component without parameters keep theirs. Codes and scales of stored layers keep theirs; each weight is encoded as
-    soon as it is read, so no more than one is there as it was read. With `frozen_dtype` what `frozen_factors` names
-    takes that. With `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
+    soon as it is read, so no more than one is there as it was read. With `frozen_dtype` what `factors` names of frozen
+    parameters takes that, and with `trained_dtype` what it names of trained ones. With `keeps_narrow` parameters that
+    are stored in fewer bytes than float32 stay as they are stored.
     `started`: values by canonical name, of adapters each the first part of a value of a higher rank.
     Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
     `on_value` is called with the canonical name of every tensor that is in its place.
@@ -110,9 +112,12 @@ def materialize(
         values[name] |= empty
     if problems:
         raise ModelError("\n".join(problems))
-    factors = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
+    dtype_of = {False: frozen_dtype, True: trained_dtype}
+    own_dtypes = {
+        name: dtype for is_trained, dtype in dtype_of.items() if dtype for name in factors(graph, is_trained=is_trained)
+    }
     for name, tensors in values.items():
-        dtypes = {key: factors.get(f"{name}.{key}", dtype) for key in tensors}
+        dtypes = {key: own_dtypes.get(f"{name}.{key}", dtype) for key in tensors}
         dtypes |= dict.fromkeys(scales_of(graph.components[name]), torch.float32)
         if keeps_narrow:
             own = dict(graph.components[name].named_parameters())
@@ -122,8 +127,8 @@ def materialize(
                 on_value(f"{name}.{key}")
 
 
-def frozen_factors(graph: LayerGraph) -> frozenset[str]:
-    """Canonical names of the frozen weights and biases of linear layers and convolutions.
+def factors(graph: LayerGraph, *, is_trained: bool) -> frozenset[str]:
+    """Canonical names of the trained, or else the frozen, weights and biases of linear layers and convolutions.
 
     Autocast reads them in its own dtype wherever they are used, so that stored in it they give the same bits. Norms and
     embeddings are read as they are stored.
@@ -134,7 +139,7 @@ def frozen_factors(graph: LayerGraph) -> frozenset[str]:
         for path, module in root.named_modules()
         if type(module).forward in _READ_BY_AUTOCAST
         for name, parameter in module.named_parameters(recurse=False)
-        if not parameter.requires_grad and parameter.is_floating_point() and name != "scales"
+        if parameter.requires_grad is is_trained and parameter.is_floating_point() and name != "scales"
     )
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge
 
+from diffusionpipe.runtime.machine.buffers import gradient_dtype
+
 
 def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -> None:
     """Add the gradients of everything upstream to the leaves' `.grad`; frees the graph.
@@ -21,12 +23,15 @@ def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add a gradient to a parameter's, as autograd does it: `.grad` has the parameter's dtype and layout."""
+    """Add a gradient to a parameter's, as autograd does it: `.grad` has the parameter's layout and `gradient_dtype`."""
     if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient) if _differs(parameter, gradient) else gradient
+        own = gradient
+        if _differs(parameter, gradient):
+            own = torch.empty_like(parameter, dtype=gradient_dtype(parameter)).copy_(gradient)
+        parameter.grad = own
     else:
         parameter.grad.add_(gradient)
 
 
 def _differs(parameter: Tensor, gradient: Tensor) -> bool:
-    return parameter.dtype is not gradient.dtype or parameter.stride() != gradient.stride()
+    return gradient_dtype(parameter) is not gradient.dtype or parameter.stride() != gradient.stride()

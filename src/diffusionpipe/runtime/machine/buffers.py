@@ -35,3 +35,9 @@ def num_in_memory_of(tensor: Tensor) -> int:
     storage = tensor.untyped_storage()
     count: int = torch._C._storage_Use_Count(storage._cdata)
     return count - 1  # `storage` counts too
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """The type of a parameter's gradient; torch before 2.10 knows no other than the parameter's own."""
+    own: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return own or parameter.dtype

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.runtime.comm.transport import Transport, Work
-from diffusionpipe.runtime.machine.buffers import num_in_memory_of
+from diffusionpipe.runtime.machine.buffers import gradient_dtype, num_in_memory_of
 from diffusionpipe.runtime.weights.squares import sum_of_squares
 from diffusionpipe.units import Bytes
 
@@ -116,12 +116,15 @@ def _is_separate(parameter: nn.Parameter) -> bool:
 
 
 def split_by_size(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list[nn.Parameter]]:
-    """Neighbouring parameters of one dtype in buckets of about `limit` bytes."""
+    """Neighbouring parameters of one dtype, as their gradients, in buckets of about `limit` bytes."""
     buckets: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        num_bytes = parameter.numel() * parameter.element_size()
-        if not buckets or size + num_bytes > limit or buckets[-1][0].dtype is not parameter.dtype:
+        dtype = gradient_dtype(parameter)
+        num_bytes = parameter.numel() * dtype.itemsize
+        last = buckets[-1][0] if buckets else parameter
+        is_alike = (last.dtype, gradient_dtype(last)) == (parameter.dtype, dtype)
+        if not buckets or size + num_bytes > limit or not is_alike:
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)
@@ -131,7 +134,7 @@ def split_by_size(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list
 
 def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
     first = parameters[0]
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=gradient_dtype(first), device=first.device)
     start = 0
     for parameter in parameters:
         parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)

@@ -150,6 +150,8 @@ def _why_fixed(recipe: Recipe, before: Values, key: str, old: JsonValue, new: Js
     if name == "ema_decay" and old in (None, "auto") and new not in (None, "auto"):
         general = before.get("training.ema_decay") if key != "training.ema_decay" else None
         return None if general is not None else "the checkpoint holds no average"
+    if name == "ema_states" and "bfloat16" in (old, new):
+        return "the checkpoint's average has other numbers"
     if name in ("arguments", "optimizer_arguments"):
         general = recipe.optimizer.arguments if name == "optimizer_arguments" else {}
         states = []

@@ -38,6 +38,7 @@ class Weights:
     """The stored weights of each component, by component, as `materialize` takes them."""
     dtype: torch.dtype
     frozen_dtype: torch.dtype | None
+    trained_dtype: torch.dtype | None
     seed: int
     started: Mapping[str, Tensor]
     """Values of adapters that start from a file, by canonical name."""
@@ -71,6 +72,7 @@ def load_weights(
             dtype=weights.dtype,
             seed=weights.seed,
             frozen_dtype=weights.frozen_dtype,
+            trained_dtype=weights.trained_dtype,
             started=weights.started,
             on_value=count.add,
         )

@@ -34,17 +34,19 @@ from diffusionpipe.models.parameters.lora import adapted_layers
 from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_adapters
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.stored_linear import parts_of, store, stored_layers
-from diffusionpipe.models.parameters.weights import frozen_factors
+from diffusionpipe.models.parameters.weights import factors
 from diffusionpipe.models.parts.masks import reads_mask
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.decisions import decided_by_job
 from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of
+from diffusionpipe.trainer.optim.rounding import Rounding
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat, FrozenArithmetic, stored_form
 from diffusionpipe.trainer.recipe.size_rules import sizes_of
+from diffusionpipe.trainer.recipe.training_section import Kept, Rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,17 +327,44 @@ def _store(graph: LayerGraph, recipe: Recipe) -> None:
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:
     """Parameters on meta in the dtype in which they will be real, so that the description has it."""
-    dtype, narrow = parameter_dtype(recipe), frozen_dtype_of(recipe)
-    factors = frozen_factors(graph) if narrow is not None else frozenset()
+    dtypes = {
+        name: dtype
+        for is_trained, dtype in ((False, frozen_dtype_of(recipe)), (True, trained_dtype(recipe)))
+        if dtype is not None
+        for name in factors(graph, is_trained=is_trained)
+    }
     as_stored = {name for key, one in graph.components.items() for name in parts_of(key, one)}
     for parameter, name in canonical_names(graph.components).items():
         if name not in as_stored:
-            parameter.data = parameter.data.to(narrow if name in factors else dtype)
+            parameter.data = parameter.data.to(dtypes.get(name, parameter_dtype(recipe)))
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
     """Parameters, gradients and optimizer: float32, or float64 in tests."""
     return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
+
+
+def trained_dtype(recipe: Recipe) -> torch.dtype | None:
+    """The type of the trained weights that layers read in bfloat16, where it is another than `parameter_dtype`."""
+    return torch.bfloat16 if recipe.training.weights is Kept.BFLOAT16 else None
+
+
+def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
+    """The type of the gradients of weights in bfloat16: as narrow, if one backward of one copy makes them.
+
+    Sums of several micro-batches or copies are taken in float32.
+    """
+    pipeline = recipe.pipeline
+    is_one = pipeline.plan is None and pipeline.microbatches == 1 and not pipeline.replicas and not recipe.models
+    return torch.bfloat16 if is_one and pipeline.sizes.data_parallel == 1 else torch.float32
+
+
+def rounding_of(recipe: Recipe) -> Rounding | None:
+    """How weights in bfloat16 are rounded after an update; None where there are none."""
+    training = recipe.training
+    if trained_dtype(recipe) is None:
+        return None
+    return Rounding(training.seed, is_kahan=training.rounding is Rounded.KAHAN)
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:

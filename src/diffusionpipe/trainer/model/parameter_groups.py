@@ -73,7 +73,9 @@ class ParameterGroups:
         if not has_average(self.recipes):
             return None
         decays = {name: self.recipes[self.group_of[name]].training.ema_decay for name in parameters}
-        return Ema(parameters, {name: decay for name, decay in decays.items() if decay is not None})
+        training = next(iter(self.recipes.values())).training
+        own = {name: decay for name, decay in decays.items() if decay is not None}
+        return Ema(parameters, own, training.ema_states, training.seed)
 
 
 def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:

@@ -1,14 +1,16 @@
 """The memory that a recipe's training holds besides the model."""
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.holding import DEVICE, Workload, plain_states
+from diffusionpipe.holding import DEVICE, Item, Workload, plain_states
 from diffusionpipe.holding.rest import RESTS
+from diffusionpipe.holding.state import State, in_bfloat16, widened_bytes
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
-from diffusionpipe.trainer.model.members import folder_of
+from diffusionpipe.trainer.model.members import folder_of, gradient_dtype_of, trained_dtype
 from diffusionpipe.trainer.model.optimizer_states import optimizer_states, with_optimizer
 from diffusionpipe.trainer.model.parameter_groups import is_averaged
 from diffusionpipe.trainer.recipe import Precision, Recipe
+from diffusionpipe.trainer.recipe.training_section import Average, Rounded
 
 
 def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
@@ -16,6 +18,7 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
 
     Where groups of parameters differ in what the optimizer keeps, the most counts for all. States that do not follow
     from the number of parameters are counted for the parameters of `model`; without one a matrix stands for all.
+    With `training.weights = "bfloat16"` parameters that `model` has in bfloat16 take 2 bytes a number.
     With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
     are counted as wide as the model's description says, which has them as they will be stored.
     Where the frozen part rests is the search's to say, if there is one.
@@ -24,22 +27,31 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
         RecipeError: the states of the optimizer cannot be counted.
     """
     groups = recipe.groups()
+    narrow = trained_dtype(recipe) is not None
     state, once = optimizer_states(recipe, model)
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
+    states = with_optimizer(
+        state,
+        plain_states(
+            parameter=width,
+            gradient=width,
+            optimizer=0 if state is None else state.width,
+            ema=width if is_averaged(groups) else 0,
+            has_backup=recipe.training.post_validation,
+        ),
+        RESTS[recipe.optimizer.states],
+    )
+    kept = recipe.training.ema_states
+    ema = State(item=Item.EMA, width=2 if kept is Average.BFLOAT16 else width, is_hosted=kept is Average.HOST)
+    states = tuple(ema if one.item is Item.EMA else one for one in states)
+    gradient = gradient_dtype_of(recipe).itemsize
+    if narrow:
+        states = in_bfloat16(states, gradient=gradient, has_errors=recipe.training.rounding is Rounded.KAHAN)
     return Workload(
         batch=recipe.training.batch,
-        states=with_optimizer(
-            state,
-            plain_states(
-                parameter=width,
-                gradient=width,
-                optimizer=0 if state is None else state.width,
-                ema=width if is_averaged(groups) else 0,
-                has_backup=recipe.training.post_validation,
-            ),
-            RESTS[recipe.optimizer.states],
-        ),
+        states=states,
         once=once,
+        update=widened_bytes(model.parameters, gradient=gradient) if narrow and model is not None else 0,
         checkpointed=recipe.training.recomputed,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
         encoders=DEVICE if recipe.pipeline.is_searched else storage_of(recipe.pipeline.sizes.encoders),

@@ -7,17 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.optim.rounding import NARROW, key_of, round_into
 
 
 class Ema:
-    """The moving average of this rank's parameters, kept in float32, or in the parameters' type where that is wider.
+    """The moving average of this rank's parameters, in float32, or in the parameters' type where that is wider.
 
-    bfloat16 would not do: with a decay of 0.9999 an update is smaller than its last digit. Costs one copy of the
-    parameters. Inside `swapped` those that are narrower than their averages are there once more.
+    On the device it costs one copy of the parameters, on the host none there; in bfloat16 it is half as large. With a
+    decay of 0.9999 an update is smaller than the last digit of a bfloat16 number, so it is rounded stochastically
+    (`rounding`). Inside `swapped` those that are not as wide as their averages are there once more.
     """
 
-    def __init__(self, named_parameters: Mapping[str, nn.Parameter], decays: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        named_parameters: Mapping[str, nn.Parameter],
+        decays: Mapping[str, float],
+        kept: str = "device",
+        seed: int = 0,
+    ) -> None:
         """Starts at the present values of the parameters that have a decay.
+
+        `kept`: "device", "host" or "bfloat16"; `seed`: of the rounding.
 
         Raises:
             RecipeError: a decay is not in [0, 1).
@@ -25,15 +35,26 @@ class Ema:
         for decay in decays.values():
             if not 0.0 <= decay < 1.0:
                 raise RecipeError(f"the decay of the moving average is {decay}; it must be at least 0 and less than 1")
+        self._kept, self._seed = kept, seed
         self._names = tuple(name for name in named_parameters if name in decays)
         self._parameters = [named_parameters[name] for name in self._names]
-        self._averages = [_wide(parameter.detach()).clone() for parameter in self._parameters]
+        self._averages = [self._first(parameter.detach()) for parameter in self._parameters]
         self._of_decay: dict[float, list[int]] = {}
         """Decay -> the numbers of its parameters."""
         for number, name in enumerate(self._names):
             self._of_decay.setdefault(decays[name], []).append(number)
         self._is_swapped = False
 
+    def _first(self, values: Tensor) -> Tensor:
+        """The average before the first step."""
+        if self._kept == "bfloat16":
+            return values.to(NARROW, copy=True)
+        if self._kept == "host":
+            wide = torch.promote_types(values.dtype, torch.float32)
+            return torch.empty_like(values, dtype=wide, device="cpu", pin_memory=values.is_cuda).copy_(values)
+        return _wide(values).clone()
+
+    @torch.no_grad()
     def update(self, step: int) -> None:
         """Takes in the parameters after update `step`, counted from 0.
 
@@ -44,10 +65,29 @@ class Ema:
         """
         assert not self._is_swapped, "the parameters hold the averages: leave swapped() before training on"
         for decay, numbers in self._of_decay.items():
-            parameters = [_wide(self._parameters[number].detach()) for number in numbers]
-            with torch.no_grad():
-                weight = 1.0 - min(decay, (1 + step) / (10 + step))
-                torch._foreach_lerp_([self._averages[number] for number in numbers], parameters, weight)
+            weight = 1.0 - min(decay, (1 + step) / (10 + step))
+            alike = [number for number in numbers if self._is_alike(number)]
+            if alike:
+                parameters = [self._parameters[number].detach() for number in alike]
+                torch._foreach_lerp_([self._averages[number] for number in alike], parameters, weight)
+            for number in sorted(set(numbers) - set(alike)):  # one by one, so that no two are there in float32
+                self._take_in(number, weight, step)
+
+    def _is_alike(self, number: int) -> bool:
+        """Whether an average is beside its parameter and of its type, so that many are updated at once."""
+        parameter, average = self._parameters[number], self._averages[number]
+        is_wide = average.dtype.itemsize >= torch.float32.itemsize
+        return is_wide and (average.dtype, average.device) == (parameter.dtype, parameter.device)
+
+    def _take_in(self, number: int, weight: float, step: int) -> None:
+        """Update one average on its parameter's device, in float32 or wider."""
+        values, average = _wide(self._parameters[number].detach()), self._averages[number]
+        wide = average.to(device=values.device, dtype=values.dtype, copy=True).lerp_(values, weight)
+        if average.dtype is NARROW:
+            key = key_of(self._seed, f"average of {self._names[number]}", step)
+            round_into(average.view(-1), wide.float().view(-1), key)
+        else:
+            average.copy_(wide)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

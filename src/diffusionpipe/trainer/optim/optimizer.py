@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, RecipeError
-from diffusionpipe.holding.rest import Rest
+from diffusionpipe.holding.rest import RESTS, Rest
 from diffusionpipe.trainer.optim.classes import (
     OptimizerClass,
     check_arguments,
@@ -25,6 +26,7 @@ from diffusionpipe.trainer.optim.classes import (
 )
 from diffusionpipe.trainer.optim.entries import entries_of, roots_of, state_of
 from diffusionpipe.trainer.optim.resting import Resting
+from diffusionpipe.trainer.optim.rounding import ERROR, NARROW, Narrow, Rounding
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +66,20 @@ class _Part:
 class RankOptimizer:
     """One or more optimizer classes that step a rank's parameters together; used in place of one of torch."""
 
-    def __init__(self, parts: Sequence[_Part], flat: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """`flat`: parameter -> the matrix of the same memory that is stepped in its place."""
-        self._parts, self._flat = tuple(parts), dict(flat)
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        flat: Mapping[nn.Parameter, nn.Parameter],
+        narrow: Mapping[nn.Parameter, Narrow] = MappingProxyType({}),
+    ) -> None:
+        """`flat`: parameter -> the matrix of the same memory that is stepped in its place.
+
+        `narrow`: parameter that is kept in bfloat16 -> what widens and rounds it.
+        """
+        self._parts, self._flat, self._narrow = tuple(parts), dict(flat), dict(narrow)
         self._is_new = True
         self._resting: Resting | None = None
+        self.rest(RESTS["device"])
         for part in self._parts:
             set_mode(part.optimizer, is_training=True)
 
@@ -92,8 +103,11 @@ class RankOptimizer:
         """The names of its classes."""
         return " and ".join(type(one).__name__ for one in self.parts)
 
-    def step(self) -> None:
-        """Change the parameters that have gradients; a library's warnings are shown once, with the first step."""
+    def step(self, number: int = 0) -> None:
+        """Change the parameters that have gradients; a library's warnings are shown once, with the first step.
+
+        `number`: of the update, counted from 0; weights in bfloat16 are rounded by it.
+        """
         for parameter, matrix in self._flat.items():
             matrix.data = parameter.detach().view(matrix.shape)  # whose memory may have been replaced
             matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
@@ -102,7 +116,7 @@ class RankOptimizer:
                 if self._resting is None:
                     optimizer.step()
                 else:
-                    self._resting.step(optimizer)
+                    self._resting.step(optimizer, number)
         self._is_new = False
 
     def rest(self, rest: Rest) -> None:
@@ -110,24 +124,30 @@ class RankOptimizer:
 
         A class that counts its steps for all parameters together cannot be stepped so (`optimizer_check`).
         """
-        self._resting = None if rest.is_plain else Resting(rest, self.shared_keys())
+        narrow = {one.stand_in: one for one in self._narrow.values()}
+        shared = frozenset() if rest.is_plain else self.shared_keys()
+        self._resting = Resting(rest, shared, narrow) if narrow or not rest.is_plain else None
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
         for part in self._parts:
             part.optimizer.zero_grad()
-        for parameter in self._flat:
+        for parameter in (*self._flat, *self._narrow):
             parameter.grad = None
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """The state of a parameter; an empty one before its first step, which is not kept."""
         stepped, part = self._place(parameter)
         state: dict[str, Any] = part.optimizer.state.get(stepped, {})
-        return state
+        narrow = self._narrow.get(parameter)
+        return state if narrow is None or narrow.error is None else {**state, ERROR: narrow.error}
 
     def set_state(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
         """Replace the state of a parameter."""
         stepped, part = self._place(parameter)
+        if parameter in self._narrow:
+            error = state.pop(ERROR, None)
+            self._narrow[parameter].error = error if isinstance(error, Tensor) else None
         part.optimizer.state[stepped] = state
         if self._resting is not None:
             self._resting.put(stepped, state)
@@ -136,6 +156,8 @@ class RankOptimizer:
         """Forget the states of all parameters."""
         for part in self._parts:
             part.optimizer.state.clear()
+        for narrow in self._narrow.values():
+            narrow.error = None
 
     def group_values(self) -> list[dict[str, Any]]:
         """The values that steps change in each group; the objects themselves."""
@@ -157,19 +179,25 @@ class RankOptimizer:
         """The entries that the class keeps of a smaller parameter of the same group and device after steps."""
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)
-        return _example(part, str(group["group"]), stepped)
+        found = _example(part, str(group["group"]), stepped)
+        if parameter not in self._narrow or not self._narrow[parameter].keeps_error:
+            return found
+        error = {ERROR: torch.empty(0, dtype=parameter.dtype, device=parameter.device)}
+        return replace(found, at_once={**found.at_once, **error}, later={**found.later, **error})
 
     def kind_of(self, parameter: nn.Parameter) -> object:
         """Parameters of the same kind have the same example."""
         stepped, part = self._place(parameter)
-        return _small(stepped.shape), stepped.dtype, stepped.device, _group_of(part, stepped)["group"]
+        group = _group_of(part, stepped)["group"]
+        return _small(stepped.shape), parameter.dtype, stepped.dtype, stepped.device, group
 
     def shared_keys(self) -> frozenset[str]:
         """Entries whose memory all parameters share, such as the code tables of 8-bit optimizers."""
         return frozenset(key for part in self._parts for key in _shared(part))
 
     def _place(self, parameter: nn.Parameter) -> tuple[nn.Parameter, _Part]:
-        stepped = self._flat.get(parameter, parameter)
+        narrow = self._narrow.get(parameter)
+        stepped = self._flat.get(parameter, parameter) if narrow is None else narrow.stand_in
         if len(self._parts) == 1:
             return stepped, self._parts[0]
         for part in self._parts:
@@ -199,6 +227,7 @@ def build_optimizer(
     learning_rate: float,
     arguments: Mapping[str, object],
     group_of: Callable[[str], Group] = lambda _: Group(),
+    rounding: Rounding | None = None,
 ) -> RankOptimizer | None:
     """The optimizer of this name for this rank's trainable parameters, or None where it owns none.
 
@@ -207,7 +236,7 @@ def build_optimizer(
     `arguments` go to its constructor (lists become tuples, as TOML has no tuples); a group's arguments go over them.
     Adam and AdamW use their fused kernel where this device has one, unless the arguments choose `fused`, `foreach`,
     `capturable` or `differentiable`. A rank without parameters checks the arguments as well, so that a wrong one stops
-    every rank.
+    every rank. With `rounding` parameters in bfloat16 are widened for their steps, and rounded after them.
 
     Raises:
         RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
@@ -215,22 +244,28 @@ def build_optimizer(
     members: dict[str, dict[str, nn.Parameter]] = {}
     groups: dict[str, Group] = {}
     flat: dict[nn.Parameter, nn.Parameter] = {}
+    narrow: dict[nn.Parameter, Narrow] = {}
     for key, parameter in named_parameters.items():
         group = group_of(key)
         groups[group.name] = group
         members.setdefault(group.name, {})[key] = parameter
-        if group.is_flat and parameter.ndim > 2:
+        is_matrix = group.is_flat and parameter.ndim > 2
+        if rounding is not None and parameter.dtype is NARROW:
+            shape = (parameter.shape[0], parameter[0].numel()) if is_matrix else tuple(parameter.shape)
+            narrow[parameter] = Narrow(key, parameter, shape, rounding)
+        elif is_matrix:
             flat[parameter] = nn.Parameter(parameter.detach().view(parameter.shape[0], -1))
+    stepped = flat | {parameter: one.stand_in for parameter, one in narrow.items()}
     parts = []
     for of in dict.fromkeys(group.optimizer or name for group in groups.values()) or [name]:
         own = {key: group for key, group in groups.items() if (group.optimizer or name) == of}
         own_arguments = arguments if of == name else next(iter(own.values())).arguments
         listed = [
-            {"params": [flat.get(p, p) for p in members[key].values()], "group": key, **with_tuples(group.arguments)}
+            {"params": [stepped.get(p, p) for p in members[key].values()], "group": key, **with_tuples(group.arguments)}
             for key, group in own.items()
         ]
         parts.append(_part(of, listed, learning_rate, own_arguments))
-    return RankOptimizer(parts, flat) if named_parameters else None
+    return RankOptimizer(parts, flat, narrow) if named_parameters else None
 
 
 def _part(name: str, groups: list[dict[str, Any]], learning_rate: float, arguments: Mapping[str, object]) -> _Part:

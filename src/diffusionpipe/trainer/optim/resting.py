@@ -1,4 +1,4 @@
-"""States of an optimizer that are kept in another form between updates, such as in host memory.
+"""States of an optimizer, and weights, that are kept in another form between updates: on the host, in bfloat16.
 
     between updates   exp_avg and exp_avg_sq of all parameters on the host
     update            bucket 0: its states come to the device, it is stepped, they go back; bucket 1: ...
@@ -8,43 +8,57 @@ no gradient meanwhile, and an optimizer leaves a parameter without a gradient as
 the same bits as from a step of all at once, as long as a step looks at one parameter at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.holding.rest import Rest
-from diffusionpipe.units import Bytes
-
-BUCKET: Bytes = 2**28
-"""Bytes of the parameters that are stepped at a time."""
+from diffusionpipe.holding.state import BUCKET
+from diffusionpipe.trainer.optim.rounding import Narrow
 
 
 class Resting:
     """The states of an optimizer between its updates. Mutable: it owns the memory in which they are kept."""
 
-    def __init__(self, rest: Rest, shared: frozenset[str] = frozenset()) -> None:
-        """`shared`: entries whose memory all parameters share; these stay where they are."""
+    def __init__(
+        self,
+        rest: Rest,
+        shared: frozenset[str] = frozenset(),
+        narrow: Mapping[nn.Parameter, Narrow] = MappingProxyType({}),
+    ) -> None:
+        """`shared`: entries whose memory all parameters share; these stay where they are.
+
+        `narrow`: stand-in of a parameter in bfloat16 -> what widens and rounds it.
+        """
         self._rest = rest
+        self._narrow = dict(narrow)
         self._shared = shared
         self._kept: dict[tuple[nn.Parameter, str], Tensor] = {}
         self._wide: dict[str, torch.dtype] = {}
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the parameters that have gradients, a bucket at a time."""
-        stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    def step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Step the parameters that have gradients, a bucket at a time; `number`: of the update."""
+        stepped = [p for group in optimizer.param_groups for p in group["params"] if self._has_gradient(p)]
         gradients = [parameter.grad for parameter in stepped]
         try:
             for parameter in stepped:
                 parameter.grad = None
             for bucket in _buckets(stepped):
-                for number in bucket:
-                    stepped[number].grad = gradients[number]
-                    self._bring(stepped[number], optimizer.state.get(stepped[number], {}))
+                for index in bucket:
+                    parameter = stepped[index]
+                    parameter.grad = gradients[index]
+                    if parameter in self._narrow:
+                        self._narrow[parameter].widen()
+                    self._bring(parameter, optimizer.state.get(parameter, {}))
                 optimizer.step()
-                for number in bucket:
-                    self.put(stepped[number], optimizer.state.get(stepped[number], {}))
-                    stepped[number].grad = None
+                for index in bucket:
+                    parameter = stepped[index]
+                    self.put(parameter, optimizer.state.get(parameter, {}))
+                    if parameter in self._narrow:
+                        self._narrow[parameter].narrow(number)
+                    parameter.grad = None
         finally:
             for parameter, gradient in zip(stepped, gradients, strict=True):
                 parameter.grad = gradient
@@ -77,8 +91,14 @@ class Resting:
             wide = self._wide.get(key, parameter.dtype) if value.dtype.is_floating_point else value.dtype
             state[key] = value.to(device=parameter.device, dtype=wide, non_blocking=True)
 
+    def _has_gradient(self, parameter: nn.Parameter) -> bool:
+        owner = self._narrow[parameter].parameter if parameter in self._narrow else parameter
+        return owner.grad is not None
+
     def _own(self, state: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
         """The states of more than one number that are kept in another form."""
+        if self._rest.is_plain:
+            return
         for key, value in list(state.items()):
             if isinstance(value, Tensor) and value.ndim and self._rest.takes(key) and key not in self._shared:
                 yield key, value

@@ -15,7 +15,8 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, is_narrow_store
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, table_of_file
 from diffusionpipe.trainer.recipe.schema import Recipe, too_wide
-from diffusionpipe.trainer.recipe.training_section import Precision
+from diffusionpipe.trainer.recipe.training_section import Kept, Precision
+from diffusionpipe.trainer.recipe.weights_check import too_precise
 
 _BEFORE: Mapping[str, Mapping[str, object]] = {
     "training": {"precision": "float32", "activation_checkpointing": []},
@@ -49,6 +50,8 @@ def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
         chosen = Precision.BFLOAT16 if has_bfloat16 else Precision.FLOAT32
         training = training.model_copy(update={"precision": chosen})
     is_narrow = training.precision is Precision.BFLOAT16
+    if training.weights is Kept.BFLOAT16 and not is_narrow:
+        raise RecipeError(f"training.weights: {too_precise(training.precision)}")
     if is_narrow_store(model.frozen_dtype) and not is_narrow:
         raise RecipeError(f"model.frozen_dtype: {too_wide(model, training.precision)}")
     if model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:  # of several models there is no such key

@@ -68,8 +68,8 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SILENT: "workers max_skipped allow_growth",
     },
     "training": {
-        Effect.FIXED: "seed batch",
-        Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay",
+        Effect.FIXED: "seed batch weights rounding",
+        Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay ema_states",
         Effect.SILENT: "deterministic post_validation activation_checkpointing noise_scale_every",
     },
     "optimizer": {Effect.FIXED: "name rest groups", Effect.SAID: "learning_rate arguments", Effect.SILENT: "states"},

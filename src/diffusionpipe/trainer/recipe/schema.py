@@ -59,6 +59,7 @@ from diffusionpipe.trainer.recipe.section import (
 from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, MaskPattern, SourceSection
 from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
+from diffusionpipe.trainer.recipe.weights_check import weights_suit_the_training
 
 
 class OnError(StrEnum):
@@ -598,4 +599,5 @@ _CHECKS: tuple[Check, ...] = (
     _start_has_something_to_show,
     versions_suit_the_training,
     optimizer_suits_the_training,
+    weights_suit_the_training,
 )

@@ -44,6 +44,28 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
+class Average(StrEnum):
+    """How the moving average of the weights is kept."""
+
+    DEVICE = "device"
+    HOST = "host"
+    BFLOAT16 = "bfloat16"
+
+
+class Kept(StrEnum):
+    """The type in which trained weights are kept between steps."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Rounded(StrEnum):
+    """How an update is rounded to bfloat16."""
+
+    STOCHASTIC = "stochastic"
+    KAHAN = "kahan"
+
+
 class TrainingSection(Section):
     """[training]: the loop."""
 
@@ -58,6 +80,11 @@ class TrainingSection(Section):
     precision: Choice[Precision] = Precision.AUTO
     """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests); "auto": bfloat16 where all
     devices have it, else float32."""
+    weights: Choice[Kept] = Kept.FLOAT32
+    """How trained weights are kept: "float32", or "bfloat16", for those that layers read in bfloat16 anyway."""
+    rounding: Choice[Rounded] = Rounded.STOCHASTIC
+    """How updates of weights in bfloat16 are rounded: "stochastic", or "kahan", which keeps what is lost in a second
+    bfloat16 number."""
     deterministic: bool = False
     """Compute only with kernels whose results are the same in every run, which GPUs do not by default."""
     clip_norm: Maybe[Positive] = 1.0
@@ -74,6 +101,9 @@ class TrainingSection(Section):
     "none": it is not measured."""
     ema_decay: Maybe[Decay] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
+    ema_states: Choice[Average] = Average.DEVICE
+    """How the average is kept: on the "device", on the "host", from which each step brings it, or in "bfloat16",
+    rounded stochastically."""
     activation_checkpointing: Annotated[Auto[Several[str]], BeforeValidator(patterns_for_bool)] = None
     """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
     backward pass instead of kept; "auto": where the plan is searched, the faster of all and none that fits, else

@@ -21,11 +21,13 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, optional
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.model.members import rounding_of, trained_dtype
 from diffusionpipe.trainer.model.parameter_groups import has_average
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.training_section import Average
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.start import places
 from diffusionpipe.units import Seconds
@@ -149,6 +151,10 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
     }
     if not RESTS[recipe.optimizer.states].is_plain:  # left out where it is, so that profiles of before are found
         update["states"] = recipe.optimizer.states
+    if recipe.training.ema_states is not Average.DEVICE:
+        update["average"] = recipe.training.ema_states.value
+    if trained_dtype(recipe) is not None:
+        update["rounding"] = recipe.training.rounding.value
     return Measurement(
         model=model,
         precision=recipe.training.precision.value,
@@ -205,10 +211,14 @@ def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callabl
             return Group("rest", rest.arguments, optimizer=rest.name)
         return Group("", settings.arguments, is_flat=rest is not None)
 
-    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments, group_of)
+    optimizer = build_optimizer(
+        settings.name, names, settings.learning_rate, settings.arguments, group_of, rounding_of(recipe)
+    )
     if optimizer is not None:
         optimizer.rest(RESTS[settings.states])
-    ema = Ema(names, dict.fromkeys(names, 0.9)) if has_average(recipe.groups()) else None  # all decays take as long
+    ema = None
+    if has_average(recipe.groups()):
+        ema = Ema(names, dict.fromkeys(names, 0.9), recipe.training.ema_states)  # all decays take as long
     clip_norm, listed = recipe.training.clip_norm, list(names.values())
 
     def update() -> None:

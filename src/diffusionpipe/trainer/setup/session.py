@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan, Schedule
@@ -34,11 +36,14 @@ from diffusionpipe.trainer.model.members import (
     Model,
     autocast_of,
     class_embeddings_of,
+    gradient_dtype_of,
     only,
     open_model,
     parameter_dtype,
+    rounding_of,
     sources_of,
     started_of,
+    trained_dtype,
 )
 from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.model.scheduler import shift_contradiction
@@ -48,6 +53,7 @@ from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
 from diffusionpipe.trainer.recipe.size_rules import run_of
+from diffusionpipe.trainer.recipe.weights_check import SHARDED
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
 
 logger = logging.getLogger(__name__)
@@ -166,6 +172,8 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     check_plan_file(plan, opened, job, planning)
     _check_runs(plan, recipe)
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
+    if max(plan.mesh.shard, plan.mesh.owners) > 1 and trained_dtype(recipe) is not None:
+        raise RecipeError(f"training.weights: {SHARDED}")
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
     transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
@@ -175,6 +183,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         sources=sources,
         dtype=parameter_dtype(recipe),
         frozen_dtype=frozen_dtype_of(recipe),
+        trained_dtype=trained_dtype(recipe),
         seed=recipe.training.seed,
         started={**started.values, **embeddings},
     )
@@ -182,6 +191,8 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
     node = NodeMemory(rank) if storage_of(plan.encoders).brings and job.membership.world_size > 1 else None
     divided = load_weights(weights, plan, sharder, job.device, planning.screen, node)
+    if trained_dtype(recipe) is not None:
+        _keep_gradients(graph, gradient_dtype_of(recipe))
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan))
     worker = build_worker(
@@ -204,6 +215,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         recipe.optimizer.learning_rate,
         recipe.optimizer.arguments,
         groups.group,
+        rounding_of(recipe),
     )
     if optimizer is not None:
         optimizer.rest(RESTS[recipe.optimizer.states])
@@ -221,3 +233,11 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         groups=groups,
         ema=groups.average(worker.parameters, optimizer),
     )
+
+
+def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
+    """Let trained weights in bfloat16 have gradients of this type; autograd adds in it."""
+    for component in graph.components.values():
+        for parameter in component.parameters():
+            if parameter.requires_grad and parameter.dtype is torch.bfloat16 and not parameter.is_meta:
+                parameter.grad_dtype = dtype

@@ -335,7 +335,7 @@ class Stepper:
         if self._prodigy is not None:
             self._prodigy.step(max(rate for of in rates for rate in of.values()))
         elif self._session.optimizer is not None:
-            self._session.optimizer.step()
+            self._session.optimizer.step(step)
         self._end_phase("optimizer")
 
 
