@@ -23,7 +23,7 @@ def test_two_directions_hold_what_is_predicted(schedule, is_recomputed):
     assert LEAST <= held.ratio <= MOST
 
 
-STORED = [("1f1b", False), ("zb-h1", False), ("zb-v", True), ("1f1b", True)]
+STORED = [("1f1b", False), ("zb-h1", False), ("zb-v", True), ("1f1b", True), ("interleaved", True)]
 
 
 @pytest.mark.slow

@@ -74,6 +74,42 @@ def test_what_moves_while_an_action_runs_is_counted_at_every_moment_of_it():
         compare_windows(filled(Random(seed)), Random(seed))
 
 
+def test_an_output_for_others_alone_is_held_until_its_last_copy_is_dropped():
+    """Of every second stage; with others the activations stay as they are."""
+    is_shorter = False
+    for seed in range(8):
+        schedule, costs = explicit(filled(Random(seed)), Random(seed))
+        timeline, placement = simulate(schedule, costs), schedule.placement
+        spans = {span.action: span for span in timeline.spans}
+        trained = [stage for one in placement.pipelines if Op.ENCODE not in one.ops for stage in one.stages]
+        handed = {stage: tuple(costs.tensor_bytes) for stage in trained[::2]}
+        plain = buffers.moving_through(schedule, timeline, costs.tensor_bytes)
+        found = buffers.moving_through(schedule, timeline, costs.tensor_bytes, handed)
+        gone = []  # (worker, from, to, bytes)
+        sent = {}
+        for slot, message in enumerate(schedule.messages):
+            if message.source in handed and not message.is_gradient:
+                for name in message.tensors:
+                    sent.setdefault((message.source, message.microbatch, name), []).append(dropped_at(schedule, slot))
+        for (stage, microbatch, name), drops in sent.items():
+            backward = next(
+                (a for a in spans if a.op in (Op.B, Op.I) and (a.stage, a.microbatch) == (stage, microbatch)), None
+            )
+            if backward is None or None in drops:
+                continue
+            end = spans[backward].end if backward.op is Op.B else spans[backward].start
+            rows = len(placement.samples(stage, microbatch))
+            gone.append(
+                (spans[backward].worker, max(spans[a].start for a in drops), end, rows * costs.tensor_bytes[name])
+            )
+        for worker, (before, after) in enumerate(zip(plain, found, strict=True)):
+            for time in after.times[1:]:
+                less = sum(size for own, start, end, size in gone if own == worker and start <= time < end)
+                is_shorter |= less > 0
+                assert sum(after.held[after.times.index(time)]) == before.most(time, time) - less
+    assert is_shorter
+
+
 @settings(max_examples=30)
 @given(schedules(), st.integers(0, 10**9))
 def test_activations_and_messages_peak_as_at_some_moment(schedule, seed):

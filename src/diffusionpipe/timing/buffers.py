@@ -2,7 +2,8 @@
 
     received     from its post [1] to the start of its reader, where an activation becomes one of the reader's
     sent         a gradient from the end of the action that made it to the moment at which it is dropped [2], which
-                 `timing.sends` computes; an activation is one of its sender's
+                 `timing.sends` computes; an activation is one of its sender's, or until it is dropped where the sender
+                 recomputes it and nothing else there reads it [3]
 
 Received memory in which several stages of a worker hold a tensor, because one handed on a view, counts for each of
 them: it is really free when the last one is done, so it is counted for as long or longer.
@@ -27,12 +28,13 @@ micro-batches, activations of 7 bytes and messages of 5:
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 
 from diffusionpipe.ir import Action, Op, Schedule, Span, Timeline
-from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.ir.flows import TIMED_OPS, backward_op
 from diffusionpipe.timing.sends import drops_of, waits_of
 from diffusionpipe.units import Bytes, Seconds
 
@@ -62,13 +64,19 @@ def moving_of(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]
     return [moving.peak for moving in moving_through(schedule, timeline, sizes)]
 
 
-def moving_through(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]) -> list[Moving]:
+def moving_through(
+    schedule: Schedule,
+    timeline: Timeline,
+    sizes: Mapping[str, Bytes],
+    handed: Mapping[int, Collection[str]] = MappingProxyType({}),
+) -> list[Moving]:
     """Activations and message buffers of each worker.
 
     Args:
         schedule: without explicit messages two of the largest count for each worker, all the time.
         timeline: of that schedule, with its activations.
         sizes: tensor -> bytes of one sample.
+        handed: stage -> tensors among its activations that are there for other workers alone.
     """
     changes: list[dict[Seconds, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(schedule.num_workers)]
     held = [0] * schedule.num_workers
@@ -80,6 +88,9 @@ def moving_through(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, B
         for worker, start, end, num_bytes in _buffers(schedule, timeline, sizes):
             changes[worker][start][1] += num_bytes
             changes[worker][end][1] -= num_bytes
+        for worker, start, end, num_bytes in _dropped(schedule, timeline, sizes, handed):
+            changes[worker][start][0] -= num_bytes
+            changes[worker][end][0] += num_bytes
     else:
         waiting = _two_messages(schedule, sizes)
     return [_summed(change, two) for change, two in zip(changes, waiting, strict=True)]
@@ -136,6 +147,30 @@ def _buffers(
                 producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
                 end = spans[drops[slot]].start if slot in drops else makespan
                 yield producer.worker, producer.end, max(end, producer.end), num_bytes
+
+
+def _dropped(
+    schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes], handed: Mapping[int, Collection[str]]
+) -> Iterator[tuple[int, Seconds, Seconds, Bytes]]:
+    """(worker, from, to, bytes) of activations that are gone before the backward with which the others go [3]."""
+    placement = schedule.placement
+    spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
+    drops = drops_of(schedule, waits_of(schedule))
+    sends: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for slot, message in enumerate(schedule.messages):
+        if not message.is_gradient:
+            for name in handed.get(message.source, ()):
+                if name in message.tensors:
+                    sends[message.source, message.microbatch, name].append(slot)
+    for (stage, microbatch, name), slots in sends.items():
+        op = backward_op(placement.pipeline_of(stage))
+        if op is None or any(slot not in drops for slot in slots):
+            continue
+        span = spans[Action(stage=stage, op=op, microbatch=microbatch)]
+        start = max(spans[drops[slot]].start for slot in slots)
+        end = span.end if op is Op.B else span.start  # what I leaves for W is there from its start on
+        if start < end:
+            yield span.worker, start, end, len(placement.samples(stage, microbatch)) * sizes.get(name, 0)
 
 
 def _posted(schedule: Schedule, spans: Mapping[Action, Span]) -> dict[int, Seconds]:

@@ -89,9 +89,26 @@ def peak_memory(
         again=frozenset(checkpointed),
         mesh=mesh or Mesh(pipeline=schedule.num_workers),
     )
-    moving = moving_through(schedule, timeline, {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors})
+    sizes = {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors}
+    moving = moving_through(schedule, timeline, sizes, _handed(case))
     times = {span.action: (span.start, span.end) for span in timeline.spans if span.action.op is Op.ENCODE}
     return tuple(_use(case, worker, moved, times) for worker, moved in enumerate(moving))
+
+
+def _handed(case: _Case) -> dict[int, frozenset[str]]:
+    """Stage -> the tensors that its recomputed layers write and no layer of its worker reads: others get them."""
+    graph, workers = case.graph, range(case.schedule.num_workers)
+    read = [
+        {name for _, layers in case.trained(worker) for layer in layers for name in graph.layer(layer).reads}
+        for worker in workers
+    ]
+    return {
+        stage: frozenset(
+            name for layer in case.again.intersection(layers) for name in graph.layer(layer).writes
+        ).difference(read[worker])
+        for worker in workers
+        for stage, layers in case.trained(worker)
+    }
 
 
 def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
