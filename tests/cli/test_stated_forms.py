@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from golden.plans import recorded_profile
 from torch import nn
 from typer.testing import CliRunner
@@ -29,7 +30,7 @@ from diffusionpipe.workflows.widths import Width, fastest_of, tried_widths
 def _frozen_bytes(name, form, **options):
     """Bytes of the frozen parameters of each component as the description has them."""
     stated = StatedModel(name=name, has_narrow_store=True, form=form, **options)
-    model = describe(stated_graph(stated))
+    model = describe(stated_graph(stated), autocast=torch.bfloat16)
     component = {name: layer.component for layer in model.layers for name in layer.parameters}
     found = {}
     for one in model.parameters:
@@ -69,8 +70,9 @@ def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
 @pytest.mark.parametrize("form", [Form.INT8, Form.NF4])
 @pytest.mark.parametrize("name", ["sd-1.5", "flux.1-dev"])
 def test_a_way_out_stores_the_bytes_that_the_model_has_with_this_form(name, form):
-    described = describe(stated_graph(StatedModel(name=name, has_narrow_store=True, lora_rank=16)))
-    profile = replace(recorded_profile("sd-2.1"), graph=described, precision="bfloat16")
+    stated = StatedModel(name=name, has_narrow_store=True, lora_rank=16)
+    described = describe(stated_graph(stated), autocast=torch.bfloat16)
+    profile = replace(recorded_profile("flux.1-dev-lora-rtx4090"), graph=described, precision="bfloat16")
     setting = Setting(profile=profile, cluster=load_cluster("rtx4090x2"), workload=Workload(batch=2))
     found = sum(one.num_bytes for one in stored_in(form, setting).graph.parameters if not one.is_trainable)
     assert found == pytest.approx(sum(_frozen_bytes(name, form, lora_rank=16).values()), rel=1e-4)

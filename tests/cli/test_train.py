@@ -151,6 +151,13 @@ def test_more_ranks_than_the_layers_can_occupy_are_refused_before_these_start(ca
     assert part in refused(capsys, recipe, *free, *words, "--ranks", "43")
 
 
+def test_weights_that_a_cpu_would_read_with_a_loss_are_refused_before_ranks_start(capsys, recipe, monkeypatch):
+    monkeypatch.setattr(training_job, "start", lambda job: pytest.fail("ranks were started"))
+    words = ["model.frozen_dtype=nf4", "lora.rank=2", "training.precision=auto"]
+    assert "model.frozen_dtype: " in (message := refused(capsys, recipe, *words, "--ranks", "2"))
+    assert "arithmetic" in message
+
+
 def test_what_the_optimizer_cannot_train_is_named_with_the_other_problems_before_anything_is_measured(
     capsys, recipe, place, tmp_path
 ):

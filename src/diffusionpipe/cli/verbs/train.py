@@ -161,10 +161,15 @@ def _take_place(part: "_Part", used: Sequence[int], screen: "Screen") -> None:
 def _launch(job: "TrainingJob", recipe: "Recipe") -> None:
     """Start the ranks, and end as they end."""
     from diffusionpipe.cli.text.planned import check_ranks
+    from diffusionpipe.trainer.model.decisions import has_bfloat16
     from diffusionpipe.trainer.model.members import build_model
+    from diffusionpipe.trainer.recipe import decided
+    from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.machine import check_processes
     from diffusionpipe.workflows.training_job import start
 
+    if job.resume is None:  # a run that continues has the arithmetic that it began with
+        decided(recipe, has_bfloat16=has_bfloat16(chosen_device(job.device)))
     if len(job.devices) > _FEW:
         check_ranks(build_model(recipe, "cpu").model, recipe, len(job.devices))
     check_processes(len(job.devices), 1 if recipe.data.workers is None else recipe.data.workers)
