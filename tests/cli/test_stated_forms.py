@@ -72,7 +72,9 @@ def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
 def test_a_way_out_stores_the_bytes_that_the_model_has_with_this_form(name, form):
     stated = StatedModel(name=name, has_narrow_store=True, lora_rank=16)
     described = describe(stated_graph(stated), autocast=torch.bfloat16)
-    profile = replace(recorded_profile("flux.1-dev-lora-rtx4090"), graph=described, precision="bfloat16")
+    recorded = recorded_profile("flux.1-dev-lora-rtx4090")
+    layers = tuple(replace(recorded.layers[0], name=layer.name) for layer in described.layers)
+    profile = replace(recorded, graph=described, layers=layers, precision="bfloat16")
     setting = Setting(profile=profile, cluster=load_cluster("rtx4090x2"), workload=Workload(batch=2))
     found = sum(one.num_bytes for one in stored_in(form, setting).graph.parameters if not one.is_trainable)
     assert found == pytest.approx(sum(_frozen_bytes(name, form, lora_rank=16).values()), rel=1e-4)
