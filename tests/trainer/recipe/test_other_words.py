@@ -36,7 +36,7 @@ MISTAKES = {
     "data.caption_dropout_rate=0.1": "did you mean data.caption_dropout?",
     "data.flip_aug=true": "did you mean data.flip?",
     "data.num_repeats=10": "did you mean data.sources.NAME.repeats?",
-    "data.enable_bucket=true": "all pictures are resized and cropped to data.resolution",
+    "data.enable_bucket=true": "set data.aspects = [0.5, 2.0], so that pictures keep about their shape",
     "data.caption_extension='.txt'": "captions are in metadata.jsonl",
     "data.batch=4": "did you mean training.batch",
     "training.batch_size=4": "did you mean training.batch, the samples of a step over all devices together?",

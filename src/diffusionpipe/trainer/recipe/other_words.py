@@ -147,7 +147,7 @@ ABSENT: Mapping[str, str] = {
     "blocks_to_swap offload_fraction musubi_blocks_to_swap": "blocks are not swapped: `diffusionpipe plan` finds a "
     "layout that fits; remove it",
     "enable_bucket enable_ar_bucket buckets bucket_reso_steps min_bucket_reso max_bucket_reso bucket_no_upscale": (
-        "all pictures are resized and cropped to data.resolution; remove it"
+        "set data.aspects = [0.5, 2.0], so that pictures keep about their shape; see multiple, min_side and enlarge"
     ),
     "num_processes num_gpus nproc_per_node gpus world_size": "give it on the command line: train --ranks N",
     "resume resume_from_checkpoint resume_from": "give it on the command line: train --resume latest",
