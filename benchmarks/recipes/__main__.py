@@ -4,6 +4,8 @@ python -m benchmarks.recipes speed            # SpeeD, about eight minutes on on
 python -m benchmarks.recipes masks            # holes of pictures, about six minutes
 python -m benchmarks.recipes prototypes       # embeddings of classes, about eight minutes
 python -m benchmarks.recipes narrow           # exports in 8 and 4 bits, about fifteen minutes
+python -m benchmarks.recipes weights          # trained weights in bfloat16, about ten minutes
+python -m benchmarks.recipes muon             # Muon beside AdamW, about five minutes
 """
 
 import argparse
@@ -14,8 +16,9 @@ from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
 from benchmarks.recipes.prototypes import prototypes
 from benchmarks.recipes.speed import speed
+from benchmarks.recipes.weights import muon, weights
 
-RECIPES = {"speed": speed, "masks": masks, "prototypes": prototypes, "narrow": narrow}
+RECIPES = {"speed": speed, "masks": masks, "prototypes": prototypes, "narrow": narrow, "weights": weights, "muon": muon}
 
 
 def main() -> None:
