@@ -9,7 +9,7 @@ from diffusionpipe.ir.home import expanded_path
 def components_of_folder(path: str) -> tuple[str, ...]:
     """The names of the components with weights in a local folder; () where the path is none, or cannot be read.
 
-    A hub id and a model in one file are () too: what they hold is known when they are opened.
+    A hub id and a model in one file are () too: their parts are known when they are opened.
     """
     try:
         folder = expanded_path(Path(path))
