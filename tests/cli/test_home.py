@@ -95,7 +95,8 @@ def test_every_path_of_every_command_passes_the_rule(home, verb):
             if "Path" not in annotation and parameter.name not in {"cluster", "model"}:
                 continue
             found += 1
-            given = ["~/file.json"] if parameter.multiple else "~/file.json"
+            takes_several = parameter.multiple or parameter.nargs == -1
+            given = ["~/file.json"] if takes_several else "~/file.json"
             value = parameter.process_value(context, given)
-            assert [Path(one) for one in (value if parameter.multiple else [value])] == [home / "file.json"]
+            assert [Path(one) for one in (value if takes_several else [value])] == [home / "file.json"]
     assert found

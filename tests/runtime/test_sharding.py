@@ -99,7 +99,8 @@ def test_at_rest_a_rank_holds_its_part_alone_and_two_blocks_at_most_while_it_tra
         blocks = [list(layer_parameters(own, block).values()) for block in plan.blocks[:-1]]
         sizes = [sum(p.numel() for p in block) for block in blocks]
         most = 0
-        for wait, run in worker.train._programs[0]:
+        program = worker.train._programs[0].instructions()
+        for wait, run in list(program):
             original = run
 
             def watched(original=original):
@@ -107,7 +108,6 @@ def test_at_rest_a_rank_holds_its_part_alone_and_two_blocks_at_most_while_it_tra
                 original()
                 most = max(most, sum(_is_whole(block) for block in blocks))
 
-            program = worker.train._programs[0]
             program[program.index((wait, run))] = (wait, watched)
         run_step(worker, inputs)
         held = sum(p.numel() for block in blocks for p in block if p.untyped_storage().size())
