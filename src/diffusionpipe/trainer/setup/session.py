@@ -236,7 +236,13 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
 
 
 def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
-    """Let trained weights in bfloat16 have gradients of this type; autograd adds in it."""
+    """Let trained weights in bfloat16 have gradients of this type; autograd adds in it.
+
+    Raises:
+        RecipeError: this torch gives every gradient the type of its parameter.
+    """
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        raise RecipeError('training.weights: "bfloat16" needs torch 2.10 or later; update torch, or remove the key')
     for component in graph.components.values():
         for parameter in component.parameters():
             if parameter.requires_grad and parameter.dtype is torch.bfloat16 and not parameter.is_meta:
