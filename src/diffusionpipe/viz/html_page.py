@@ -16,7 +16,7 @@ _SCRIPTS = ("dom.js", "timeline.js", "curves.js", "page.js")
 def page_of(data: str, *, title: str, asks_server: bool = False) -> str:
     """The page of a report's data, a JSON text. No text in the data can end its element or become markup.
 
-    `asks_server`: whether it may ask the server that it comes from for newer data; else it may ask nobody.
+    `asks_server`: whether it may ask the server that it comes from for newer data; else it may send no request.
     """
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
     rules = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"

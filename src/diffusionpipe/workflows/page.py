@@ -77,7 +77,7 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         "place": str(folder),
         "model": _model_of(known),
         "state": _state(folder, metrics.last, has_ended=has_ended),
-        "progress": progress_of(metrics, known, has_ended=has_ended),
+        "progress": progress_of(metrics, known, is_running=not has_ended and _is_running(folder)),
         "learning": learning_of(metrics),
         "speed": speed or absent(metrics.problem or "no line has the time of a step"),
         "slowness": _slowness(page, usual(metrics, "step_s")),
@@ -186,9 +186,16 @@ def _model_of(recipe: Mapping[str, object]) -> str:
 def _state(folder: Path, last: int, *, has_ended: bool) -> str:
     if has_ended:
         return "finished"
-    if (folder / "run.lock").exists():
-        return "running, or ended without a word"
+    if _is_running(folder):
+        return "running"
     return "stopped before its last step" if last else "not begun"
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether a job holds the run's lock; on another machine it may be dead all the same."""
+    from diffusionpipe.trainer.launching.run_lock import is_held
+
+    return is_held(folder)
 
 
 def _notes(unreadable: int) -> list[str]:

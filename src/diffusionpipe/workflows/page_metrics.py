@@ -237,15 +237,15 @@ def _in(found: tuple[float, str]) -> tuple[float, str, str]:
     return found[0], METRICS, found[1]
 
 
-def progress_of(metrics: Metrics, recipe: Mapping[str, object], *, has_ended: bool) -> Json:
-    """How far the run is, and how long the rest takes at the speed of its last steps."""
+def progress_of(metrics: Metrics, recipe: Mapping[str, object], *, is_running: bool) -> Json:
+    """How far the run is, and, while it runs, how long the rest takes at the speed of its last steps."""
     asked = recipe.get("training.steps")
     found: dict[str, object] = {"step": count(metrics.last, METRICS, "last(step)")}
     if isinstance(asked, int):
         found["of"] = count(asked, "recipe.toml", "training.steps")
         latest = metrics.curve("step_s")[-20:]
         left = asked - metrics.last
-        if left > 0 and latest and not has_ended:
+        if left > 0 and latest and is_running:
             key = f"(training.steps - last(step)) x mean(step_s) of steps {latest[0][0]:.0f} to {latest[-1][0]:.0f}"
             found["left"] = seconds(left * fmean(value for _, value in latest), METRICS, key)
     if epochs := metrics.curve("epoch"):

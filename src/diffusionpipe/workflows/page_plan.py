@@ -75,7 +75,8 @@ class PlanPage:
             file = self.source if is_timed else self.file
             source = Source(name="predicted", file=file, unit="ms" if is_timed else "units")
             found.append(timeline_data(self.times.timeline, self.plan, source, actions, self._names()))
-            notes.append(f"Predicted: {self.times.source}.")
+            source_words = self.times.source.replace("give --profile", "give `diffusionpipe plan show` --profile")
+            notes.append(f"Predicted: {source_words}.")
         else:
             notes.append(f"Predicted: {self.predicted}.")
         if self.measured is not None and (not found or found[0]["unit"] == "ms"):
@@ -124,7 +125,8 @@ class PlanPage:
         if times.proposal is None or times.setting is None:
             return absent(
                 "the memory of a step is not known: there is no profile.json beside the plan; "
-                "`diffusionpipe plan show --profile FILE --cluster NAME` shows it"
+                "`diffusionpipe plan show PLAN --profile FILE --cluster NAME` shows it; the table of layouts has "
+                "the peak of the fullest device"
             )
         devices, rows = times.setting.cluster.devices, []
         names = self._names()

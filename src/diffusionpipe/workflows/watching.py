@@ -58,7 +58,7 @@ class Watch(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={self.token}"
 
     def report(self) -> dict[str, object]:
-        """The data of the page as the files are now; where the run has not begun, that it has not."""
+        """The data of the page as the files are now; before the run has begun, a page that says so."""
         with self.reading:  # one at a time: two readers would not be faster
             try:
                 return watched_report(self.folder) if self.folder.is_dir() else waiting_report(self.folder)

@@ -23,5 +23,7 @@ def example(
         return
     place = write_example(name, into)
     typer.echo(f"{place} is written" + ("; run" if commands_of(place) else ""))
+    if commands_of(place) and into != Path():
+        typer.echo(f"    cd {into}")
     for command in commands_of(place):
         typer.echo(f"    {command}")

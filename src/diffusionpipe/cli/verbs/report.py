@@ -22,9 +22,12 @@ def report(
 ) -> None:
     """Show runs and plans in one page: does it learn, is it slow and why, samples, timeline, memory, recipe."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.files.output_file import write_atomically
     from diffusionpipe.workflows.page import report_page
 
+    if out.suffix.lower() not in {".html", ".htm"}:
+        raise ConfigError(f"--out {out}: a report is one HTML file; let its name end in .html")
     check_outputs(out)
     page = report_page(sources, is_shared=share)
     write_atomically(out, page)

@@ -38,6 +38,6 @@ def num_in_memory_of(tensor: Tensor) -> int:
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """The type of a parameter's gradient; torch before 2.10 knows no other than the parameter's own."""
+    """The type of a parameter's gradient; before torch 2.10 it is always the parameter's own."""
     own: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return own or parameter.dtype

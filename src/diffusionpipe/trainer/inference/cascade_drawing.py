@@ -74,7 +74,7 @@ def drawn_sizes(recipe: "Recipe", count: int) -> list[int]:
 def _drawn_at(
     session: "Session", size: int, wish: SampleRequest, settings: Sequence[SamplingSettings], on_step: OnStep | None
 ) -> tuple[list[Picture], ...] | None:
-    """As `draw_in_session`, of pictures of one size."""
+    """The pictures of each model in the session, all of one size; see `draw_in_session`."""
     drawn: list[list[Picture]] = []
     small: Tensor | None = None
     for index, member in enumerate(session.members):

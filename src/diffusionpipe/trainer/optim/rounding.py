@@ -86,7 +86,7 @@ def round_into(own: Tensor, wide: Tensor, key: tuple[int, int]) -> None:
 
 
 def rounded(values: Tensor, key: tuple[int, int], start: int = 0) -> Tensor:
-    """Float32 numbers (N,) as bfloat16, up or down by random bits; those of an element follow from key and place.
+    """Float32 numbers (N,) as bfloat16, up or down by random bits, which follow from key and place.
 
     `start`: the place of the first one. Numbers that are not finite stay as they are.
     """

@@ -1,4 +1,4 @@
-"""What `training.weights = "bfloat16"` asks of the other sections."""
+"""The keys of other sections that `training.weights = "bfloat16"` does not go with."""
 
 from collections.abc import Iterator, Mapping
 
