@@ -126,7 +126,7 @@ def opened_without_encoding(tree):
         if first is not None and is_method and len(node.args) <= first:
             yield node.lineno
         module = node.func.value.id if is_method and isinstance(node.func.value, ast.Name) else ""
-        if name == "open" and module not in {"os", "Image", "av"}:
+        if name == "open" and module not in {"os", "Image", "av", "tarfile"}:
             modes = [*node.args[0 if is_method else 1 :], *(k.value for k in node.keywords if k.arg == "mode")]
             if not any(isinstance(mode, ast.Constant) and "b" in str(mode.value) for mode in modes):
                 yield node.lineno

@@ -15,6 +15,7 @@ from diffusionpipe.planner.pricing.storing import check_storage, settings_in_sto
 from diffusionpipe.planner.search.bounds import may_fit
 from diffusionpipe.planner.search.branch_order import in_branch_order
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.timing.legal import check
@@ -59,9 +60,16 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
         if is_whole and _leaves_time(ways):
             ways += _ways(moved, fill, ways[-1].step * (1 - GAIN) if ways else limit)
     for divided in (one for own in settings for one in settings_with_owners(own)):
-        if _leaves_time(ways):
+        if _leaves_time(ways) and (not is_whole or _cuts_the_batch(divided)):
             ways += _ways(divided, fill, ways[-1].step * (1 - GAIN) if ways else limit)
     return _of_near_ties(ways, fill) if ways else None
+
+
+def _cuts_the_batch(setting: Setting) -> bool:
+    """Whether any layout with as many copies cuts the batch; of several models the search says it."""
+    if len(setting.graph.backbones) > 1:
+        return True
+    return any(True for _ in places_of(Judge(setting=setting), is_filled=True, ramp=0.0))
 
 
 def _ways(setting: Setting, fill: bool | None, limit: Seconds) -> list[Choice]:

@@ -44,7 +44,9 @@ def test_the_search_counts_what_the_plan_holds(families, seed):
             assert alone.workspace == exact.workspace
         peak = one.proposal.timeline.peak_memory(worker)
         assert quick.activations == peak if families else quick.activations >= peak
-        assert exact.activations + exact.messages >= peak
+        # An output that a recomputed stage only sends is dropped before its backward, to which the timeline counts it.
+        if not one.setting.workload.checkpointed:
+            assert exact.activations + exact.messages >= peak
         if families:
             assert alone.frozen_outputs * (1 + is_ahead) <= exact.frozen_outputs
             if not encodes(one, worker):

@@ -279,3 +279,10 @@ def test_every_option_has_a_row_with_its_words_elsewhere_and_one_in_the_referenc
 def test_a_separator_alone_parts_the_trigger_word():
     rules = CaptionsSection.model_validate({"separator": ";", "trigger": "sks"}).rules
     assert drawn_text(["owl"], rules, Seen(seed=0, sample=0, number=0)) == "sks; owl"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_there"), [("masks", False), ("sksy cat", False), ("a sks cat", True), ("cat,sks", True)]
+)
+def test_a_trigger_inside_another_word_is_not_the_trigger(text, is_there):
+    assert plain_text(text, CaptionRules(trigger="sks")) == (text if is_there else f"sks, {text}")

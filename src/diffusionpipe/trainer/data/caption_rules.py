@@ -129,7 +129,7 @@ def _with_trigger(text: str, rules: CaptionRules) -> str:
     if rules.trigger is None:
         return text
     text = text.replace(TRIGGER, rules.trigger)
-    if rules.trigger in text:
+    if re.search(rf"(?<!\w){re.escape(rules.trigger)}(?!\w)", text):  # a word of its own, not a part of one
         return text
     return f"{rules.trigger}{rules.separator} {text}" if text else rules.trigger
 
