@@ -152,6 +152,9 @@ def _slowness(page: PlanPage | None, measured: tuple[float, str] | None) -> Json
         is_slow = ratio > _SLOW
         found |= {"word": "Slower than predicted" if is_slow else "As fast as predicted"}
         found |= {"mood": "warn" if is_slow else "good", "ratio": ratio}
+        if is_slow and (grown := _grown(causes)):
+            text += [f"Most of the difference: {grown[0]['name']} takes ", grown[0]["time"], " in place of "]
+            text += [grown[1]["time"], " a rank. Devices were slower than when they were measured, or not alone. "]
         if ratio < 1 / _SLOW:
             found |= {"word": "Faster than predicted"}
     elif measured is not None:
@@ -169,6 +172,19 @@ def _slowness(page: PlanPage | None, measured: tuple[float, str] | None) -> Json
     elif causes:
         text += [f"No rank waits in the {causes[0]['source']} step."]
     return found | {"text": text}
+
+
+def _grown(causes: list[Json]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """(measured, predicted) part of computing that has grown most, where it has grown more than all waits take."""
+    if {str(cause["source"]) for cause in causes} != {"measured", "predicted"}:
+        return None
+    measured, predicted = ({part["name"]: part for part in _list(cause["parts"])} for cause in causes)
+    waits = sum(part["time"]["value"] for part in measured.values() if part["wait"])
+    pairs = [(part, predicted[name]) for name, part in measured.items() if name in predicted and not part["wait"]]
+    if not pairs:
+        return None
+    most = max(pairs, key=lambda pair: float(pair[0]["time"]["value"] - pair[1]["time"]["value"]))
+    return most if most[0]["time"]["value"] - most[1]["time"]["value"] > waits else None
 
 
 def _list(value: object) -> list[dict[str, Any]]:

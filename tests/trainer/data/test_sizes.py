@@ -11,7 +11,7 @@ import pytest
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sizes import SizeRules, assign, sizes_of_area
+from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign, sizes_of_area
 
 ASPECTS = (0.5, 2.0)
 
@@ -107,3 +107,9 @@ def test_small_pictures_are_left_out_by_name_or_visit_the_areas_that_they_fill()
     assert set(small.members[0]) | set(small.members[1]) == {0, 3, 4, 5}
     assert set(large.members[0]) | set(large.members[1]) == {3, 4}
     assert {0, 5} <= set(small.members[0]).intersection(small.members[1])
+
+
+def test_an_area_without_a_size_names_the_keys_that_say_so():
+    rules = SizeRules(areas=areas_of([32], (0.5, 2.0)))
+    with pytest.raises(DataError, match=r"no size of this area has sides that are multiples of data\.multiple"):
+        assign([(32, 32)], rules, 1)

@@ -171,8 +171,14 @@ def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int) -> A
     """The size of every picture, by its width and height; a micro-batch has `side_by_side` pictures of one size.
 
     Raises:
-        DataError: no picture is left, or sizes with too few pictures can neither give them away nor repeat them.
+        DataError: there is no size, no picture is left, or sizes with too few pictures can neither give them away nor
+            repeat them.
     """
+    if not rules.sizes:
+        raise DataError(
+            "data.resolution: no size of this area has sides that are multiples of data.multiple; give a larger area "
+            "or a smaller multiple"
+        )
     left_out: dict[int, str] = {}
     members: dict[Clip, list[list[int]]] = {size: [[] for _ in rules.areas] for size in rules.sizes}
     order = sorted(range(len(pictures)), key=lambda number: (pictures[number], number))
