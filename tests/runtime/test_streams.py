@@ -309,7 +309,7 @@ def averaged_beside(self, step, *, update=Ema.update):
 def one_for_all(make):
     """One value for all calls with the same first argument."""
     made = {}
-    return lambda first, *others: made.setdefault(id(first), (first, make(first, *others)))[1]
+    return lambda first, *others, **more: made.setdefault(id(first), (first, make(first, *others, **more)))[1]
 
 
 FAULTS = {
