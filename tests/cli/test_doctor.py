@@ -271,5 +271,5 @@ def test_two_ranks_of_this_machine_have_no_fault(tmp_path, capfd):
     assert result.exit_code == 0, result.exception
     lines = capfd.readouterr().out.splitlines()
     assert [line for line in lines if not line.startswith("ok ")] == []
-    assert len(lines) == 15
+    assert len(lines) == 16
     assert not list(tmp_path.glob("*/step-*"))
