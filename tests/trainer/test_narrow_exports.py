@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import contextmanager
 from math import ceil, prod
+from unittest import mock
 
 import diffusers
 import numpy as np
@@ -22,6 +23,7 @@ from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.parameters.exported_layers import Width
 from diffusionpipe.models.parameters.forms import nf4_values
 from diffusionpipe.trainer.inference.calibration import Times, steps_watched
+from diffusionpipe.workflows import sample_request
 from diffusionpipe.workflows.narrow_export import narrow_export_of
 from diffusionpipe.workflows.sample_request import Asked
 
@@ -202,6 +204,15 @@ def test_a_model_of_texts_needs_texts_to_be_watched(tmp_path):
     model = save_stable_diffusion(tmp_path / "model")
     with pytest.raises(ConfigError, match="--prompts FILE with a caption in each line"):
         narrow_export_of(model, tmp_path / "narrow", Width.W8A8, Asked(resolution=RESOLUTION), no_work)
+
+
+def test_a_file_of_prompts_is_drawn_as_often_as_pictures_are_asked_for(tmp_path):
+    model, prompts = save_stable_diffusion(tmp_path / "model"), tmp_path / "prompts.txt"
+    prompts.write_text("a cat\nb\nc\n", encoding="utf-8")
+    asked = Asked(prompts_file=prompts, resolution=RESOLUTION, steps=2)
+    with mock.patch.object(sample_request, "drawing_of", wraps=sample_request.drawing_of) as made:
+        narrow_export_of(model, tmp_path / "narrow", Width.W8A8, asked, no_work, pictures=7)
+    assert made.call_args.args[1].count == 2  # three prompts twice are as near to 7 as whole rounds come
 
 
 def test_watched_times_are_normal_with_the_mean_and_deviation_of_the_steps_own():

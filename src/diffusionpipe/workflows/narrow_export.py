@@ -10,6 +10,7 @@ from diffusionpipe.workflows.sample_request import Asked
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
 if TYPE_CHECKING:
+    from diffusionpipe.models.graphs.graph import LayerGraph
     from diffusionpipe.models.parameters.exported_layers import Width
     from diffusionpipe.trainer.exports.narrow_export import Narrowed
     from diffusionpipe.trainer.inference.calibration import Times
@@ -58,12 +59,12 @@ def narrow_export_of(
     if out.exists():
         raise ConfigError(f"--out {out} exists; give a folder that does not")
     with _whole_model(run) as folder:
-        ranges: dict[str, float] = {}
-        if width.rounds_inputs:
-            ranges = _ranges(run, folder, asked, pictures, times, work)
         size = size_of(run, folder, None, None, None)
         source = Source(folder=folder, resolution=size.resolution, clip=size.clip, variant=asked.variant)
         graph = graph_of(source)
+        ranges: dict[str, float] = {}
+        if width.rounds_inputs:
+            ranges = _ranges(run, folder, _with_wishes(run, graph, asked, pictures), times, work)
         with tell.progress() as progress:
             return write_narrow_export(folder, out, graph, width, ranges, variant=asked.variant, on_tensor=progress)
 
@@ -83,9 +84,7 @@ def _whole_model(run: Path) -> Iterator[Path]:
         yield merged_export(run, Path(temporary) / "export")
 
 
-def _ranges(
-    run: Path, folder: Path, asked: Asked, pictures: int, times: "Times | None", work: "Work"
-) -> dict[str, float]:
+def _ranges(run: Path, folder: Path, asked: Asked, times: "Times | None", work: "Work") -> dict[str, float]:
     """The largest magnitude among the inputs of each layer of the denoiser."""
     from diffusionpipe.models.opening.folder import family_of
     from diffusionpipe.models.parameters.exported_layers import exportable
@@ -94,7 +93,7 @@ def _ranges(
     from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.sample_request import drawing_of
 
-    drawing = drawing_of(run, _with_wishes(run, folder, asked, pictures))
+    drawing = drawing_of(run, asked)
     device = chosen_device(drawing.device)
     source, settings = replace(drawing.sources[-1], folder=folder, adapters=None, frozen=None), drawing.settings[-1]
     opened = open_source(source, drawing.wish, settings)
@@ -104,36 +103,29 @@ def _ranges(
         return watch(opened, len(drawing.wish), settings, layers, device=device, times=chosen, on_step=on_step)
 
 
-def _with_wishes(run: Path, folder: Path, asked: Asked, pictures: int) -> Asked:
+def _with_wishes(run: Path, graph: "LayerGraph", asked: Asked, pictures: int) -> Asked:
     """The options with something to draw, `pictures` times or as near as whole rounds of it come.
 
     Raises:
         ConfigError: the model reads texts, and there are none.
     """
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.inference.conditions import null_label
+    from diffusionpipe.trainer.recipe import read_prompts
     from diffusionpipe.workflows.run_recipe import sampling_of
 
-    own = sampling_of(run)
+    if asked.prompts_file is not None:
+        count = len(read_prompts(asked.prompts_file)) + len(asked.prompts)
+        return replace(asked, count=max(1, pictures // count))
     prompts, labels = asked.prompts, asked.labels
-    if not prompts and not labels and asked.prompts_file is None:
+    if not prompts and not labels:
+        own = sampling_of(run)
         prompts, labels = tuple(own.prompts), tuple(own.labels)
-    if not prompts and not labels and asked.prompts_file is None:
-        labels = tuple(range(_num_classes(folder)))[:pictures]
-        if not labels:
-            raise ConfigError(
-                "the ranges of inputs are seen while pictures are drawn; say of what: --prompts FILE with a caption "
-                "in each line"
-            )
-    rounds = max(1, pictures // max(1, len(prompts) + len(labels)))
-    return replace(asked, prompts=prompts, labels=labels, count=rounds)
-
-
-def _num_classes(folder: Path) -> int:
-    """Classes of a model of classes; 0 of others."""
-    from diffusionpipe.models.opening.folder import component_config, family_of
-
-    config = component_config(folder, family_of(folder).trainable[0])
-    if isinstance(config.get("num_embeds_ada_norm"), int):
-        return int(config["num_embeds_ada_norm"])
-    rows = config.get("num_class_embeds")
-    return rows - 1 if isinstance(rows, int) else 0
+    if not prompts and not labels and any(spec.name == "labels" for spec in graph.inputs):
+        labels = tuple(range(null_label(graph)))[:pictures]
+    if not prompts and not labels:
+        raise ConfigError(
+            "the ranges of inputs are seen while pictures are drawn; say of what: --prompts FILE with a caption in "
+            "each line"
+        )
+    return replace(asked, prompts=prompts, labels=labels, count=max(1, pictures // (len(prompts) + len(labels))))

@@ -36,6 +36,7 @@ _PLAN = "plan.json"
 _OF_A_RUN = (RECIPE, METRICS, _PLAN, "checkpoints", "samples", "data.json")
 """A folder with one of these is a run's."""
 _PATH = re.compile(r"(?<![\w.:/<])(?:~|[A-Za-z]:)?[/\\][\w.@+%-]+(?:[/\\][\w.@+%-]+)*[/\\]?")
+_NO_RECIPES: Json = {"of": [], "rows": []}
 _SLOW = 1.1
 """A measured step is called slower than predicted from this factor on."""
 
@@ -69,6 +70,7 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         )
     metrics, known = metrics_of(folder), recipe if isinstance(recipe, dict) else {}
     has_ended = (folder / _ENDED).exists()
+    is_running = not has_ended and _is_running(folder)
     speed, curves = dict(speed_of(metrics)), [*curves_of(metrics), *memory_curve(folder)]
     page, problem = _plan_page(folder / _PLAN)
     return {
@@ -76,8 +78,8 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         "name": folder.resolve().name,
         "place": str(folder),
         "model": _model_of(known),
-        "state": _state(folder, metrics.last, has_ended=has_ended),
-        "progress": progress_of(metrics, known, is_running=not has_ended and _is_running(folder)),
+        "state": _state(metrics.last, has_ended=has_ended, is_running=is_running),
+        "progress": progress_of(metrics, known, is_running=is_running),
         "learning": learning_of(metrics),
         "speed": speed or absent(metrics.problem or "no line has the time of a step"),
         "slowness": _slowness(page, usual(metrics, "step_s")),
@@ -199,10 +201,10 @@ def _model_of(recipe: Mapping[str, object]) -> str:
     return name + (f", adapters of rank {rank}" if name and rank != "none" else "")
 
 
-def _state(folder: Path, last: int, *, has_ended: bool) -> str:
+def _state(last: int, *, has_ended: bool, is_running: bool) -> str:
     if has_ended:
         return "finished"
-    if _is_running(folder):
+    if is_running:
         return "running"
     return "stopped before its last step" if last else "not begun"
 
@@ -284,14 +286,12 @@ def watched_report(folder: Path) -> Json:
 
 def waiting_report(folder: Path) -> Json:
     """The data of the page of a run that has not begun."""
-    none: dict[str, object] = {"of": [], "rows": []}
-    return {**_report([], none, is_shared=False), "watched": True, "waiting": folder.name}
+    return {**_report([], _NO_RECIPES, is_shared=False), "watched": True, "waiting": folder.name}
 
 
 def page_of_plan(page: PlanPage, name: str) -> str:
     """The page of a plan that is in memory, as HTML."""
-    none: dict[str, object] = {"of": [], "rows": []}
-    return html_of(_report([_item(page, name)], none, is_shared=False))
+    return html_of(_report([_item(page, name)], _NO_RECIPES, is_shared=False))
 
 
 def html_of(report: Json, *, is_watched: bool = False) -> str:

@@ -75,8 +75,8 @@ class PlanPage:
             file = self.source if is_timed else self.file
             source = Source(name="predicted", file=file, unit="ms" if is_timed else "units")
             found.append(timeline_data(self.times.timeline, self.plan, source, actions, self._names()))
-            source_words = self.times.source.replace("give --profile", "give `diffusionpipe plan show` --profile")
-            notes.append(f"Predicted: {source_words}.")
+            more = f"; give `diffusionpipe plan show` {self.times.missing}" if self.times.missing else ""
+            notes.append(f"Predicted: {self.times.source}{more}.")
         else:
             notes.append(f"Predicted: {self.predicted}.")
         if self.measured is not None and (not found or found[0]["unit"] == "ms"):

@@ -29,6 +29,8 @@ class PlanTimes:
     setting: Setting | None = None
     proposal: Proposal | None = None
     """The plan's simulation with its update and memory; None where no profile is known."""
+    missing: str = ""
+    """The options of `plan show` that would say more, and about what; "" where nothing is missing."""
     workload: str = ""
     """The assumptions about the training besides the model."""
 
@@ -93,12 +95,14 @@ def found_times(plan: Plan, plan_file: Path, tell: Telling = SILENCE, *, needs_r
     if beside is not None:
         setting, files, workload = beside
         return _predicted(plan, setting, f"simulated with {files} beside the plan", workload)
+    options = "--profile and --cluster"
     predicted = read_prediction(plan_file, plan)
     if predicted is not None:
-        source = "the prediction beside the plan; give --profile and --cluster for memory and update"
-        return PlanTimes(source=source, timeline=predicted, axis=viz.MILLISECONDS)
-    source = "no profile: times are equal units (forward 1, backward 2, encoding 1); give --profile and --cluster"
-    return PlanTimes(source=source, timeline=simulate(plan.train, uniform_costs(plan.train)), axis=viz.UNITS)
+        source, missing = "the prediction beside the plan", f"{options} for memory and update"
+        return PlanTimes(source=source, timeline=predicted, axis=viz.MILLISECONDS, missing=missing)
+    source = "no profile: times are equal units (forward 1, backward 2, encoding 1)"
+    timeline = simulate(plan.train, uniform_costs(plan.train))
+    return PlanTimes(source=source, timeline=timeline, axis=viz.UNITS, missing=options)
 
 
 def _setting_beside(

@@ -22,8 +22,9 @@ def example(
             typer.echo(f"{one:<{width}}  {first_words(path)}")
         return
     place = write_example(name, into)
-    typer.echo(f"{place} is written" + ("; run" if commands_of(place) else ""))
-    if commands_of(place) and into != Path():
+    commands = commands_of(place)
+    typer.echo(f"{place} is written" + ("; run" if commands else ""))
+    if commands and into != Path():
         typer.echo(f"    cd {into}")
-    for command in commands_of(place):
+    for command in commands:
         typer.echo(f"    {command}")

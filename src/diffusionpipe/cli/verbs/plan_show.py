@@ -108,7 +108,8 @@ def _lines(plan: Plan, times: PlanTimes, width: int) -> Iterator[str]:
     ranks = plan.mesh.num_ranks
     heading = f"{name_of_plan(plan)}, {sizes_of_plan(plan)}; batch {plan.batch}, {ranks} rank{'s' * (ranks > 1)}"
     yield from wrap(heading, width, break_on_hyphens=False)
-    yield from wrap(f"times: {times.source}", width, break_on_hyphens=False)
+    more = f"; give {times.missing}" if times.missing else ""
+    yield from wrap(f"times: {times.source}{more}", width, break_on_hyphens=False)
     yield from wrap(_durations(times), width, break_on_hyphens=False)
     yield ""
     yield from text_table(_stages(plan), width)

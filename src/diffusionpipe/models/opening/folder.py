@@ -225,9 +225,9 @@ def _of_sizes(
     sizes: Sequence[Clip],
     adapters: tuple[tuple[str, ...], LoraSettings] | None,
 ) -> LayerGraph:
-    """The graph of the first size with those of the others, over the same modules; `build` makes one without adapters.
+    """One graph for each size, over the same modules; the first one holds the others.
 
-    Layers are cut before adapters are added, so each size has its own.
+    `build` makes a graph without adapters. Layers are cut before adapters are added, so each size has its own.
 
     Raises ModelError, which names the nearest size for one that the model cannot take.
     """

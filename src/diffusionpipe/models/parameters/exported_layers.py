@@ -25,7 +25,7 @@ from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parameters.forms import encode, wide
 from diffusionpipe.models.parameters.int8_product import integer_product
 from diffusionpipe.models.parameters.stored import StoredWeights, opened
-from diffusionpipe.models.parameters.stored_linear import WeightFacts, layers_read_alone
+from diffusionpipe.models.parameters.stored_linear import WeightFacts, as_autocast, layers_read_alone
 
 METHOD = "diffusionpipe"
 """The `quant_method` in the configuration of a component that is exported narrow."""
@@ -88,9 +88,7 @@ class ExportedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's result, in the dtype of autocast or else of `x`."""
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
-            x = x.to(torch.get_autocast_dtype(kind))
+        x = as_autocast(x)
         own: Any = self.bias
         bias: Tensor | None = None if own is None else own.to(x.dtype)
         if self.input_scale is None:
@@ -167,12 +165,10 @@ def exportable(graph: LayerGraph, name: str) -> dict[str, tuple[nn.Module, str, 
 
     Convolutions that pad with anything but zeros stay wide.
     """
-    component = graph.components[name]
-    names = {id(module): path for path, module in component.named_modules()}
-    found = list(layers_read_alone(graph, name, component, KINDS))
+    found = layers_read_alone(graph, name, graph.components[name], KINDS)
     return {
-        names[id(layer)]: (parent, key, layer)
-        for parent, key, layer in found
+        path: (parent, key, layer)
+        for path, parent, key, layer in found
         if getattr(layer, "padding_mode", "zeros") == "zeros"
     }
 

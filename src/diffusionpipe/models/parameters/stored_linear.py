@@ -65,16 +65,21 @@ class StoredLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """The product with the wide weight, in the dtype of autocast or else of `x`."""
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
-            x = x.to(torch.get_autocast_dtype(kind))
-        y: Tensor = _Product.apply(x, self)
+        y: Tensor = _Product.apply(as_autocast(x), self)
         return y
 
     def extra_repr(self) -> str:
         """The layer's sizes and form, for those who print a model."""
         has_bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}, form={self.form}"
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """The input of a layer as autocast has it; float64 stays."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 class _Product(Function):
@@ -120,7 +125,7 @@ def _stored(form: Form, layer: nn.Linear) -> StoredLinear:
 
 def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """(module, name in it, linear layer) of all frozen linear layers of a component that only their forward reads."""
-    for parent, key, layer in list(layers_read_alone(graph, name, component, (nn.Linear,))):
+    for _, parent, key, layer in list(layers_read_alone(graph, name, component, (nn.Linear,))):
         if not any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
             assert isinstance(layer, nn.Linear)
             yield parent, key, layer
@@ -128,8 +133,8 @@ def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tu
 
 def layers_read_alone(
     graph: LayerGraph, name: str, component: nn.Module, kinds: tuple[type[nn.Module], ...]
-) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(module, name in it, layer) of the layers of these classes whose weight nothing but their own forward reads."""
+) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """(name, module, name in it, layer) of the layers of these classes whose weight only their own forward reads."""
     read = {part for layer in graph.layers if layer.component == name for part in layer.modules}
     owners: dict[int, int] = {}
     for _, parameter in component.named_parameters(remove_duplicate=False):
@@ -146,7 +151,7 @@ def layers_read_alone(
                 and owners[id(layer.weight)] == 1
                 and f"{own}.weight" not in read
             ):
-                yield parent, key, layer
+                yield own, parent, key, layer
 
 
 def stored_layers(component: nn.Module) -> dict[str, StoredLinear]:

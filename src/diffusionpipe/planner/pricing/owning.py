@@ -1,4 +1,4 @@
-"""The optimizer's states in parts over whole copies: settings of such layouts, and where they are worth a look."""
+"""Settings of layouts whose copies divide the states of the optimizer, and whether they are worth a search."""
 
 from collections.abc import Iterator
 from dataclasses import replace

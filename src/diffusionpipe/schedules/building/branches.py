@@ -28,7 +28,7 @@ from diffusionpipe.schedules.building.alternation import alternate
 from diffusionpipe.schedules.building.shapes import TRAIN, backwards, chain, forwards, require_positive
 
 GRAPHPIPE = "graphpipe"
-"""The name of such orders."""
+"""The name of the orders that run stages beside each other."""
 
 
 def branched(

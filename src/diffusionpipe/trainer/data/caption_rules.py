@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TRIGGER = "[trigger]"
-"""The part of a caption that stands for the trigger word."""
+"""A mark in a caption, in whose place the trigger word comes."""
 KEPT = "|||"
 """The mark after tags that keep their place; a second one comes before the last tags that do."""
 

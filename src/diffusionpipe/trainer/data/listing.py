@@ -94,7 +94,7 @@ def is_same(one: Path, other: Path) -> bool:
 
 
 def is_around(inner: Path, outer: Path) -> bool:
-    """Whether a folder lies in another one or around it, through links, but is not the same."""
+    """Whether one of two folders lies in the other, through links."""
     one, other = (Path(os.path.realpath(folder)) for folder in (inner, outer))
     return one != other and (one.is_relative_to(other) or other.is_relative_to(one))
 

@@ -46,7 +46,7 @@ def table_kind(path: Path) -> str:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The files that a path names, sorted: "*" stands for any letters, "{000..012}" for numbers."""
+    """The files that a path names, sorted. In it "*" matches any letters, and "{000..012}" each of these numbers."""
     if is_saved(path):
         return (path,)
     found: list[Path] = []

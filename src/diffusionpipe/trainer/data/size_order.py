@@ -81,9 +81,13 @@ class SizeOrder:
 
     def _first_run(self, share: SizeShare, epoch: int) -> int:
         """The number of runs of a size that are due before an epoch."""
-        cycle, rest = divmod(epoch, self.assignment.cycle)
-        seen = cycle * share.visits + sum(map(len, share.members[:rest]))
+        seen = self._seen_before(share, epoch)
         return max(0, -(-(seen * _PHASES - self._phase(share) * self.run) // (self.run * _PHASES)))
+
+    def _seen_before(self, share: SizeShare, epoch: int) -> int:
+        """The positions of a size's stream that lie before an epoch."""
+        cycle, rest = divmod(epoch, self.assignment.cycle)
+        return cycle * share.visits + sum(map(len, share.members[:rest]))
 
     def _phase(self, share: SizeShare) -> int:
         return _phase_of(self.seed, keyed_as(share.size))
@@ -155,11 +159,10 @@ def _epoch_of(key: _Key, epoch: int) -> _Epoch:
     for number, share in enumerate(order.assignment.shares):
         start, stop = order._first_run(share, epoch), order._first_run(share, epoch + 1)
         first += start
-        cycle, rest = divmod(epoch, order.assignment.cycle)
-        seen = cycle * share.visits + sum(map(len, share.members[:rest]))
+        seen, members = order._seen_before(share, epoch), share.members[epoch % order.assignment.cycle]
         own = np.arange(start, stop, dtype=np.int64)
         positions = own * order.run + order._phase(share) * order.run / _PHASES - seen
-        dues.append(positions / max(1, len(share.members[rest])))
+        dues.append(positions / max(1, len(members)))
         sizes.append(np.full(len(own), number, dtype=np.int64))
         owns.append(own)
     due, size, own = np.concatenate(dues), np.concatenate(sizes), np.concatenate(owns)
