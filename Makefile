@@ -121,7 +121,6 @@ $(OLD_READERS)/transformers-%/installed: Makefile
 		diffusers==0.36.0 transformers==$* peft==0.17.0 accelerate ftfy protobuf sentencepiece
 	touch $@
 
-# The tests with the least versions that pyproject.toml allows. See tests/oldest/README.md.
 # The wheel as a stranger has it: installed by the lines of the Dockerfile, tried in an empty folder. Two minutes.
 WHEEL := .venv-wheel
 ALL_EXTRAS = $(WHEEL)/bin/python -c "import tomllib; print(','.join(k for k in tomllib.load(open('pyproject.toml', \
@@ -135,6 +134,7 @@ wheel-test:
 	mkdir $(WHEEL)/empty
 	cd $(WHEEL)/empty && ../bin/python -P $(CURDIR)/tests/wheel/__main__.py $(CURDIR)
 
+# The tests with the least versions that pyproject.toml allows. See tests/oldest/README.md.
 OLDEST := .venv-oldest
 TESTS ?=
 oldest: $(OLDEST)/installed
@@ -154,6 +154,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
 

@@ -67,7 +67,7 @@ def crew_of(size: int, *, is_forked: bool = False) -> Iterator[Crew]:
     """`size` ranks, for the length of the block; `is_forked`: of this process, which must be in a `nest`."""
     if not is_forked:
         start_fork_server()
-    context = multiprocessing.get_context("fork" if is_forked else "forkserver")
+    context = multiprocessing.get_context("fork") if is_forked else multiprocessing.get_context("forkserver")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

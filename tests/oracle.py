@@ -38,6 +38,7 @@ class Durations:
     def compute(self, action: Action) -> Seconds:
         """Time of a compute action or a fill."""
         if action.op is Op.ENCODE:
+            assert action.slot is not None
             return self.costs.fills[action.slot]
         stage = self.costs.stages[action.stage]
         times = {Op.F: stage.forward, Op.B: stage.backward, Op.I: stage.input_grad, Op.W: stage.weight_grad}
@@ -46,6 +47,7 @@ class Durations:
     def host(self, action: Action) -> Seconds:
         """The time in which the host issues a compute action or a fill."""
         if action.op is Op.ENCODE:
+            assert action.slot is not None
             return self.costs.host_fills[action.slot] if self.costs.host_fills else 0
         host = self.costs.stages[action.stage].host
         backward = host.input_grad + host.weight_grad

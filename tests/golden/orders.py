@@ -5,7 +5,7 @@ file. Times are in the instance's own ticks.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ def family_figures(name: str, *, ranks: int, microbatches: int, halves: Sequence
     Raises:
         ConfigError: the family cannot do these sizes.
     """
-    generate = REGISTRY[name]
+    generate: Callable[..., Schedule] = REGISTRY[name]
     if name in STAGES_TOLD:
         costs = _stage_costs(halves, STAGES_TOLD[name] * ranks)
         generate = partial(generate, costs=costs, latency=comm)

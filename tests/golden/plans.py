@@ -9,7 +9,7 @@ clusters/NAME.json
 import json
 import lzma
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,6 @@ def predicted(question: Question, plan: Plan) -> Proposal:
     """What today's simulator says of a plan for the question's machines."""
     setting = setting_of(question)
     return predict(stored_as(setting, plan.encoders), plan.train, plan.blocks, plan.mesh)
-
-
-def write_questions(asked: list[Question]) -> None:
-    """One line for each field, so that a reviewer can read them."""
-    text = json.dumps([asdict(one) for one in asked], indent=1)
-    (FOLDER / "plans" / "questions.json").write_text(text + "\n", encoding="utf-8")
 
 
 def unpacked(path: Path) -> str:

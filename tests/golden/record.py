@@ -1,7 +1,7 @@
 """Records anew what tests/golden and tests/files compare with; README.md says when that is right.
 
     cd tests
-    PYTHONPATH=TREE/src:TREE OMP_NUM_THREADS=1 python -m golden.record [plans] [orders] [families] [losses] [files]
+    PYTHONPATH=TREE/src:TREE OMP_NUM_THREADS=1 python -m golden.record [orders] [families] [losses] [files]
 
 TREE is a checkout of the version to record: its source, benchmarks and profiles are used, and no file of this one but
 those in tests/golden, tests/crew.py and tests/tiny_runs.py. Every recording is made as the tests repeat it.
@@ -24,32 +24,20 @@ from crew import crew_of
 from golden.folders import KINDS, save_model, save_pictures
 from golden.losses import machine
 from golden.orders import FAMILIES, family_figures, write_orders
-from golden.plans import FOLDER, Answer, Question, pack, predicted, recorded_plan, write_questions
+from golden.plans import FOLDER
 from golden.recipes import FILLED_PLAN, PRECISIONS, STEPS, TRAININGS, recipe_of
 from golden.trainings import run_training
 from tiny_runs import losses_of, train_here
 
-from benchmarks.cards.cells import MACHINES, MODELS, STATES
-from benchmarks.cards.cells import Case as Card
-from benchmarks.cards.cells import setting_of as setting_of_card
 from benchmarks.ordering.cases import small_cases
-from benchmarks.paper.__main__ import grid as paper_grid
-from benchmarks.paper.cells import MODELS as PAPER_MODELS
-from benchmarks.paper.cells import NODE
-from benchmarks.paper.cells import setting_of as setting_of_paper
-from benchmarks.paper.profiles import FOLDER as PROFILES
 from benchmarks.schedules.__main__ import grid as schedule_grid
 from benchmarks.schedules.costs import PART, Cell
 from benchmarks.schedules.simulated import LIMITS, run_family
-from diffusionpipe.cli.verbs.plan import _setting
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import write_cluster
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.files import plan_to_text, schedule_to_text
+from diffusionpipe.ir.files import schedule_to_text
 from diffusionpipe.ordering import Instance, Objective, Placing, schedule_of, search
-from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.schedules import REGISTRY
 
 FILES = FOLDER.parent / "files"
@@ -61,14 +49,10 @@ CELL_SECONDS = 0.02
 """What benchmarks/schedules gives it."""
 MOST_ACTIONS = 16 * 32
 """Families are recorded for at most so many ranks times micro-batches, because larger ones take seconds each."""
-FREE = Given()
-
-Asked = tuple[Question, Setting]
 
 
 def main() -> None:
     parts = {
-        "plans": record_plans,
         "orders": record_orders,
         "families": record_families,
         "losses": record_losses,
@@ -80,108 +64,6 @@ def main() -> None:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-
-
-def record_plans() -> None:
-    """Ask, and write question, answer, plan, profile and cluster."""
-    for folder in ("plans", "profiles", "clusters"):
-        shutil.rmtree(FOLDER / folder, ignore_errors=True)
-        (FOLDER / folder).mkdir()
-    done = []
-    for question, setting in (*_paper(), *_cards(), _to_rehearse()):
-        pack((PROFILES / f"{question.profile}.json").read_text(encoding="utf-8"), _packed(question.profile))
-        write_cluster(setting.cluster, FOLDER / "clusters" / f"{question.cluster}.json")
-        answer = None
-        try:
-            choice = choose(setting)
-        except ConfigError as error:
-            _say(f"{question.name}: {str(error)[:80]}")
-        else:
-            proposal = choice.proposal
-            answer = Answer(
-                layout=choice.sizes,
-                step=proposal.step.hex(),
-                iteration=proposal.iteration.hex(),
-                peak=tuple(use.total for use in proposal.memory),
-                overflow=proposal.overflow,
-            )
-            pack(plan_to_text(choice.plan()), FOLDER / "plans" / f"{question.name}.json.xz")
-            assert predicted(question, recorded_plan(question)).step == proposal.step
-            _say(f"{question.name}: {answer.layout}, {proposal.step} s")
-        done.append(replace(question, answer=answer))
-    write_questions(done)
-
-
-def _packed(profile: str) -> Path:
-    return FOLDER / "profiles" / f"{profile}.json.xz"
-
-
-def _paper() -> Iterator[Asked]:
-    """Every fifth cell: the fastest plan, the fastest of 2 and of 4 stages.
-
-    Where a free search takes five seconds, and finds copies of the model, it looks at copies alone.
-    """
-    cases, _ = paper_grid(is_quick=False)
-    for number, case in list(enumerate(cases))[::EVERY]:
-        copies = Given(data_parallel=case.devices) if number in (10, 25, 30) else FREE
-        for ending, given in (("best", copies), ("2-stages", Given(stages=2)), ("4-stages", Given(stages=4))):
-            yield _asked(
-                f"paper-{number:02d}-{ending}",
-                f"benchmarks/paper, cell {number}: {case.model}, {case.devices} x A100, {case.per_device} samples each",
-                f"{PAPER_MODELS[case.model]}-a100-80",
-                f"a100-80x8-{case.devices // NODE}-nodes",
-                replace(setting_of_paper(case), given=given),
-            )
-
-
-CARDS = {
-    (0, "recomputed"): FREE,
-    (5, "narrow-recomputed"): Given(stages=2),
-    (10, "kept"): Given(stages=4),
-    (10, "recomputed"): Given(stages=4, microbatches=8),
-    (15, "kept"): FREE,
-    (15, "recomputed"): FREE,
-}
-"""Number of the cell, what its layers' activations are -> sizes given, so that no search takes over eight seconds."""
-
-
-def _cards() -> Iterator[Asked]:
-    """Every fifth cell, with the states and the ways of recomputing that fit; in cell 5 nothing does."""
-    cases = [Card(model=model, machine=where) for where in MACHINES for model in MODELS]
-    for (number, ending), given in CARDS.items():
-        assert number % EVERY == 0
-        case, state = cases[number], STATES["narrow" in ending]
-        setting = setting_of_card(case, state, is_recomputed="recomputed" in ending)
-        yield _asked(
-            f"cards-{number:02d}-{ending}",
-            f"benchmarks/cards, cell {number}: {case.model} on {case.machine}",
-            f"{MODELS[case.model].profile}-{MACHINES[case.machine].device}",
-            MACHINES[case.machine].cluster,
-            replace(setting, given=given),
-        )
-
-
-def _to_rehearse() -> Asked:
-    """As the version's command line asks: plan --profile ... --cluster l40sx8 --batch 32 --checkpoint '*'."""
-    name = "flux.1-dev-lora-l40s"
-    setting = _setting(
-        PROFILES / f"{name}.json", load_cluster("l40sx8"), 32, checkpoint=("*",), has_ema=False, optimizer="AdamW"
-    )
-    cell = f"diffusionpipe plan --profile profiles/analytic/{name}.json --cluster l40sx8 --batch 32 --checkpoint '*'"
-    return _asked("to-rehearse", cell, name, "l40sx8", setting)
-
-
-def _asked(name: str, cell: str, profile: str, cluster: str, setting: Setting) -> Asked:
-    question = Question(
-        name=name,
-        cell=cell,
-        profile=profile,
-        cluster=cluster,
-        workload=asdict(setting.workload),
-        given=asdict(setting.given),
-        answer=None,
-    )
-    return question, setting
 
 
 def record_orders() -> None:

@@ -154,6 +154,13 @@ def rows_of(worker: Worker, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value[rows.start : rows.stop] for name, value in inputs.items()} if rows else {}
 
 
+def programs_of(worker: Worker) -> list[list[tuple[Callable[[], None] | None, Callable[[], None]]]]:
+    """The lists of instructions that a rank runs: one a batch in flight, or one a turn of its stores."""
+    if worker.window:
+        return [context.program for context in worker.window._contexts]
+    return [program.instructions() for program in worker.train._programs]
+
+
 def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
     """What each rank holds at most between two actions of a third step, each rank a thread."""
     inputs = raw_inputs(graph, plan.batch)
@@ -181,7 +188,6 @@ def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
                 most = max(most, live.without(others))
 
             window = worker.window
-            programs = [context.program for context in window._contexts] if window else worker.train._programs
 
             def feed(batch: int) -> None:
                 worker.feed_batch(batch, rows_of(worker, inputs))
@@ -191,7 +197,7 @@ def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
 
             for step in range(STEPS):
                 if step == STEPS - 1:
-                    for program in programs:
+                    for program in programs_of(worker):
                         program[:] = sampled_between(program, sample)
                 worker.reset_gradients()
                 if window:

@@ -72,6 +72,7 @@ def recounted_peaks(instance: Instance, answer: Answer) -> list[float]:
         held: dict[tuple[int, int], float] = {}
         peak = 0.0
         for action in order:
+            assert action.microbatch is not None
             key = action.stage, action.microbatch
             activation, kept = amounts[action.stage]
             if action.op == "F":
