@@ -1,6 +1,7 @@
 """The block before step 1: it names what is probably not meant, in one screen, and says nothing where all is well."""
 
 import io
+import json
 import logging
 import shutil
 from dataclasses import replace
@@ -156,3 +157,18 @@ def test_a_prompt_that_sample_draws_the_beginning_of_alone_is_named_once(place, 
     (message,) = caplog.messages
     assert message.startswith("1 prompt is longer than the 6 tokens that text_encoder reads, so the rest has no effect")
     assert message.endswith('the longest, "a prompt of more letters", has 22; more --caption-chunks read more of it')
+
+
+def test_braces_without_a_partner_and_inside_others_are_counted(place, tmp_path):
+    folder = save_pictures(tmp_path / "pictures")
+    texts = ["a {b|c}", "a {b|{c|d}}", "{a|b", "a} b", "{{a|b}}", "{a}"]
+    captions = [texts[number % len(texts)] for number in range(20)]
+    entries = [{"file_name": f"{number:03d}.png", "text": text} for number, text in enumerate(captions)]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n", encoding="utf-8")
+    data = {"captions": {"alternatives": True}}
+    lines = told(place, tmp_path, pictures=folder, data=data)
+    (line,) = (line for line in lines if "no alternatives" in line.text)
+    strays = sum(text in ("a {b|{c|d}}", "{a|b", "a} b", "{a}") for text in captions)
+    assert line.is_warning
+    assert line.text.startswith(f"{strays} pictures have braces that are no alternatives, e.g. 001")
+    assert not any("no alternatives" in line.text for line in told(place, tmp_path, pictures=folder))

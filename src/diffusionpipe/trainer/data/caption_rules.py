@@ -125,6 +125,18 @@ def _spelled(text: str, pick: Pick) -> str:
     return text.replace(_OPEN, "{").replace(_CLOSE, "}")
 
 
+def has_stray_braces(caption: str, rules: CaptionRules) -> bool:
+    """Whether a brace of the caption belongs to no alternatives, so that it is read as it is.
+
+    >>> has_stray_braces("a {wild|{tame|shy} owl", CaptionRules(alternatives=True))
+    True
+    """
+    if not rules.alternatives:
+        return False
+    rest = _BRACES.sub("", caption.replace("{{", "").replace("}}", ""))
+    return "{" in rest or "}" in rest
+
+
 def _with_trigger(text: str, rules: CaptionRules) -> str:
     if rules.trigger is None:
         return text

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, chunks_in_use, cut_captions
-from diffusionpipe.trainer.data.caption_rules import plain_text, texts_of
+from diffusionpipe.trainer.data.caption_rules import has_stray_braces, plain_text, texts_of
 from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.order import next_epoch, place_of
@@ -84,7 +84,7 @@ def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]
     lines += _captions(train, "captions", use)
     if held_out is not None:
         lines += _captions(held_out, "validation", use)
-    lines += _unused_chunks(train, held_out, use)
+    lines += [*_braces(train, use), *_unused_chunks(train, held_out, use)]
     lines += [
         Line(
             name="prompts", text=f"{_are_longer(cut)}, the longest {_quoted(use.prompts[cut.longest])}", is_warning=True
@@ -185,6 +185,21 @@ def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
     if empty:
         text = f"{noun}{counted(len(empty), 'are')} empty, e.g. {_name(folder.dataset, empty[0])}"
         yield Line(name=name, text=text, is_warning=True)
+
+
+def _braces(train: Folder, use: Use) -> Iterator[Line]:
+    """Captions with a brace outside of alternatives."""
+    found: dict[str, str] = {}
+    for sample in train.dataset.samples:
+        rules = use.treatments[sample.source].captions
+        for text in sample.captions if rules.alternatives and sample.name not in found else ():
+            if has_stray_braces(text, rules):
+                found[sample.name] = text
+    if found:
+        first, text = next(iter(found.items()))
+        said = f"{counted(len(found), f'{train.findings.noun} have')} braces that are no alternatives, e.g. {first}"
+        said += f": {_quoted(text)}; they are read as they are, and {{{{ and }}}} stand for braces"
+        yield Line(name="captions", text=said, is_warning=True)
 
 
 def _words(folder: Folder, name: str, texts: Sequence[str]) -> Iterator[Line]:

@@ -29,7 +29,7 @@ class CaptionsSection(Section):
     tag_dropout: ProperFraction = 0.0
     """Share of the tags that are left out, drawn for each tag."""
     keep_first: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Tags at the start that are neither moved nor left out."""
+    """Tags at the start that are neither moved nor left out; a trigger word in front is one of them."""
     keep_mark: Annotated[str, Field(min_length=1)] = KEPT
     """Mark in a caption: the tags before it keep their places, and those after a second one; instead of keep_first."""
     separator: Annotated[str, Field(min_length=1)] = ","
