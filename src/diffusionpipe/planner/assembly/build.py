@@ -87,6 +87,15 @@ def build_train_schedule(
     return _train_schedule(build, build.layout.generated(), filler), build.blocks
 
 
+def build_orders(graph: ModelGraph, layout: Layout, orders: Schedule) -> Schedule:
+    """The training schedule with these orders on the layout's stages, whose micro-batches may have any samples.
+
+    Raises:
+        ConfigError: sizes that do not fit each other or the model.
+    """
+    return _checked(_train_schedule(_build(graph, layout, None), orders, None))
+
+
 def build_window(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> tuple[Schedule, Blocks]:

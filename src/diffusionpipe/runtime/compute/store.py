@@ -10,6 +10,7 @@ place has room for the largest size:
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from math import prod
 
 import torch
@@ -43,16 +44,26 @@ class RowStore:
         """
         self._extents = dict(extents)
         self._specs = (specs, *others)
-        self.cells = tuple(cells) if others else ()
-        self._starts = [cell.start for cell in self.cells]
-        self.sizes: tuple[int, ...] = (0,) * len(self.cells)
-        """The number of each cell's size; () where samples have one size."""
+        self._cut(cells if others else ())
         self._room = {name: max(prod(own[name].shape) for own in self._specs) for name in extents}
         self._buffers = {
             name: torch.zeros(len(rows) * self._room[name], dtype=getattr(torch, specs[name].dtype), device=device)
             for name, rows in extents.items()
         }
         self._memory = {memory_of(buffer) for buffer in self._buffers.values()}
+
+    def _cut(self, cells: Sequence[Range]) -> None:
+        self.cells = tuple(cells)
+        """The rows of each micro-batch; () where samples have one size."""
+        self._starts = [cell.start for cell in self.cells]
+        self.sizes: tuple[int, ...] = (0,) * len(self.cells)
+        """The number of each cell's size."""
+
+    def in_cells(self, cells: Sequence[Range]) -> "RowStore":
+        """The same memory, cut into other micro-batches."""
+        other = copy(self)
+        other._cut(cells)
+        return other
 
     def __contains__(self, name: str) -> bool:
         return name in self._buffers

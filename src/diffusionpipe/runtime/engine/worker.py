@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, Sharded, sampling_phase
+from diffusionpipe.ir.cells import Cutting
 from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.graphs.run import needed_layers
@@ -21,7 +23,7 @@ from diffusionpipe.runtime.compute.runs import runs_of
 from diffusionpipe.runtime.compute.stage import LayerStage, Precision
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.equipment import Equipment
-from diffusionpipe.runtime.engine.executor import Executor
+from diffusionpipe.runtime.engine.executor import Executor, cells_of
 from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.engine.windows import WindowExecutor
 from diffusionpipe.runtime.machine.upload import Upload
@@ -47,7 +49,7 @@ class Worker:
     owned: frozenset[str]
     """The parameters that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
-    executors: Mapping[str, Executor]
+    executors: dict[str, Executor]
     """An executor for each phase of the plan; the prologue's and the training's share a store."""
     window: WindowExecutor | None
     """The executor that trains without a flush, in place of the prologue's and the training's; None: with a flush."""
@@ -63,6 +65,8 @@ class Worker:
     """Sees the layers of its stages and fills; it is off."""
     upload: Upload
     """Brings the raw inputs to the device."""
+    cut: "CutExecutors | None" = None
+    """The executors for steps of micro-batches of unequal tokens; None: all steps have the plan's micro-batches."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """The values of the 256 levels of a raw input that may be fed as uint8, by input, on the device."""
 
@@ -101,7 +105,12 @@ class Worker:
         return self.window is None and self.prologue is not None
 
     def feed(self, executor: Executor, inputs: Mapping[str, Tensor]) -> None:
-        """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...)."""
+        """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...).
+
+        Where steps are cut by their own sizes, the next training iteration runs the schedule for these.
+        """
+        if self.cut is not None and executor is self.train:
+            executor = self.executors[PlanPhase.TRAIN] = self.cut.executor(*_counts(inputs, len(self.of_sizes)))
         self._feed(executor.store, encoded_rows(executor.schedule, self.place.worker), inputs)
 
     def feed_batch(self, batch: int, inputs: Mapping[str, Tensor]) -> None:
@@ -150,13 +159,15 @@ def build_worker(
     divided: Mapping[int, Divided] | None = None,
     node: NodeMemory | None = None,
     others: Sequence[ModelGraph] = (),
+    cutting: Cutting | None = None,
 ) -> Worker:
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
 
     `others`: the descriptions of `graph.others`, the same model for further sizes of samples.
 
     Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
-    the memory of the machine, as `HostWeights` wants it. `divided`: the blocks of a plan with owners that `Sharder`
+    the memory of the machine, as `HostWeights` wants it. `cutting`: cuts steps into micro-batches of unequal tokens, in
+    place of the plan's; the plan fills nothing ahead then. `divided`: the blocks of a plan with owners that `Sharder`
     made already; None: they are made here.
     """
     place = place_of(plan, rank)
@@ -182,6 +193,7 @@ def build_worker(
         watch=LayerWatch(device),
     )
     versions = _versions(plan, held)
+    executors = parts.executors()
     return Worker(
         place=place,
         plan=plan,
@@ -189,7 +201,7 @@ def build_worker(
         parameters=held.parameters,
         owned=held.owned,
         gradients=held.gradients,
-        executors=parts.executors(),
+        executors=executors,
         window=parts.window(versions) if plan.train.lead else None,
         versions=versions,
         encoded=encoded_rows(plan.encoding, place.worker),
@@ -197,7 +209,35 @@ def build_worker(
         host_weights=parts.host_weights,
         watch=parts.watch,
         upload=Upload(device),
+        cut=CutExecutors(cutting, partial(parts.recut, executors[PlanPhase.TRAIN])) if cutting is not None else None,
     )
+
+
+_MOST_CUTS = 64
+"""Cuts whose executors are kept; they share stages and rows, and have instructions of their own."""
+
+
+class CutExecutors:
+    """The executors of steps that are cut by the sizes of their samples. Mutable: those that it keeps."""
+
+    def __init__(self, cutting: Cutting, make: Callable[[Schedule], Executor]) -> None:
+        self._cutting, self._make = cutting, make
+        self._kept: dict[tuple[int, ...], Executor] = {}
+
+    def executor(self, *counts: int) -> Executor:
+        """The executor for this number of samples of each size."""
+        if counts not in self._kept:
+            if len(self._kept) >= _MOST_CUTS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[counts] = self._make(self._cutting(counts))
+        return self._kept[counts]
+
+
+def _counts(inputs: Mapping[str, Tensor], num_sizes: int) -> tuple[int, ...]:
+    """The number of rows of each size in a batch."""
+    sizes, _ = runs_of(inputs)
+    assert sizes is not None, "steps that are cut by tokens say the size of every row"
+    return tuple(map(sizes.count, range(num_sizes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +297,7 @@ def _versions(plan: Plan, held: _Held) -> dict[int, BlockVersions]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Parts:
     """Makes a rank's executors: the stages and the encoder of each phase."""
 
@@ -283,15 +323,29 @@ class _Parts:
             if self.plan.train.lead and phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE):
                 continue
             store = found[PlanPhase.TRAIN].first_store if phase == PlanPhase.PROLOGUE else None
-            own = self.equipment(phase)
-            sized = [one for one in self._of_sizes if one is not self]
-            others = [replace(own, **one.parts_of_size(phase)) for one in sized]
-            if others:
-                encoders = [each.encoder for each in (own, *others) if isinstance(each.encoder, Encoder)]
-                encoder = SizedEncoder(encoders) if encoders else None
-                own, *others = (replace(each, encoder=encoder) for each in (own, *others))
+            own, *others = self.sized_equipment(phase)
             found[phase] = Executor(schedule, self.place.worker, own, store=store, others=others)
         return found
+
+    def sized_equipment(self, phase: str) -> list[Equipment]:
+        """The parts with which this rank runs a phase, for each size of samples."""
+        own = self.equipment(phase)
+        if not self.others:
+            return [own]
+        sized = [own, *(replace(own, **one.parts_of_size(phase)) for one in self._of_sizes if one is not self)]
+        encoders = [each.encoder for each in sized if isinstance(each.encoder, Encoder)]
+        encoder = SizedEncoder(encoders) if encoders else None
+        return [replace(each, encoder=encoder) for each in sized]
+
+    @cached_property
+    def _trained(self) -> list[Equipment]:
+        return self.sized_equipment(PlanPhase.TRAIN)
+
+    def recut(self, first: Executor, schedule: Schedule) -> Executor:
+        """The executor of a training schedule with other micro-batches; it shares the rows of the first one."""
+        own, *others = self._trained
+        store = first.store.in_cells(cells_of(schedule))
+        return Executor(schedule, self.place.worker, own, store=store, others=others)
 
     @property
     def _of_sizes(self) -> "tuple[_Parts, ...]":

@@ -51,7 +51,8 @@ def dynapipe(
         raise ConfigError(f"microbatch_size={microbatch_size} has no effect beside microbatch_sizes; leave it out")
     limit = sum(sizes) if max_samples is None else max_samples
     _refuse(num_microbatches, sizes, limit)
-    return chain("dynapipe", _orders(num_workers, sizes, limit), microbatches=sizes, ops=TRAIN)
+    orders = adaptive_orders([sizes] * num_workers, [limit] * num_workers)
+    return chain("dynapipe", orders, microbatches=sizes, ops=TRAIN)
 
 
 def _refuse(num_microbatches: int, sizes: tuple[int, ...], limit: int) -> None:
@@ -66,24 +67,30 @@ def _refuse(num_microbatches: int, sizes: tuple[int, ...], limit: int) -> None:
         )
 
 
-def _orders(num_workers: int, sizes: tuple[int, ...], limit: int) -> list[list[Action]]:
+def adaptive_orders(held: Sequence[Sequence[float]], limits: Sequence[float]) -> list[list[Action]]:
+    """The orders of the adaptive schedule where every worker has a limit of its own.
+
+    held        by worker and micro-batch: activations of the micro-batch, in bytes or in any unit
+    limits      by worker: the activations that it may hold at once, each at least its largest micro-batch
+    """
+    num_workers = len(held)
     orders: list[list[Action]] = [[] for _ in range(num_workers)]
-    ahead = [deque(range(len(sizes)) if worker == 0 else ()) for worker in range(num_workers)]
+    ahead = [deque(range(len(held[0])) if worker == 0 else ()) for worker in range(num_workers)]
     back: list[deque[int]] = [deque() for _ in range(num_workers)]
-    held = [0] * num_workers
+    now: list[float] = [0] * num_workers
     while any(ahead) or any(back):
         arrivals: list[tuple[deque[int], int]] = []
         for worker, order in enumerate(orders):
             if back[worker]:
                 microbatch = back[worker].popleft()
                 order += backwards(worker, microbatch, microbatch + 1)
-                held[worker] -= sizes[microbatch]
+                now[worker] -= held[worker][microbatch]
                 if worker:
                     arrivals.append((back[worker - 1], microbatch))
-            if ahead[worker] and held[worker] + sizes[ahead[worker][0]] <= limit:
+            if ahead[worker] and now[worker] + held[worker][ahead[worker][0]] <= limits[worker]:
                 microbatch = ahead[worker].popleft()
                 order += forwards(worker, microbatch, microbatch + 1)
-                held[worker] += sizes[microbatch]
+                now[worker] += held[worker][microbatch]
                 is_last = worker == num_workers - 1
                 arrivals.append((back[worker] if is_last else ahead[worker + 1], microbatch))
         for queue, microbatch in arrivals:

@@ -1,0 +1,30 @@
+"""Micro-batches whose samples have several sizes."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from diffusionpipe.ir.schedule import Schedule
+
+
+class Cell(NamedTuple):
+    """A micro-batch of samples of one size."""
+
+    size: int
+    """The number of the size."""
+    samples: int
+
+
+Cutting = Callable[[tuple[int, ...]], Schedule]
+"""The training schedule of a step, from the number of samples of each size in a pipeline's batch.
+
+Its micro-batches are numbered size by size, as `rows_by_size` arranges samples, whatever the order of its actions.
+"""
+
+
+def rows_by_size(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The place of each row's sample among samples of these sizes: samples of one size lie side by side.
+
+    >>> rows_by_size((0, 1, 0))
+    (0, 2, 1)
+    """
+    return tuple(sorted(range(len(sizes)), key=sizes.__getitem__))

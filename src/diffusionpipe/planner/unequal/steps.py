@@ -1,0 +1,171 @@
+"""Steps of micro-batches of unequal tokens: their orders, simulated with the price of each micro-batch's own size.
+
+A schedule has one price for all micro-batches of a stage. So micro-batches that are alike, of one size and number of
+samples, get stages and a pipeline of their own over the same workers and blocks:
+
+    cells       2 x 1024     3 x 768     2 x 1024                pipeline 0: 0F0 and 0F1     pipeline 1: 2F0
+    one chain   0F0          0F1         0F2
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import le
+
+from diffusionpipe.costs import Costs, Link, StageCosts
+from diffusionpipe.ir import Action, Edge, Schedule, Timeline, compute_action
+from diffusionpipe.ir.cells import Cell
+from diffusionpipe.passes import connect
+from diffusionpipe.planner.unequal.cut import best_cut
+from diffusionpipe.schedules.building.shapes import Pipe, linear, schedule_of
+from diffusionpipe.schedules.families.dynapipe import adaptive_orders
+from diffusionpipe.schedules.families.one_f_one_b import one_f_one_b
+from diffusionpipe.simulator import simulate
+from diffusionpipe.units import Bytes, Seconds
+
+Orders = Sequence[Sequence[Action]]
+"""Worker by worker the actions on stages of one chain, stage s on worker s; micro-batches are counted as cells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """The costs of micro-batches of every size on a chain of stages."""
+
+    stages: Callable[[Cell], tuple[StageCosts, ...]]
+    """The costs of each stage."""
+    num_stages: int
+    limits: tuple[Bytes, ...]
+    """The activations that each worker may hold at once, in the bytes of `stages`."""
+    crossing: Callable[[int], tuple[Bytes, ...]] = lambda size: ()
+    """Number of a size -> the bytes of a sample between each stage and the next; () for none."""
+    link: Link = field(default_factory=Link)
+
+    def price(self, size: int, samples: int) -> Seconds:
+        """Forward and backward of a micro-batch on the slowest stage."""
+        return max(own.forward + own.backward for own in self.stages(Cell(size, samples)))
+
+    def room(self, size: int) -> int:
+        """The most samples of a micro-batch of which each stage holds as many as it has stages to its end, itself too.
+
+        1F1B does so; with other numbers of micro-batches in flight it would stand still between them.
+        """
+        own = self.stages(Cell(size, 1))
+        each = [
+            limit // ((self.num_stages - stage) * costs.activation)
+            for stage, (costs, limit) in enumerate(zip(own, self.limits, strict=True))
+            if costs.activation
+        ]
+        return min(each, default=2**20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step in one of its orders."""
+
+    cells: tuple[Cell, ...]
+    orders: tuple[tuple[Action, ...], ...]
+    timeline: Timeline
+
+    @property
+    def time(self) -> Seconds:
+        """The time of its iteration."""
+        return self.timeline.makespan
+
+    @property
+    def peaks(self) -> tuple[Bytes, ...]:
+        """The most activations that each worker holds."""
+        return tuple(map(self.timeline.peak_memory, range(self.timeline.num_workers)))
+
+
+def best_step(counts: Sequence[int], prices: Prices) -> Step:
+    """The step with this number of samples of each size, cut and ordered.
+
+    Raises:
+        ValueError: there is no sample, or one does not fit in memory alone.
+    """
+    sizes = [size for size, count in enumerate(counts) for _ in range(count)]
+    if not sizes:
+        raise ValueError("a step without samples has no micro-batches")
+    return ordered(best_cut(sizes, prices.price, prices.room, prices.num_stages), prices)
+
+
+def ordered(cells: Sequence[Cell], prices: Prices) -> Step:
+    """The fastest of several orders of these micro-batches, none of which holds more than the limits."""
+    steps = (simulated(own, orders, prices) for own, orders in _candidates(cells, prices))
+    able = [step for step in steps if all(map(le, step.peaks, prices.limits))]
+    return min(able, key=lambda step: step.time)
+
+
+def _candidates(cells: Sequence[Cell], prices: Prices) -> Iterator[tuple[tuple[Cell, ...], Orders]]:
+    """Micro-batches long ones first, last and in the middle, each by the adaptive schedule and by 1F1B.
+
+    And the sizes one after the other, each with its own order: no worker then holds two sizes at once, and no step is
+    slower than as many steps of one size.
+    """
+    long_first = tuple(sorted(cells, key=lambda cell: (-prices.price(*cell), cell)))
+    for own in dict.fromkeys((long_first, long_first[::-1], (*long_first[::-1][::2], *long_first[::2]))):
+        held = [[prices.stages(cell)[stage].activation for cell in own] for stage in range(prices.num_stages)]
+        yield own, adaptive_orders(held, prices.limits)
+        yield own, one_f_one_b(prices.num_stages, len(own)).orders
+    by_size = tuple(sorted(cells, key=lambda cell: (cell.size, -cell.samples)))
+    if len({cell.size for cell in cells}) > 1:
+        yield by_size, _one_after_the_other(by_size, prices.num_stages)
+
+
+def _one_after_the_other(cells: Sequence[Cell], num_stages: int) -> Orders:
+    orders: list[list[Action]] = [[] for _ in range(num_stages)]
+    first = 0
+    for size in dict.fromkeys(cell.size for cell in cells):
+        count = sum(cell.size == size for cell in cells)
+        for worker, own in enumerate(one_f_one_b(num_stages, count).orders):
+            orders[worker] += [numbered(action, action.stage, range(first, first + count)) for action in own]
+        first += count
+    return orders
+
+
+def numbered(action: Action, stage: int, number_of: Mapping[int, int] | Sequence[int]) -> Action:
+    """A compute action on another stage, with the number of its micro-batch in place of it."""
+    assert action.microbatch is not None
+    return compute_action(stage, action.op, number_of[action.microbatch])
+
+
+def simulated(cells: Sequence[Cell], orders: Orders, prices: Prices) -> Step:
+    """A step in one order of its micro-batches."""
+    schedule, costs = mixed(cells, orders, prices)
+    return Step(cells=tuple(cells), orders=tuple(map(tuple, orders)), timeline=simulate(schedule, costs))
+
+
+def mixed(cells: Sequence[Cell], orders: Orders, prices: Prices) -> tuple[Schedule, Costs]:
+    """The schedule in which micro-batches that are alike have stages of their own, and its costs."""
+    alike = list(dict.fromkeys(cells))
+    number_of = {place: cells[:place].count(cell) for place, cell in enumerate(cells)}
+
+    def placed(action: Action) -> Action:
+        assert action.microbatch is not None
+        pipe = alike.index(cells[action.microbatch])
+        return numbered(action, pipe * prices.num_stages + action.stage, number_of)
+
+    pipes = [
+        Pipe(workers=linear(prices.num_stages), microbatches=(cell.samples,) * cells.count(cell)) for cell in alike
+    ]
+    schedule = schedule_of("unequal", pipes, [[placed(action) for action in own] for own in orders])
+    sizes: dict[str, Bytes] = {}
+    for pipe, cell in enumerate(alike):
+        first, crossing = pipe * prices.num_stages, prices.crossing(cell.size)
+        sizes |= {_crossing(pipe, stage): num_bytes for stage, num_bytes in enumerate(crossing)}
+        edges = [
+            Edge(
+                producer=first + stage,
+                consumer=first + stage + 1,
+                tensors=(_crossing(pipe, stage),),
+                gradients=(_crossing(pipe, stage),),
+            )
+            for stage in range(prices.num_stages - 1)
+        ]
+        schedule = connect(schedule, edges, pipeline=pipe)
+    costs = tuple(own for cell in alike for own in prices.stages(cell))
+    return schedule, Costs(stages=costs, tensor_bytes=sizes, link=prices.link)
+
+
+def _crossing(pipe: int, stage: int) -> str:
+    """The name of the tensors that leave a stage of a pipeline."""
+    return f"{pipe}.{stage}"
