@@ -17,7 +17,7 @@ class Cell(NamedTuple):
 Cutting = Callable[[tuple[int, ...]], Schedule]
 """The training schedule of a step, from the number of samples of each size in a pipeline's batch.
 
-Its micro-batches are numbered size by size, as `rows_by_size` arranges samples, whatever the order of its actions.
+Its micro-batches are numbered size by size, as `rows_by_size` arranges samples; its actions may come in another order.
 """
 
 
