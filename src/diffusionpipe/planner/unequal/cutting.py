@@ -19,7 +19,7 @@ from diffusionpipe.schedules.building.shapes import TRAIN, chain
 from diffusionpipe.units import Bytes
 
 _BACKWARD = 2
-"""Operations of a backward in those of its forward."""
+"""How many times as many operations a backward has as its forward."""
 
 
 def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
@@ -31,7 +31,7 @@ def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
     problem = _problem(plan)
     if problem is not None:
         raise ConfigError(
-            f'data.batching = "tokens" cuts every step anew, which goes with one stage on each rank alone; the plan '
+            f'data.batching = "tokens" makes other micro-batches in every step, which needs one stage on each rank; the plan '
             f'{problem}: set pipeline.schedule = "1f1b" and leave out the key, or use data.batching = "samples"'
         )
     layout, prices = _layout(models[0], plan), counted_prices(models, plan)
@@ -87,7 +87,7 @@ def _written(model: ModelGraph, block: Sequence[str]) -> Bytes:
 
 
 def _problem(plan: Plan) -> str | None:
-    """The property for which a plan's steps cannot be cut anew, in words."""
+    """The property for which a plan's steps cannot have other micro-batches, in words."""
     train = plan.train
     trained = [one for one in train.placement.pipelines if Op.ENCODE not in one.ops]
     stages = {train.placement.stages[stage].worker for one in trained for stage in one.stages}

@@ -46,7 +46,7 @@ class Prices:
     def room(self, size: int) -> int:
         """The most samples of a micro-batch of which each stage holds as many as it has stages to its end, itself too.
 
-        1F1B does so; with other numbers of micro-batches in flight it would stand still between them.
+        1F1B holds this number of micro-batches, and would wait with fewer.
         """
         own = self.stages(Cell(size, 1))
         each = [
