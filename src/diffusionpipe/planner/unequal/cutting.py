@@ -31,8 +31,8 @@ def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
     problem = _problem(plan)
     if problem is not None:
         raise ConfigError(
-            f'data.batching = "tokens" makes other micro-batches in every step, which needs one stage on each rank; the plan '
-            f'{problem}: set pipeline.schedule = "1f1b" and leave out the key, or use data.batching = "samples"'
+            f'data.batching = "tokens" makes other micro-batches in each step, which needs one stage on each rank; the '
+            f'plan {problem}: set pipeline.schedule = "1f1b" and leave out the key, or use data.batching = "samples"'
         )
     layout, prices = _layout(models[0], plan), counted_prices(models, plan)
 
