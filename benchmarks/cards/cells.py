@@ -11,13 +11,13 @@ from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
 from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.forms import Form
-from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, Baseline, best_baselines, best_of, data_parallel
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
+from diffusionpipe.workflows.stated_setting import stated_setting
 
 OURS = "DiffusionPipe"
 FSDP = ZERO3
@@ -73,21 +73,22 @@ MACHINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """How wide what is kept of a trained parameter is."""
+    """How the trainer keeps a trained parameter and what is beside it."""
 
     name: str
-    parameter: int
-    gradient: int
-    optimizer: int
+    optimizer: str
+    """The class, as `optimizer.name` takes it."""
+    gradients: str | None = None
+    """`training.gradients` beside `training.weights` in bfloat16; None: both are float32."""
 
 
 STATES = (
-    State(name="float32", parameter=4, gradient=4, optimizer=8),
-    State(name="narrow (not in the trainer)", parameter=2, gradient=2, optimizer=2),
+    State(name="float32", optimizer="AdamW"),
+    State(name="narrow", optimizer="bitsandbytes.optim.AdamW8bit", gradients="bfloat16"),
 )
-"""Adam in float32; bfloat16 weights and gradients with Adam's moments in 8 bits, where nothing fits otherwise.
+"""AdamW in float32; where nothing fits, weights and gradients in bfloat16 with AdamW's moments in 8 bits.
 
-The trainer has no such weights and optimizer, which the name says, so that every row with it does."""
+The trainer does both: their bytes are those of a plan with these keys, parameter by parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +173,15 @@ def _on(system: str, base: str) -> str:
 def setting_of(case: Case, state: State, *, is_recomputed: bool, form: Form | None = None) -> Setting:
     """Frozen matrices in bfloat16, or linear layers in that form; norms and embeddings in float32."""
     machine = MACHINES[case.machine]
-    return Setting(
-        profile=profiles.load(MODELS[case.model].profile, machine.device, form),
-        cluster=load_cluster(machine.cluster),
-        workload=Workload(
-            batch=case.batch,
-            states=plain_states(parameter=state.parameter, gradient=state.gradient, optimizer=state.optimizer),
-            checkpointed=("*",) if is_recomputed else (),
-        ),
+    is_narrow = state.gradients is not None
+    return stated_setting(
+        profiles.load(MODELS[case.model].profile, machine.device, form, is_narrow=is_narrow),
+        load_cluster(machine.cluster),
+        case.batch,
+        checkpoint=("*",) if is_recomputed else (),
+        has_ema=False,
+        optimizer=state.optimizer,
+        gradients=state.gradients,
     )
 
 

@@ -10,7 +10,10 @@ from diffusionpipe.workflows.stated_model import StatedModel, computed_profile
 
 
 @cache
-def load(name: str, device: str, form: Form | None = None) -> Profile:
-    """The profile of a shipped model on a device; computed in half a minute where it is not kept."""
-    stated = StatedModel(name=name, has_narrow_store=True, form=form)
+def load(name: str, device: str, form: Form | None = None, *, is_narrow: bool = False) -> Profile:
+    """The profile of a shipped model on a device; computed in half a minute where it is not kept.
+
+    `is_narrow`: trained matrices are kept in bfloat16.
+    """
+    stated = StatedModel(name=name, has_narrow_store=True, form=form, has_narrow_weights=is_narrow)
     return computed_profile(stated, device, cache_folder(os.environ))[0]

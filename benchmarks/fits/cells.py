@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 
-from benchmarks.cards.cells import STATES, State
 from benchmarks.choices import checked
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster
@@ -45,7 +44,20 @@ CARDS = {"RTX 4090, 24 GB": "rtx4090x4", "L40S, 48 GB": "l40sx8", "H100, 80 GB":
 """The cluster whose devices and links are taken."""
 DEVICES = {"RTX 4090, 24 GB": "rtx4090", "L40S, 48 GB": "l40s", "H100, 80 GB": "h100"}
 
-WIDE, NARROW = STATES
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How wide what is kept of a trained parameter is."""
+
+    name: str
+    parameter: int
+    gradient: int
+    optimizer: int
+
+
+WIDE = State(name="float32", parameter=4, gradient=4, optimizer=8)
+NARROW = State(name="narrow", parameter=2, gradient=2, optimizer=2)
+"""About as `training.weights` and `training.gradients` in bfloat16 with an 8-bit AdamW, which has 2.03 bytes."""
 """Narrow: bfloat16 weights and gradients, with Adam's moments in 8 bits; tried where whole training does not fit
 otherwise."""
 

@@ -26,7 +26,6 @@ from benchmarks.cards.cells import (
 from benchmarks.cards.picture import draw
 from benchmarks.cards.summary import summary
 from benchmarks.rivals.copies import CACHED, HYBRID
-from diffusionpipe.costs import ParameterSpec
 from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding.state import held_of
 
@@ -106,12 +105,21 @@ def test_the_advice_is_another_system_where_that_is_faster():
     assert "20% less compute" in reason_of(one)
 
 
+@pytest.mark.slow
 def test_the_states_are_counted_as_the_case_says(monkeypatch):
-    monkeypatch.setattr("benchmarks.cards.profiles.load", lambda model, device, form: synthetic.chain([1.0]))
-    narrow = setting_of(CASE, STATES[1], is_recomputed=True).workload
-    one = ParameterSpec(name="one", shape=(1,), dtype="float32")
-    assert (held_of(narrow.states, one).on_device, narrow.checkpointed) == (6, ("*",))
-    assert held_of(setting_of(CASE, STATES[0], is_recomputed=False).workload.states, one).on_device == 16
+    numbers = 2**20
+    chain = replace(synthetic.chain([1.0], parameters=[numbers]), precision="bfloat16")
+    wide = next(one for one in chain.graph.parameters if one.is_trainable)
+    parameters = tuple(replace(one, dtype="bfloat16") if one is wide else one for one in chain.graph.parameters)
+    rounded = replace(chain, graph=replace(chain.graph, parameters=parameters))
+    monkeypatch.setattr(
+        "benchmarks.cards.profiles.load", lambda model, device, form, *, is_narrow: rounded if is_narrow else chain
+    )
+    narrow = setting_of(CASE, STATES[1], is_recomputed=True)
+    held = held_of(narrow.workload.states, replace(wide, dtype="bfloat16"))
+    assert (held.parameters, held.gradients, narrow.workload.checkpointed) == (2 * numbers, 2 * numbers, ("*",))
+    assert held.optimizer == 2 * numbers + 2 * 4 * numbers // 256  # a float32 scale for 256 numbers of either moment
+    assert held_of(setting_of(CASE, STATES[0], is_recomputed=False).workload.states, wide).on_device == 16 * numbers
 
 
 @pytest.mark.slow
@@ -133,7 +141,7 @@ def test_a_small_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits(
 def test_adapters_on_a_stored_base_are_compared_with_others_on_the_same_base(monkeypatch):
     asked = []
 
-    def profile(model, device, form=None):
+    def profile(model, device, form=None, *, is_narrow):
         asked.append(form)
         return synthetic.chain([1.0] * 4, parameters=[10**7 if form is None else 10**6] * 4)
 

@@ -71,6 +71,7 @@ def test_all_that_the_numbers_depend_on_is_in_the_name(tmp_path, computing, monk
         (replace(shipped, resolution=768), "a100-80"),
         (replace(shipped, lora_rank=4), "a100-80"),
         (replace(shipped, has_narrow_store=True), "a100-80"),
+        (replace(shipped, has_narrow_weights=True), "a100-80"),
         (replace(shipped, clip=(832, 480, 81)), "a100-80"),
         (opened, "a100-80"),
         (StatedModel(name="WanTransformer3DModel", is_class=True), "a100-80"),
@@ -79,16 +80,16 @@ def test_all_that_the_numbers_depend_on_is_in_the_name(tmp_path, computing, monk
         computed_profile(stated, device, place)
         assert (len(computing), files()) == (number, number)
     computed_profile(replace(shipped, resolution=512), "a100-80", place)  # the published one
-    assert files() == 8
+    assert files() == 9
     config = tmp_path / "sd" / "unet" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"layers_per_block": 3}))
     computed_profile(opened, "a100-80", place)
-    assert files() == 9
+    assert files() == 10
     rates = DEVICES["a100-80"]
     better = replace(rates, efficiency=replace(rates.efficiency, matmul=rates.efficiency.matmul + 0.01))
     monkeypatch.setattr(stated_model, "device_rates", lambda _: better)
     computed_profile(shipped, "a100-80", place)
-    assert files() == 10
+    assert files() == 12
     monkeypatch.setattr(stated_model, "code_digest", lambda: "other")
     computed_profile(shipped, "a100-80", place)
     assert files() == 11
@@ -138,6 +139,15 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
             (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
             for size in ("4", "16385", "64x64", "64x0x5", "99999x8x5", "64x64x0", "64x64x5x5", "x", "-8", "1e3")
         ),
+        (
+            ["--model", "sd-2.1", "--weights", "float8"],
+            "--weights is 'float8'; use float32 or bfloat16, or leave it out",
+        ),
+        (["--model", "sd-2.1", "--weights", "bfloat16", "--lora-rank", "4"], "--weights bfloat16: adapters take few"),
+        (["--profile", "x.json", "--weights", "bfloat16"], "--weights: only a model that --model or --model-class"),
+        (["recipe.toml", "--gradients", "bfloat16"], "--gradients: the recipe sets this"),
+        (["--model", "sd-2.1", "--gradients", "bfloat16"], "--gradients bfloat16: weights are float32"),
+        (["--model", "sd-2.1", "--weights", "bfloat16", "--gradients", "4"], "--gradients 4: use float32 or bfloat16"),
         (["--model-class", "X", "--caption-chunks", "2"], "--caption-chunks: a class of --model-class has no text"),
         (["--model", "sd-9"], "Or name one of the shipped models: chroma"),
     ],

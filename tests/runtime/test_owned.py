@@ -107,6 +107,8 @@ LAYOUTS = {
     "split backward": owned(stages=2, microbatches=3, schedule="zb-h1"),
     "a V": owned(stages=2, microbatches=3, schedule="zb-v"),
     "recomputed": owned(microbatches=2, checkpointed=("*",)),
+    "three copies": owned(data_parallel=3, microbatches=2),
+    "four copies of two stages": owned(stages=2, data_parallel=4),
 }
 
 

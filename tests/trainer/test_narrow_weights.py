@@ -82,6 +82,33 @@ def test_every_way_is_the_same_on_both_layouts(recipe, place, way):
         assert other == [] or way.startswith("clipped")
 
 
+COPIES = {"pipeline": {"data_parallel": 2, "encode_chunk": 2}}
+PARTS = {"pipeline": {"data_parallel": 2, "encode_chunk": 2, "sharded": "optimizer"}}
+OF_COPIES = {
+    "stochastic": NARROW,
+    "kahan": KAHAN,
+    "gradients of two bytes": NARROW | {"gradients": "bfloat16"},
+    "averaged": NARROW | {"ema_decay": 0.9, "ema_states": "bfloat16"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", OF_COPIES)
+def test_layouts_with_the_same_micro_batches_and_copies_give_the_same_bits(recipe, place, way):
+    """Two copies of one stage and of two stages, with the optimizer's states whole and in parts."""
+    training = OF_COPIES[way]
+    with crew_of(2) as crew:
+        assert crew.run(train, recipe(f"{way} 2x1", training, **COPIES)) == [6, 6]
+        assert crew.run(train, recipe(f"{way} 2x1 in parts", training, **PARTS)) == [6, 6]
+        continued(place, f"{way} 2x1 in parts", f"{way} 2x1 whole")
+        assert crew.run(train, recipe(f"{way} 2x1 whole", training, **COPIES), "3") == [6, 6]
+    with crew_of(4) as crew:
+        assert crew.run(train, recipe(f"{way} 2x2", training, **COPIES)) == [6] * 4
+        assert crew.run(train, recipe(f"{way} 2x2 in parts", training, **PARTS)) == [6] * 4
+    for other in ("2x1 in parts", "2x1 whole", "2x2", "2x2 in parts"):
+        assert differing(place / f"{way} {other}", place / f"{way} 2x1") == [], other
+
+
 def test_a_saved_second_number_that_is_deleted_is_missed(recipe, place):
     assert train_here(recipe("lacking", KAHAN | {"steps": 3})) == 3
     shutil.copytree(place / "lacking", place / "stochastic")
@@ -178,9 +205,8 @@ def test_an_average_kept_otherwise_is_saved_counted_and_resumed(recipe, place, k
         ({"lora": {"rank": 2}}, "training.weights: adapters take few bytes"),
         ({"training": NARROW | {"post_validation": True}}, "training.post_validation: it keeps copies"),
         ({"pipeline": {"versions": "stashed"}}, "pipeline.versions: versions of weights are kept in float32"),
-        ({"pipeline": {"sharded": True, "data_parallel": 2}}, "set pipeline.sharded to false"),
-        ({"pipeline": {"sharded": "optimizer", "data_parallel": 2}}, "set pipeline.sharded to false"),
-        ({"pipeline": {"plan": "auto", "microbatches": None}}, "set pipeline.sharded to false"),
+        ({"training": {"gradients": "bfloat16"}}, "training.gradients: weights in float32 have gradients in float32"),
+        ({"pipeline": {"sharded": True, "data_parallel": 2}}, 'set pipeline.sharded to "optimizer" or false'),
         ({"optimizer": {"name": "pytorch_optimizer.Lion"}}, "training.weights: pytorch_optimizer.Lion steps all"),
     ],
 )

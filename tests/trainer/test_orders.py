@@ -138,6 +138,15 @@ def test_other_sizes_are_refused_with_both_numbers(recipe, place):
     )
 
 
+@pytest.mark.parametrize("sharded", ["optimizer", "true"])
+def test_copies_in_parts_of_a_family_with_two_directions_are_refused_before_ranks_start(recipe, place, sharded):
+    asked = {"stages": 2, "data_parallel": 2, "microbatches": 2, "schedule": "chimera"}
+    assert problem_of(recipe, place, 4, sharded=sharded, **asked).startswith(
+        "pipeline.schedule: the schedule 'chimera' has copies of its blocks on several workers, which cannot be "
+        "sharded; use another schedule"
+    )
+
+
 def test_orders_and_a_schedule_or_a_search_exclude_each_other(recipe, place):
     csv = place / "1f1b.csv"
     assert problem_of(recipe, place, 2, orders=csv, schedule="gpipe").startswith(

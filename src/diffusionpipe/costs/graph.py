@@ -235,6 +235,11 @@ class ModelGraph:
         return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)
 
 
+def is_kept_narrow(parameter: ParameterSpec) -> bool:
+    """Whether it is trained and kept in bfloat16, so that updates widen and round it."""
+    return parameter.is_trainable and parameter.dtype == "bfloat16"
+
+
 def frozen_store(graph: ModelGraph) -> str:
     """The form of the most bytes among frozen matrices, else bfloat16 where they are so; "" where all are wide."""
     return next(iter(_forms_of(graph.parameters)), "")

@@ -12,7 +12,7 @@ from math import prod
 from operator import add, sub
 from typing import NamedTuple
 
-from diffusionpipe.costs.graph import ParameterSpec
+from diffusionpipe.costs.graph import ParameterSpec, is_kept_narrow
 from diffusionpipe.units import Bytes
 
 BUCKET: Bytes = 2**28
@@ -62,8 +62,8 @@ class State:
         """Bytes beside this parameter."""
         if self.sizes and parameter.name in self._by_name:
             return self._by_name[parameter.name]
-        is_narrow = self.narrow is not None and parameter.dtype == "bfloat16"
-        return prod(parameter.shape) * (self.narrow if is_narrow and self.narrow is not None else self.width)
+        narrow = self.narrow if is_kept_narrow(parameter) else None
+        return prod(parameter.shape) * (self.width if narrow is None else narrow)
 
 
 class Held(NamedTuple):
@@ -120,7 +120,7 @@ def in_bfloat16(states: Iterable[State], *, gradient: int, has_errors: bool) -> 
 
 def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Bytes:
     """Most bytes of what an update widens at a time: a bucket of weights, and gradients that are narrow."""
-    sizes = [4 * prod(p.shape) for p in parameters if p.is_trainable and p.dtype == "bfloat16"]
+    sizes = [4 * prod(p.shape) for p in parameters if is_kept_narrow(p)]
     most = min(sum(sizes), max(BUCKET, max(sizes, default=0)))
     return most if gradient == 4 else 2 * most
 

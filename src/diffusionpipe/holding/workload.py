@@ -62,6 +62,16 @@ class Workload:
         return replace(self, frozen=self.frozen.narrow(width), encoders=self.encoders.narrow(width))
 
     @property
+    def rounds(self) -> bool:
+        """Whether updates round weights that are kept in bfloat16."""
+        return any(state.narrow is not None for state in self.states)
+
+    @property
+    def sums_narrow(self) -> bool:
+        """Whether gradients of weights in bfloat16 are bfloat16 too."""
+        return any(state.item is Item.GRADIENTS and state.narrow == 2 for state in self.states)
+
+    @property
     def has_casts(self) -> bool:
         """Whether weights are wider than bfloat16, so that bfloat16 layers read copies of them."""
         return self.width(Item.PARAMETERS) > 2

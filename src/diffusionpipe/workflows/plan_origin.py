@@ -41,6 +41,7 @@ def options_made_with(
             "resolution": clip if model.resolution is None else model.resolution,
             "lora-rank": model.lora_rank,
             "frozen-dtype": model.form or (None if model.has_narrow_store else "none"),
+            "weights": "bfloat16" if model.has_narrow_weights else None,
             "caption-chunks": model.caption_chunks if model.caption_chunks > 1 else None,
         }
     found["use"] = ",".join(map(str, used)) or None
@@ -57,6 +58,9 @@ def _keys(setting: Setting, optimizer: str) -> Iterator[tuple[str, object]]:
     graph = setting.graph
     yield "training.batch", setting.workload.batch
     yield "training.precision", setting.profile.precision
+    if setting.workload.rounds:
+        yield "training.weights", "bfloat16"
+        yield "training.gradients", "bfloat16" if setting.workload.sums_narrow else "float32"
     frozen = any(not parameter.is_trainable for parameter in graph.parameters)
     if len(graph.backbones) == 1 and frozen:
         yield "model.frozen_dtype", frozen_store(graph) or "none"

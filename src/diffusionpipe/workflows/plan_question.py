@@ -132,6 +132,8 @@ class StatedTraining:
     """Patterns of the layers to recompute, or "none". None leaves them to the planner."""
     has_ema: bool
     optimizer: str
+    gradients: str | None = None
+    """The type in which gradients of weights in bfloat16 are summed; None: float32."""
     is_drawn: bool = False
     """Whether drawing is asked about in place of training."""
 
@@ -158,9 +160,10 @@ def question_of_model(
     """
     from diffusionpipe.workflows.plan_origin import options_made_with
     from diffusionpipe.workflows.stated_model import StatedModel
-    from diffusionpipe.workflows.stated_setting import stated_setting
+    from diffusionpipe.workflows.stated_setting import check_gradients, stated_setting
     from diffusionpipe.workflows.used_devices import allowed_of, used_of
 
+    check_gradients(training.gradients, rounds=not isinstance(source, StatedModel) or source.has_narrow_weights)
     whole = cluster_of(place.cluster)
     profile = profile_of(source, whole, uses_cache=uses_cache, may_split=not training.is_drawn, tell=tell)
     machines = allowed_of(used_of(whole, place.used, source="--use"), place.memory)
@@ -171,6 +174,7 @@ def question_of_model(
         checkpoint=tuple(one for one in training.checkpoint or () if one != "none"),
         has_ema=training.has_ema,
         optimizer=training.optimizer,
+        gradients=training.gradients,
     )
     model, file = (source, None) if isinstance(source, StatedModel) else (None, source)
     return PlanQuestion(

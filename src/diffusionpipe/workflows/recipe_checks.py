@@ -121,6 +121,17 @@ def _problems_of_versions(
         yield str(error)
 
 
+def _problems_of_parts(pipeline: "PipelineSection", num_models: int) -> Iterator[str]:
+    """Copies that share parts of blocks, of which the schedule has several on one copy's workers."""
+    from diffusionpipe.combinations.features import Feature
+    from diffusionpipe.combinations.refused import refusal
+    from diffusionpipe.schedules.traits import holds_blocks_once
+
+    schedule = pipeline.sizes.schedule
+    if pipeline.sharded and pipeline.orders is None and num_models == 1 and not holds_blocks_once(schedule):
+        yield f"pipeline.schedule: {refusal(Feature.SHARDED, Feature.TWO_DIRECTIONS, schedule=schedule)}"
+
+
 def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
     """Rank 0 checks the plan against the model; a file that suits no model is refused before one is read."""
     from diffusionpipe.errors import ConfigError, FileFormatError
@@ -152,6 +163,7 @@ def _problems_of_sizes(
             num_stages = len(replicas_of_stages(pipeline, num_ranks))
             yield from _problems_of_versions(pipeline, learning_rate, num_stages)
             yield from _problems_of_orders(pipeline, num_ranks)
+            yield from _problems_of_parts(pipeline, num_models)
         else:
             yield from _problems_of_plan(pipeline.plan_file, training.batch, num_ranks)
     except ConfigError as error:

@@ -37,6 +37,7 @@ PRECISION = "bfloat16"
 """The arithmetic on devices that have it; float32 on others."""
 _SMALLEST, _LARGEST = 8, 16384
 """Pixels of a side."""
+ADAPTERS = "adapters take few bytes and stay float32; leave it out, or train the whole model"
 LEAST_SIDE = 256
 """Pixels of the smallest pictures that are proposed."""
 _NUMBER = re.compile("[0-9]{1,5}")
@@ -64,6 +65,8 @@ class StatedModel:
     """Whether frozen matrices are stored in bfloat16."""
     form: Form | None = None
     """The form in which frozen linear layers, but for the VAE's, are stored instead."""
+    has_narrow_weights: bool = False
+    """Whether trained matrices are kept in bfloat16, and rounded after each update."""
     precision: str = PRECISION
     """Arithmetic of the layers."""
     caption_chunks: int = 1
@@ -98,6 +101,7 @@ def named_model(
     resolution: str | None = None,
     lora_rank: int | None = None,
     frozen_dtype: str | None = None,
+    weights: str | None = None,
     caption_chunks: int | None = None,
 ) -> StatedModel | None:
     """The model that options of a command state; None where neither --model nor --model-class is among them.
@@ -113,7 +117,7 @@ def named_model(
         raise ConfigError("--model and --model-class are both given; give the one that names what is planned")
     if name is None and kind is None:
         options = {"--resolution": resolution, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
-        options["--caption-chunks"] = caption_chunks
+        options |= {"--weights": weights, "--caption-chunks": caption_chunks}
         if given := [option for option, value in options.items() if value is not None]:
             raise ConfigError(f"{', '.join(given)}: only a model that --model or --model-class names takes this")
         return None
@@ -124,6 +128,10 @@ def named_model(
     if frozen_dtype not in {None, "bfloat16", "none", *forms}:
         known = ", ".join(("bfloat16", *forms))
         raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use {known}, none or auto, or leave it out")
+    if weights not in {None, "float32", "bfloat16"}:
+        raise ConfigError(f"--weights is {weights!r}; use float32 or bfloat16, or leave it out")
+    if lora_rank is not None and weights == "bfloat16":
+        raise ConfigError(f"--weights bfloat16: {ADAPTERS}")
     if kind is not None and caption_chunks is not None:
         raise ConfigError("--caption-chunks: a class of --model-class has no text encoders; leave it out")
     side, clip = (None, None) if resolution is None else _size(resolution)
@@ -135,6 +143,7 @@ def named_model(
         lora_rank=lora_rank,
         has_narrow_store=frozen_dtype != "none",
         form=forms.get(frozen_dtype or ""),
+        has_narrow_weights=weights == "bfloat16",
         caption_chunks=caption_chunks or 1,
     )
 
@@ -230,6 +239,8 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
                 f"--frozen-dtype {stated.form}: layers read stored weights in bfloat16, which {without} does not have; "
                 "leave it out"
             )
+        if stated.has_narrow_weights:
+            raise ConfigError(f"--weights bfloat16: {without} has no bfloat16 and computes in float32; leave it out")
         stated = replace(stated, precision="float32", has_narrow_store=False)
     profile, path = computed_profile(stated, rates.name, folder, tell)
     tell.say(f"profile: analytic, {said_of(rates)}, {profile.mode}{f', kept as {path}' if path else ''}")
@@ -369,6 +380,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
 
     from diffusionpipe.errors import ModelError
     from diffusionpipe.models.graphs.graph import canonical_names
+    from diffusionpipe.models.parameters.lora import is_adapter
     from diffusionpipe.models.parameters.stored_linear import store, stored_layers
     from diffusionpipe.models.parameters.weights import factors
 
@@ -380,11 +392,15 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
                 f"--frozen-dtype {stated.form}: {stated.name} is trained as a whole, and nothing of it is frozen; give "
                 "--lora-rank, or leave it out"
             )
-    if stated.has_narrow_store:
-        narrow = factors(graph, is_trained=False)
-        for parameter, name in canonical_names(graph.components).items():
-            if name in narrow:
-                parameter.data = parameter.data.to(torch.bfloat16)
+    narrow = factors(graph, is_trained=False) if stated.has_narrow_store else frozenset()
+    if stated.has_narrow_weights:
+        trained = factors(graph, is_trained=True)
+        if any(map(is_adapter, trained)):
+            raise ModelError(f"--weights bfloat16: {ADAPTERS}")
+        narrow |= trained
+    for parameter, name in canonical_names(graph.components).items():
+        if name in narrow:
+            parameter.data = parameter.data.to(torch.bfloat16)
     return graph
 
 

@@ -1,21 +1,54 @@
 """A training that options state, as the planner asks about it."""
 
 from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.costs.graph import is_kept_narrow
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Workload, plain_states
+from diffusionpipe.holding.state import in_bfloat16, widened_bytes
 from diffusionpipe.holding.workload import has_plain_states, state_of_optimizer
 from diffusionpipe.planner.pricing.setting import Setting
 
+WIDTHS = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number of the types in which gradients of weights in bfloat16 are summed."""
+
+
+def check_gradients(gradients: str | None, *, rounds: bool) -> None:
+    """Refuse a type of gradients that is unknown, or has no effect as no weights are rounded; None is none.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if gradients is None:
+        return
+    if gradients not in WIDTHS:
+        raise ConfigError(f"--gradients {gradients}: use float32 or bfloat16, or leave it out")
+    if not rounds:
+        raise ConfigError(
+            f"--gradients {gradients}: weights are float32, and their gradients too; give --weights bfloat16, or leave "
+            "it out"
+        )
+
 
 def stated_setting(
-    profile: Profile, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
+    profile: Profile,
+    cluster: Cluster,
+    batch: int,
+    *,
+    checkpoint: tuple[str, ...],
+    has_ema: bool,
+    optimizer: str,
+    gradients: str | None = None,
 ) -> Setting:
     """A training that is stated on the command line; parameters are as wide as the profile has them.
 
-    `optimizer` is the name of a class of torch.optim, or the path of any other.
+    `optimizer` is the name of a class of torch.optim, or the path of any other. `gradients`: the type in which
+    gradients of weights in bfloat16 are summed, a key of `WIDTHS`; None: float32.
 
     Raises:
-        ConfigError: there is no such optimizer, or its states cannot be counted.
+        ConfigError: there is no such optimizer, or its states cannot be counted; `gradients` without such weights.
     """
+    rounds = profile.precision == "bfloat16" and any(map(is_kept_narrow, profile.graph.parameters))
+    check_gradients(gradients, rounds=rounds)
     width = 8 if profile.precision == "float64" else 4
     is_plain, once = has_plain_states(optimizer), 0
     numbers = state_of_optimizer(optimizer) if is_plain else 0
@@ -26,5 +59,10 @@ def stated_setting(
 
         state, once = stated_states(optimizer, {}, profile.graph, is_wide=width == 8)
         states = with_optimizer(state, states)
-    workload = Workload(batch=batch, states=states, once=once, checkpointed=checkpoint)
+    update = 0
+    if rounds:
+        summed = WIDTHS[gradients or "float32"]
+        states = in_bfloat16(states, gradient=summed, has_errors=False)
+        update = widened_bytes(profile.graph.parameters, gradient=summed)
+    workload = Workload(batch=batch, states=states, once=once, update=update, checkpointed=checkpoint)
     return Setting(profile=profile, cluster=cluster, workload=workload)

@@ -169,4 +169,5 @@ def title_of(name: str, setting: Setting, *, stored: str) -> str:
     """The model, the machine and the numbers that it computes with."""
     cluster, profile = setting.cluster, setting.profile
     kept = f", frozen weights stored in {stored}" if stored else ""
+    kept += ", trained weights in bfloat16" if setting.workload.rounds else ""
     return f"{name} on {cluster.name}: {profile.precision} arithmetic{kept}"

@@ -26,6 +26,7 @@ from diffusionpipe.cli.verbs.plan_options import (
     Ema,
     Fill,
     FrozenDtypeName,
+    GradientsName,
     LoraRank,
     Memory,
     ModelClass,
@@ -39,6 +40,7 @@ from diffusionpipe.cli.verbs.plan_options import (
     RecipeFile,
     Resolution,
     Use,
+    WeightsName,
 )
 from diffusionpipe.cli.verbs.plan_quality import print_quality
 from diffusionpipe.cli.verbs.plan_show import show
@@ -102,6 +104,8 @@ def make(
     shows_all: All = False,
     models: Models = None,
     quality: Quality = None,
+    weights: WeightsName = None,
+    gradients: GradientsName = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.text.plan_compare import names_of
@@ -115,8 +119,8 @@ def make(
     cluster = cluster_named(cluster, devices, link, other="--cluster")
     used, batches = ranks_named(use), batches_named(batch)
     check_memory(memory)
-    of_training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
-    of_adapters = {"--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
+    of_training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer, "--gradients": gradients}
+    of_adapters = {"--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype, "--weights": weights}
     if models is not None:
         of_one = {"RECIPE": recipe, "--model": model, "--model-class": model_class, "--profile": profile, "--out": out}
         others = {"--draw": draw, "--compare": compare, "--resolution": resolution, "--caption-chunks": caption_chunks}
@@ -145,6 +149,7 @@ def make(
         resolution=resolution,
         lora_rank=lora_rank,
         frozen_dtype="bfloat16" if is_auto and (model or model_class) else frozen_dtype,
+        weights=weights,
         caption_chunks=caption_chunks,
     )
     if recipe is not None:
@@ -164,6 +169,7 @@ def make(
             checkpoint=checkpoint,
             has_ema=ema,
             optimizer=optimizer or "AdamW",
+            gradients=gradients,
             is_drawn=bool(draw),
         )
         place = StatedPlace(cluster=cluster, used=used, memory=memory)

@@ -149,6 +149,22 @@ FrozenDtypeName = Annotated[
         "nf4, and shows the cost of each; default: bfloat16 where the arithmetic is bfloat16."
     ),
 ]
+WeightsName = Annotated[
+    str | None,
+    typer.Option(
+        help="With --model or --model-class: float32 (the default), or bfloat16, which keeps trained matrices in two "
+        "bytes and rounds each update (training.weights). A profile and a recipe state it.",
+        show_default=False,
+    ),
+]
+GradientsName = Annotated[
+    str | None,
+    typer.Option(
+        help="With weights in bfloat16: sum gradients in float32 (the default), or in bfloat16, with two bytes a "
+        "number (training.gradients). Not with a recipe.",
+        show_default=False,
+    ),
+]
 Draw = Annotated[
     int | None,
     typer.Option(

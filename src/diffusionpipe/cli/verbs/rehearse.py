@@ -177,6 +177,7 @@ def _profile(
         resolution=resolution or origin.get("resolution"),
         lora_rank=int(rank) if rank is not None and rank.isdecimal() else None,
         frozen_dtype=origin.get("frozen-dtype"),
+        weights=origin.get("weights"),
         caption_chunks=int(chunks) if chunks is not None and chunks.isdecimal() else None,
     )
     if file is not None:

@@ -44,6 +44,11 @@ class Setting:
         """Whether a search may split backwards: not where the profile, an old one, does not say what they keep."""
         return self.profile.counts_kept
 
+    @property
+    def may_shard(self) -> bool:
+        """Whether copies may hold parameters in parts: not where these are rounded, which only whole ones are."""
+        return self.given.sharded in (None, Sharded.ALL) and not self.workload.rounds
+
     def allows_family(self, name: str) -> bool:
         """Whether a search may take the family of schedules."""
         is_possible = (self.may_split or not is_split(name)) and (self.owners == 1 or holds_blocks_once(name))

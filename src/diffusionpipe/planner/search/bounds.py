@@ -12,7 +12,6 @@ at least. All of them take `places.least_time`, in which all devices work all th
 from collections.abc import Iterable
 
 from diffusionpipe.holding.memory import use_of
-from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.chains import replicas_of
@@ -69,7 +68,7 @@ def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) ->
     table, setting = judge.tables.table, judge.setting
     samples, parts = judge.tables.unit_samples(arrangement, microbatches), 1
     activations = table.activation(0, judge.tables.num_layers, samples)
-    if setting.given.sharded in (None, Sharded.ALL):
+    if setting.may_shard:
         parts = setting.cluster.num_ranks
     held = use_of(table.held(0, judge.tables.num_layers).part(parts), activations=activations)
     return held.total <= min(judge.tables.ground(arrangement).memories)

@@ -319,7 +319,7 @@ def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
 def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
     """Copies of both with parameters in parts, one backbone after the other, the most promising numbers first."""
     ranks, given = judge.setting.cluster.num_ranks, judge.setting.given
-    if ranks == 1 or given.sharded not in (None, Sharded.ALL) or given.schedule is not None:
+    if ranks == 1 or not judge.setting.may_shard or given.schedule is not None:
         return
     _, border, end = judge.tables.borders
     places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=rough_in_turn)

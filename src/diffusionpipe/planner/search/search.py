@@ -154,7 +154,7 @@ def search(
     places = _promising(pool, units)
     if not places:
         raise ConfigError(uncuttable(setting))
-    may_shard = (units is None or 1 in units) and setting.given.sharded in (None, Sharded.ALL)
+    may_shard = (units is None or 1 in units) and setting.may_shard
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
     pool.score = min(
         [pool.score, *(ESTIMATE_TOLERANCE * proposal.step for _, proposal in sharded if proposal.overflow <= 0)]

@@ -68,7 +68,7 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
 def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     """The sharded candidate with the least memory, whether it fits or not; None where the batch cannot be cut."""
     judge = Judge(setting=setting)
-    if setting.given.sharded not in (None, Sharded.ALL):
+    if not setting.may_shard:
         return None
     if len(setting.graph.backbones) > 1:
         return None  # the search has looked at them

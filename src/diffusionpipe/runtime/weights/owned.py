@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.machine.buffers import gradient_dtype
 from diffusionpipe.runtime.weights.gradients import BUCKET_BYTES, Reducible, split_by_size
 from diffusionpipe.runtime.weights.sharding import Shards
 
@@ -109,7 +110,7 @@ def _together(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
     places = list(accumulate((-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters), initial=0))
     like = parameters[0]
     weights = torch.zeros(places[-1], dtype=like.dtype, device=like.device)
-    gradients = torch.zeros_like(weights)
+    gradients = torch.zeros_like(weights, dtype=gradient_dtype(like))
     for parameter, place in zip(parameters, places, strict=False):
         own = slice(place, place + parameter.numel())
         parameter.data = weights[own].view(parameter.shape).copy_(parameter.detach())

@@ -8,10 +8,11 @@ from math import prod
 from time import perf_counter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import frozen_stores, wider_bytes
+from diffusionpipe.errors import RecipeError
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graphs.graph import LayerGraph
@@ -39,6 +40,8 @@ class Weights:
     dtype: torch.dtype
     frozen_dtype: torch.dtype | None
     trained_dtype: torch.dtype | None
+    gradient_dtype: torch.dtype
+    """The type of the gradients of trained weights in bfloat16."""
     seed: int
     started: Mapping[str, Tensor]
     """Values of adapters that start from a file, by canonical name."""
@@ -59,23 +62,14 @@ def load_weights(
 
     Raises:
         ModelError: as `materialize`.
+        RecipeError: this torch has no gradients of another type than their parameters, and they are wanted.
     """
     rank, frozen = sharder.rank, weights.model.frozen_layers
     layers = {*trained_layers(plan, rank), *frozen}
     started = perf_counter()
     with screen.work("loading weights") as work:
         count = _Count(_sizes(weights.model, layers), work)
-        load = partial(
-            materialize,
-            weights.graph,
-            sources=weights.sources,
-            dtype=weights.dtype,
-            seed=weights.seed,
-            frozen_dtype=weights.frozen_dtype,
-            trained_dtype=weights.trained_dtype,
-            started=weights.started,
-            on_value=count.add,
-        )
+        load = partial(_load, weights, count)
         divided = None
         hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
         if hosted:  # first, so that what other layers use too goes to the device after it
@@ -97,6 +91,46 @@ def load_weights(
         forms = ", ".join(f"{form or 'as trained'} ({', '.join(components)})" for form, components in stores)
         logger.info('stored weights forms="%s" frozen_mib=%.3f wider_mib=%.3f', forms, whole / 2**20, wider / 2**20)
     return divided
+
+
+def _load(
+    weights: Weights,
+    count: "_Count",
+    *,
+    layers: Collection[str],
+    device: torch.device | str,
+    hollow: Collection[nn.Parameter] = (),
+) -> None:
+    """Give these layers their weights, and trained ones in bfloat16 the type of their gradients."""
+    materialize(
+        weights.graph,
+        layers=layers,
+        sources=weights.sources,
+        device=device,
+        dtype=weights.dtype,
+        seed=weights.seed,
+        frozen_dtype=weights.frozen_dtype,
+        trained_dtype=weights.trained_dtype,
+        started=weights.started,
+        hollow=hollow,
+        on_value=count.add,
+    )
+    if weights.trained_dtype is not None:
+        _keep_gradients(weights.graph, weights.gradient_dtype)
+
+
+def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
+    """Let trained weights in bfloat16 have gradients of this type; autograd adds in it.
+
+    Raises:
+        RecipeError: this torch gives every gradient the type of its parameter.
+    """
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        raise RecipeError('training.weights: "bfloat16" needs torch 2.10 or later; update torch, or remove the key')
+    for component in graph.components.values():
+        for parameter in component.parameters():
+            if parameter.requires_grad and parameter.dtype is torch.bfloat16 and not parameter.is_meta:
+                parameter.grad_dtype = dtype
 
 
 def _sizes(model: ModelGraph, layers: Collection[str]) -> dict[str, int]:

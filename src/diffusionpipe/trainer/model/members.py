@@ -46,7 +46,7 @@ from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat, FrozenArithmetic, stored_form
 from diffusionpipe.trainer.recipe.size_rules import sizes_of
-from diffusionpipe.trainer.recipe.training_section import Kept, Rounded
+from diffusionpipe.trainer.recipe.training_section import Kept, Rounded, Summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,11 +350,10 @@ def trained_dtype(recipe: Recipe) -> torch.dtype | None:
 
 
 def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
-    """The type of the gradients of weights in bfloat16: as narrow, if one backward of one copy makes them.
-
-    Sums of several micro-batches or copies are taken in float32.
-    """
-    pipeline = recipe.pipeline
+    """The type of the gradients of weights in bfloat16."""
+    stated, pipeline = recipe.training.gradients, recipe.pipeline
+    if stated is not Summed.AUTO:
+        return torch.bfloat16 if stated is Summed.BFLOAT16 else torch.float32
     is_one = pipeline.plan is None and pipeline.microbatches == 1 and not pipeline.replicas and not recipe.models
     return torch.bfloat16 if is_one and pipeline.sizes.data_parallel == 1 else torch.float32
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from time import monotonic
+from time import thread_time
 
 import torch
 from torch import nn
@@ -82,10 +82,10 @@ def kept_bytes(
         key = json.dumps(arguments, sort_keys=True)
     except TypeError as error:
         raise RecipeError(f"optimizer {name}: its arguments must be plain values: {error}") from error
-    started, found = monotonic(), {}
+    started, found = thread_time(), {}
     for shape in sorted(set(shapes), key=lambda shape: (prod(shape), shape)):
-        found[shape] = _bytes_of(name, key, shape, dtype, is_late=monotonic() - started > LIMIT / 2)
-        if monotonic() - started > LIMIT and len(found) < len(set(shapes)):
+        found[shape] = _bytes_of(name, key, shape, dtype, is_late=thread_time() - started > LIMIT / 2)
+        if thread_time() - started > LIMIT and len(found) < len(set(shapes)):
             raise RecipeError(
                 f"optimizer {name}: the trial steps that count its states take more than {LIMIT:.0f} s on this CPU; "
                 "choose one that is cheaper"

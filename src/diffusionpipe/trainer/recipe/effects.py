@@ -68,7 +68,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SILENT: "workers max_skipped allow_growth",
     },
     "training": {
-        Effect.FIXED: "seed batch weights rounding",
+        Effect.FIXED: "seed batch weights gradients rounding",
         Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay ema_states",
         Effect.SILENT: "deterministic post_validation activation_checkpointing noise_scale_every",
     },

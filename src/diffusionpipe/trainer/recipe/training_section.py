@@ -59,6 +59,15 @@ class Kept(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Summed(StrEnum):
+    """The type in which gradients of weights in bfloat16 are summed."""
+
+    AUTO = "auto"
+    """bfloat16 where one backward of one copy makes them, else float32."""
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class Rounded(StrEnum):
     """How an update is rounded to bfloat16."""
 
@@ -82,6 +91,9 @@ class TrainingSection(Section):
     devices have it, else float32."""
     weights: Choice[Kept] = Kept.FLOAT32
     """How trained weights are kept: "float32", or "bfloat16", for those that layers read in bfloat16 anyway."""
+    gradients: Choice[Summed] = Summed.AUTO
+    """How gradients of weights in bfloat16 are summed over micro-batches and copies: in "float32", or in "bfloat16",
+    whose sums are rounded to the nearest; "auto": in bfloat16 where there is nothing to sum, else in float32."""
     rounding: Choice[Rounded] = Rounded.STOCHASTIC
     """How updates of weights in bfloat16 are rounded: "stochastic", or "kahan", which keeps what is lost in a second
     bfloat16 number."""

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
+from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.model_section import LoraSection, ModelSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
-from diffusionpipe.trainer.recipe.training_section import Average, Kept, Precision, Rounded, TrainingSection
+from diffusionpipe.trainer.recipe.training_section import Average, Kept, Precision, Rounded, Summed, TrainingSection
 
-SHARDED = "copies that hold parts of weights or states have them in float32; set pipeline.sharded to false"
+SHARDED = 'copies that hold parts of weights have them in float32; set pipeline.sharded to "optimizer" or false'
 
 
 def weights_suit_the_training(
@@ -28,6 +29,8 @@ def weights_suit_the_training(
     if training.weights is Kept.FLOAT32:
         if training.rounding is not Rounded.STOCHASTIC:
             yield 'training.rounding: weights in float32 are not rounded; remove it, or set weights = "bfloat16"'
+        if training.gradients is Summed.BFLOAT16:
+            yield 'training.gradients: weights in float32 have gradients in float32; set weights = "bfloat16" too'
         return
     if training.precision not in (Precision.AUTO, Precision.BFLOAT16):
         yield f"training.weights: {too_precise(training.precision)}"
@@ -37,7 +40,7 @@ def weights_suit_the_training(
         yield "training.post_validation: it keeps copies of weights that an update replaces; remove one of the two"
     if pipeline.versions is not Versions.FLUSHED:
         yield 'pipeline.versions: versions of weights are kept in float32; set it to "flushed"'
-    if pipeline.sharded or (pipeline.is_searched and pipeline.sharded is None):
+    if pipeline.parts is Sharded.ALL:
         yield f"training.weights: {SHARDED}"
     classes = [optimizer.name, *([optimizer.rest.name] if optimizer.rest is not None else [])]
     if not any("." in name for name in classes):

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import ConfigError, RecipeError
@@ -172,7 +170,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     check_plan_file(plan, opened, job, planning)
     _check_runs(plan, recipe)
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
-    if max(plan.mesh.shard, plan.mesh.owners) > 1 and trained_dtype(recipe) is not None:
+    if plan.mesh.shard > 1 and trained_dtype(recipe) is not None:
         raise RecipeError(f"training.weights: {SHARDED}")
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
     transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
@@ -184,6 +182,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         dtype=parameter_dtype(recipe),
         frozen_dtype=frozen_dtype_of(recipe),
         trained_dtype=trained_dtype(recipe),
+        gradient_dtype=gradient_dtype_of(recipe),
         seed=recipe.training.seed,
         started={**started.values, **embeddings},
     )
@@ -191,8 +190,6 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
     node = NodeMemory(rank) if storage_of(plan.encoders).brings and job.membership.world_size > 1 else None
     divided = load_weights(weights, plan, sharder, job.device, planning.screen, node)
-    if trained_dtype(recipe) is not None:
-        _keep_gradients(graph, gradient_dtype_of(recipe))
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan))
     worker = build_worker(
@@ -233,17 +230,3 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         groups=groups,
         ema=groups.average(worker.parameters, optimizer),
     )
-
-
-def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
-    """Let trained weights in bfloat16 have gradients of this type; autograd adds in it.
-
-    Raises:
-        RecipeError: this torch gives every gradient the type of its parameter.
-    """
-    if not hasattr(torch.Tensor, "grad_dtype"):
-        raise RecipeError('training.weights: "bfloat16" needs torch 2.10 or later; update torch, or remove the key')
-    for component in graph.components.values():
-        for parameter in component.parameters():
-            if parameter.requires_grad and parameter.dtype is torch.bfloat16 and not parameter.is_meta:
-                parameter.grad_dtype = dtype
