@@ -83,8 +83,8 @@ class State:
 
 
 STATES = (
-    State(name="float32", optimizer="AdamW"),
-    State(name="narrow", optimizer="bitsandbytes.optim.AdamW8bit", gradients="bfloat16"),
+    State(name="float32, the trainer does this", optimizer="AdamW"),
+    State(name="narrow, the trainer does this", optimizer="bitsandbytes.optim.AdamW8bit", gradients="bfloat16"),
 )
 """AdamW in float32; where nothing fits, weights and gradients in bfloat16 with AdamW's moments in 8 bits.
 
