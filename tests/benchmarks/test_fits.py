@@ -74,7 +74,7 @@ def test_the_summary_counts_what_fits(sized):
     }
     assert list(fewest(found)) == [
         (MODEL, "adapters on bfloat16", ["none; 8 lack 8.0 GiB each", "", ""]),
-        (MODEL, "whole", ["8 (narrow: not in the trainer)", "", ""]),
+        (MODEL, "whole", ["8 (narrow)", "", ""]),
     ]
     assert json.loads(json.dumps([asdict(cell) for cell in found]))[0]["case"]["number"] == 2
 
