@@ -73,6 +73,12 @@ def _with_models(*features: Feature) -> list[tuple[Feature, Feature]]:
 
 
 WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
+    "tests/trainer/test_encoder_cache.py::test_layouts_read_one_cache_and_a_run_resumes_on_another": [
+        (Feature.CACHE, other) for other in (Feature.FILL, Feature.REPLICAS, Feature.DATA_PARALLEL, Feature.OFFLOAD)
+    ],
+    "tests/trainer/test_encoder_cache.py::test_pictures_with_holes_keep_the_whole_picture_alone": [
+        (Feature.CACHE, Feature.MASKS)
+    ],
     "tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns": tuple(
         combinations(_PAIRWISE, 2)
     ),

@@ -25,6 +25,8 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import check_storage
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.trainer.recipe import Recipe, decided, recipe_from_table
+from diffusionpipe.trainer.recipe.cached_keys import Counts
+from diffusionpipe.trainer.setup.caching import Cacheable, check_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,6 +109,12 @@ def estimating(pipeline, lora=None):
 
 def without_flush(**sizes):
     return plan_of(**{"sharded": False, "versions": Versions.STASHED} | sizes)
+
+
+def nothing_to_keep():
+    counts = Counts(pictures=1, views=1.0, texts=1, variants=1.0)
+    recipe = recipe_with(pipeline={"encoders": "cache", "fill": False})()
+    check_cache(Cacheable(kept=(), counts=counts, size=0, encoded_anew=()), recipe)
 
 
 CLIPPED = {"training": {"clip": "block"}}
@@ -225,6 +233,9 @@ CASES = {
     (F.REPLAN, F.SEVERAL_MODELS): [several_models(pipeline={"plan": "auto", "replan": "suggest"})],
     (F.REPLAN, F.PLAN_FILE): [recipe_with(pipeline={"plan": "plan.json", "replan": "suggest"})],
     (F.REPLAN, F.NOT_MEASURED): [recipe_with(pipeline={"replan": "suggest"})],
+    (F.CACHE, F.VERSIONS): [recipe_with(pipeline={"versions": "stashed", "encoders": "cache"}, **CLIPPED)],
+    (F.CACHE, F.SEVERAL_MODELS): [several_models(pipeline={"encoders": "cache"})],
+    (F.CACHE, F.NO_ENCODERS): [nothing_to_keep],
     (F.VERSIONS, F.SPIKES): [
         recipe_with(pipeline={"versions": "stashed"}, training={"clip": "block", "on_spike": "stop"})
     ],

@@ -1,13 +1,12 @@
 """Runs over pictures of several sizes: recipes, validation, resuming on another layout."""
 
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from sized_pictures import SIZED, save_sized
 from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_here
 
 from diffusionpipe.errors import ConfigError, DataError
@@ -16,21 +15,6 @@ from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.data.sized import agree_on_sizes
 from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign
 from diffusionpipe.trainer.recipe import load_recipe
-
-PICTURES = ((16, 8), (8, 16), (16, 16), (24, 16), (16, 8), (40, 20), (20, 40), (8, 8), (12, 12), (16, 24))
-
-
-def save_sized(folder: Path) -> Path:
-    """Random pictures of several aspects, two of each."""
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    lines = []
-    for number, (width, height) in enumerate(PICTURES * 2):
-        name = f"{number:03d}.png"
-        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(folder / name)
-        lines.append(json.dumps({"file_name": name, "text": "abcdefgh"[number % 8]}))
-    (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +25,6 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_stable_diffusion(tmp_path_factory.mktemp("model"))
-
-
-SIZED = {"resolution": ["16x8", "8x16", 8], "same_size": 2}
 
 
 def recipe(model, data, folder, /, **sections):

@@ -48,6 +48,7 @@ class Feature(StrEnum):
     REPLAN = "suggested layouts"
     PLAN_FILE = "plan file"
     NOT_MEASURED = "layers not measured"
+    CACHE = "cache"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -92,4 +93,5 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.REPLAN: '`pipeline.replan = "suggest"`: the run searches for a faster layout after its first steps',
     Feature.PLAN_FILE: "`pipeline.plan` is the path of a plan file",
     Feature.NOT_MEASURED: "sizes are given and nothing is filled, so no layer is measured",
+    Feature.CACHE: '`pipeline.encoders = "cache"`: results of frozen layers are kept on disk',
 }

@@ -114,6 +114,16 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '
         '"flushed"'
     ),
+    (Feature.CACHE, Feature.VERSIONS): (
+        "without a flush, batches overlap and results of encoders are not kept yet; remove it, or set versions = "
+        '"flushed"'
+    ),
+    (Feature.CACHE, Feature.SEVERAL_MODELS): (
+        "results of encoders that several models share are not kept yet; remove it, or train the models one by one"
+    ),
+    (Feature.CACHE, Feature.NO_ENCODERS): (
+        'the model has no frozen encoder, so nothing could be kept; remove encoders, or set it to "fill"'
+    ),
     (Feature.REPLAN, Feature.VERSIONS): (
         "without a flush no iteration has a beginning that a prediction could be held against; remove replan, or set "
         'versions = "flushed"'

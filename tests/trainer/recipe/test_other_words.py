@@ -57,7 +57,7 @@ MISTAKES = {
     "lora.network_weights='x'": "did you mean lora.start?",
     "lora.use_rslora=true": "did you mean lora.rank_stabilized?",
     "model.pretrained_model_name_or_path='x'": "did you mean model.path?",
-    "model.cache_latents=true": "nothing needs a cache",
+    "model.cache_latents=true": 'set pipeline.encoders = "cache"',
     "model.blocks_to_swap=10": "blocks are not swapped",
     "objective.min_snr_gamma=5": "did you mean objective.snr_gamma?",
     "objective.noise_offset=0.1": "did you mean objective.offset_noise?",

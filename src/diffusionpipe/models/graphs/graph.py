@@ -31,6 +31,10 @@ class Layer:
     run: Callable[..., tuple[Tensor, ...]]
     """`run(component, *tensors in the order of reads)` returns the tensors in the order of `writes`. Dimension 0 of
     every tensor is the batch. It must not read the global random generator and must not write to its inputs."""
+    parts: tuple["Layer", ...] = ()
+    """The same work as several layers, of which the first ones read no drawn numbers; () for most layers."""
+    between: tuple[TensorSpec, ...] = ()
+    """The tensors between its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

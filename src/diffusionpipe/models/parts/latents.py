@@ -1,6 +1,6 @@
 """The encoder of any VAE class of diffusers as one layer: pixels to latents. A picture is a clip of one frame."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from diffusionpipe.models.parts.autoencoder import (
 )
 
 _STATISTICS = ("latents_mean", "latents_std")
+_MOMENTS = "moments"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +63,8 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
         height,
         width,
     )
-    own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return Encoding(
-        layers=(
-            Layer(
-                name="vae.encoder",
-                component="vae",
-                reads=("pixels", "posterior_noise"),
-                writes=("latents",),
-                modules=tuple(name for name in ("encoder", "quant_conv", *_STATISTICS) if name in own),
-                run=_encode,
-            ),
-        ),
+        layers=(_encoder_layer(vae, latents, dtype),),
         inputs=(
             TensorSpec(name="pixels", shape=size.pixels, dtype=dtype),
             TensorSpec(name="posterior_noise", shape=latents, dtype=dtype),
@@ -120,12 +111,43 @@ def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
     return (latents * vae.config.scaling_factor,)
 
 
+def _encoder_layer(vae: Any, latents: tuple[int, ...], dtype: str) -> Layer:
+    """The encoder with the draw from its posterior; its parts are the two by themselves."""
+    own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
+    encoder = tuple(name for name in ("encoder", "quant_conv") if name in own)
+    statistics = tuple(name for name in _STATISTICS if name in own)
+    whole = Layer(
+        name="vae.encoder",
+        component="vae",
+        reads=("pixels", "posterior_noise"),
+        writes=("latents",),
+        modules=(*encoder, *statistics),
+        run=_encode,
+    )
+    moments = replace(whole, reads=("pixels",), writes=(_MOMENTS,), modules=encoder, run=_posterior)
+    draw = replace(whole, name="vae.latents", reads=(_MOMENTS, "posterior_noise"), modules=statistics, run=_draw)
+    channels, *shape = latents
+    between = TensorSpec(name=_MOMENTS, shape=(2 * channels, *shape), dtype=dtype)
+    return replace(whole, parts=(moments, draw), between=(between,))
+
+
 def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
+    (moments,) = _posterior(vae, pixels)
+    return _draw(vae, moments, posterior_noise)
+
+
+def _posterior(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
+    """Mean and logarithm of the variance of the posterior, side by side, (B, 2C, F, H, W)."""
     clips = pixels.to(dtype_of(vae.encoder))
     if clips.ndim == 4:  # pictures
         clips = clips.unsqueeze(2)  # (B, 3, F, H, W)
-    latents = posterior_sample(vae.encode(clips).latent_dist.parameters, posterior_noise)  # (B, C, F, H, W)
+    return (vae.encode(clips).latent_dist.parameters,)
+
+
+def _draw(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
+    """A sample of the posterior, as the denoiser sees it."""
+    latents = posterior_sample(moments, posterior_noise)  # (B, C, F, H, W)
     shift, std = (_statistic(vae, name, latents) for name in _STATISTICS)
     factor = vae.config.get("scaling_factor")
     if shift is not None:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from diffusionpipe.ir import Fill, Range
 from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.models.graphs.kept import in_parts
+from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.compute.stage import LayerStage, Precision
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.recording.layer_watch import LayerWatch
@@ -38,6 +40,9 @@ class Encoder:
 
     A fill may hold some layers only; tensors that later fills of the same samples read are carried from one to the
     other, in any chunks of either, and dropped after its last reader.
+
+    Kept tensors are in the store. Where one was put in from outside (`RowStore.given`), the layers that nothing else
+    needs do not run for that row.
     """
 
     def __init__(
@@ -47,37 +52,55 @@ class Encoder:
         *,
         outputs: Collection[str],
         fills: Sequence[Fill] = (),
+        kept: Collection[str] = (),
         precision: Precision | None = None,
         weights: HostWeights | None = None,
         watch: LayerWatch | None = None,
     ) -> None:
         """`layers`: the frozen block. `outputs`: tensors of it that stages read.
 
-        `fills`: all that an iteration runs, in its order. `weights`: brings the layers' weights to the device; None if
-        they are there. `watch` as in `LayerStage`.
+        `fills`: all that an iteration runs, in its order. `kept`: tensors of the layers, or between their parts, that
+        may be put in from outside. `weights`: brings the layers' weights to the device; None if they are there. `watch`
+        as in `LayerStage`.
         """
         self._watch = watch
         self._layers = tuple(layers)
+        self._kept = frozenset(kept)
         self._components = components
         self._outputs = frozenset(outputs)
         self._precision = precision
         self._fills = tuple(fills)
         self._weights = weights
         self._next_weights = {} if weights is None else self._first_after_each(weights)
-        self._stages: dict[Range, LayerStage] = {}
+        self._stages: dict[tuple[Range, frozenset[str]], LayerStage] = {}
         self._carried: dict[str, list[_Carried]] = {}
 
-    def _stage(self, layers: Range) -> LayerStage:
-        """The layers of one range as a stage that writes what later fills or other stages read."""
-        if layers not in self._stages:
-            own = self._layers[layers.start : layers.stop]
-            later = {name for layer in self._layers[layers.stop :] for name in layer.reads}
-            outputs = [name for layer in own for name in layer.writes if name in self._outputs | later]
+    def _stage(self, layers: Range, given: frozenset[str] = frozenset()) -> LayerStage:
+        """The layers of one range, but for those that need not run with the given tensors.
+
+        They are a stage that writes what later fills or other stages read.
+        """
+        key = layers, given
+        if key not in self._stages:
+            own = self._needed(layers, given)
+            later = {
+                name for layer in self._needed(Range(layers.stop, len(self._layers)), given) for name in layer.reads
+            }
+            wanted = self._outputs | later | self._kept
+            outputs = [name for layer in own for name in layer.writes if name in wanted]
             own = own if self._weights is None else self._weights.brought(own)
-            self._stages[layers] = LayerStage(
+            self._stages[key] = LayerStage(
                 own, self._components, outputs=outputs, precision=self._precision, watch=self._watch
             )
-        return self._stages[layers]
+        return self._stages[key]
+
+    def _needed(self, layers: Range, given: frozenset[str]) -> tuple[Layer, ...]:
+        """The layers of a range that must run with the given tensors; in parts where tensors are kept."""
+        own = self._layers[layers.start : layers.stop]
+        if not self._kept:
+            return own
+        names = {layer.name for layer in needed_layers(in_parts(self._layers), self._outputs, given=given)}
+        return tuple(layer for layer in in_parts(own) if layer.name in names)
 
     def run(self, fill: Fill, store: RowStore) -> None:
         """Run the fill's layers on its samples; inputs come from the store, outputs go into it."""
@@ -86,16 +109,25 @@ class Encoder:
 
     def run_rows(self, fill: Fill, store: RowStore) -> None:
         """Run the layers of a fill, or of a part of its samples; `end` follows the last part."""
-        stage = self._stage(fill.layers)
+        for rows, given in store.split_alike(fill.samples) if self._kept else [(fill.samples, frozenset[str]())]:
+            self._run_alike(replace(fill, samples=rows), given, store)
+
+    def _run_alike(self, fill: Fill, given: frozenset[str], store: RowStore) -> None:
+        """Run the layers of a fill that the given tensors leave over."""
+        stage = self._stage(fill.layers, given)
+        stored = self._outputs | self._kept
         with torch.no_grad():
             tensors = {
-                name: self._take(name, fill.samples) if name in self._carried else store.view(name, fill.samples)
+                name: self._take(name, fill.samples)
+                if name in self._carried and name not in self._kept
+                else store.view(name, fill.samples)
                 for name in stage.reads
             }
             for name, value in stage(tensors).items():
-                if name in self._outputs:
+                if name in stored:
                     store.write(name, fill.samples, value)
-                self._carry(name, value, fill)
+                if name not in self._kept:
+                    self._carry(name, value, fill, given)
 
     def end(self, fill: Fill) -> None:
         """Bring the weights of the layers after this fill."""
@@ -113,14 +145,14 @@ class Encoder:
             following = next((layer.name for layer in own if layer.name in weights), following)
         return first
 
-    def _carry(self, name: str, value: Tensor, fill: Fill) -> None:
+    def _carry(self, name: str, value: Tensor, fill: Fill, given: frozenset[str]) -> None:
         """Keep a tensor for the later fills that read it."""
         num_reads = sum(
             len(other.samples.intersection(fill.samples))
             for other in self._fills
             if other.stage == fill.stage
             and other.layers.start >= fill.layers.stop
-            and name in self._stage(other.layers).reads
+            and name in self._stage(other.layers, given).reads
         )
         if num_reads:
             carried = _Carried(samples=fill.samples, value=value, num_reads=num_reads)

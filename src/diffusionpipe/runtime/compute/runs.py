@@ -4,6 +4,10 @@ A batch of one size has its raw inputs by name. Rows of several sizes cannot be 
 batch also says the size of every row of the pipeline's batch, on every rank:
 
     {"#sizes": (rows,), "0#pixels": (2, 3, 512, 768), "0#time": (2,), "1#pixels": (2, 3, 768, 512), "1#time": (2,)}
+
+Tensors of frozen layers may be among the inputs. `GIVEN` then says for which rows each of `kept` is there:
+
+    {"pixels": (2, 3, 512, 768), "moments": (2, 8, 64, 96), "cache given": (2, kept), "cache keys": (2, kept, 16), ...}
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +16,10 @@ import torch
 from torch import Tensor
 
 _SIZES, _MARK = "#sizes", "#"
+GIVEN = "cache given"
+"""Whether a tensor was put in for a row, (rows, tensors), uint8."""
+KEYS = "cache keys"
+"""The keys of tensors in a cache, (rows, tensors, bytes), uint8."""
 
 
 def joined_runs(sizes: Sequence[int], runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

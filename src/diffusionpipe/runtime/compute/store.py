@@ -45,6 +45,8 @@ class RowStore:
         self._extents = dict(extents)
         self._specs = (specs, *others)
         self._cut(cells if others else ())
+        self.given: dict[int, frozenset[str]] = {}
+        """The tensors of frozen layers that were put in, by row; of rows that are not here none were."""
         self._room = {name: max(prod(own[name].shape) for own in self._specs) for name in extents}
         self._buffers = {
             name: torch.zeros(len(rows) * self._room[name], dtype=getattr(torch, specs[name].dtype), device=device)
@@ -96,6 +98,17 @@ class RowStore:
             return [rows]
         own = (cell.intersection(rows) for cell in self.cells)
         return [part for part in own if len(part)]
+
+    def split_alike(self, rows: Range) -> list[tuple[Range, frozenset[str]]]:
+        """The rows in runs for which the same tensors of frozen layers were put in, and these."""
+        runs: list[tuple[Range, frozenset[str]]] = []
+        for row in range(rows.start, rows.stop):
+            own = self.given.get(row, frozenset())
+            if runs and runs[-1][1] == own:
+                runs[-1] = Range(runs[-1][0].start, row + 1), own
+            else:
+                runs.append((Range(row, row + 1), own))
+        return runs
 
     def sizes_in(self, rows: Range) -> tuple[int, ...]:
         """The number of the size of each cell that has some of these rows."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from diffusionpipe.runtime.comm.places import Place, encoded_rows, holders_of, p
 from diffusionpipe.runtime.comm.transport import Transport
 from diffusionpipe.runtime.compute.casts import Casts
 from diffusionpipe.runtime.compute.frozen import Encoder, SizedEncoder
-from diffusionpipe.runtime.compute.runs import runs_of
+from diffusionpipe.runtime.compute.runs import GIVEN, KEYS, runs_of
 from diffusionpipe.runtime.compute.stage import LayerStage, Precision
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.equipment import Equipment
@@ -67,6 +68,8 @@ class Worker:
     """Brings the raw inputs to the device."""
     cut: "CutExecutors | None" = None
     """The executors for steps of micro-batches of unequal tokens; None: all steps have the plan's micro-batches."""
+    kept: tuple[str, ...] = ()
+    """The tensors of frozen layers that may be put in with a batch to train on."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """The values of the 256 levels of a raw input that may be fed as uint8, by input, on the device."""
 
@@ -124,11 +127,14 @@ class Worker:
             store.sizes = tuple(sizes[cell.start] for cell in store.cells)
         if rows is not None:
             start = rows.start
+            store.given = {}
             for part in parts:
-                with self.upload.brought(part) as brought:
-                    stop = start + len(next(iter(part.values()))) if sizes is not None else rows.stop
+                stop = start + len(next(iter(part.values()))) if sizes is not None else rows.stop
+                for row, marks in enumerate(part[GIVEN].tolist() if GIVEN in part else ()):
+                    store.given[start + row] = frozenset(compress(self.kept, marks))
+                with self.upload.brought({name: part[name] for name in part if name not in (GIVEN, KEYS)}) as brought:
                     store.feed(Range(start, stop), brought, self.tables)
-                    start = stop
+                start = stop
 
     def reset_gradients(self) -> None:
         """Forget the gradients of the last step."""
@@ -160,10 +166,12 @@ def build_worker(
     node: NodeMemory | None = None,
     others: Sequence[ModelGraph] = (),
     cutting: Cutting | None = None,
+    kept: Sequence[str] = (),
 ) -> Worker:
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
 
-    `others`: the descriptions of `graph.others`, the same model for further sizes of samples.
+    `others`: the descriptions of `graph.others`, the same model for further sizes of samples. `kept`: the tensors of
+    frozen layers that may be put in with a batch to train on.
 
     Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
     the memory of the machine, as `HostWeights` wants it. `cutting`: cuts steps into micro-batches of unequal tokens, in
@@ -181,6 +189,7 @@ def build_worker(
         graph=graph,
         model=model,
         others=tuple(zip(graph.others, others, strict=True)),
+        kept=tuple(kept),
         plan=plan,
         place=place,
         precision=precision,
@@ -210,6 +219,7 @@ def build_worker(
         watch=parts.watch,
         upload=Upload(device),
         cut=CutExecutors(cutting, partial(parts.recut, executors[PlanPhase.TRAIN])) if cutting is not None else None,
+        kept=tuple(kept),
     )
 
 
@@ -305,6 +315,8 @@ class _Parts:
     model: ModelGraph
     others: tuple[tuple[LayerGraph, ModelGraph], ...]
     """The graph and the description of the model for each further size of samples."""
+    kept: tuple[str, ...]
+    """The tensors of frozen layers that may be put in to train on."""
     plan: Plan
     place: Place
     precision: Precision
@@ -371,14 +383,16 @@ class _Parts:
         is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
         is_sharded = self.plan.mesh.sharded is Sharded.ALL
         has_casts = self.precision.autocast is not None and not is_sharded and not is_endless
+        kept = self.kept if phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE) else ()
+        between = [spec for layer in self.graph.layers for spec in layer.between]
         return Equipment(
             stages=stages,
-            tensors={spec.name: spec for spec in self.model.tensors},
+            tensors={spec.name: spec for spec in (*between, *self.model.tensors)},
             transport=self.transport,
             device=self.device,
             rank_of_worker=lambda worker: self.plan.mesh.rank(self.place.group, worker),
-            encoder=self.encoder(schedule),
-            raw_inputs=self.model.inputs,
+            encoder=self.encoder(schedule, kept),
+            raw_inputs=(*self.model.inputs, *kept),
             gradients=self.gradients,
             divided=self.divided,
             loss_scale=1.0 / self.plan.batch if phase == PlanPhase.TRAIN else 1.0,
@@ -427,7 +441,7 @@ class _Parts:
                 )
         return stages
 
-    def encoder(self, schedule: Schedule) -> Encoder | None:
+    def encoder(self, schedule: Schedule, kept: tuple[str, ...]) -> Encoder | None:
         """The frozen part, if this worker encodes in this schedule."""
         for index, stage in enumerate(schedule.placement.stages):
             if stage.worker == self.place.worker and schedule.placement.is_frozen(index):
@@ -441,6 +455,7 @@ class _Parts:
                         for action in schedule.orders[self.place.worker]
                         if action.op is Op.ENCODE and action.slot is not None and action.stage == index
                     ],
+                    kept=kept,
                     precision=self.precision,
                     weights=self.host_weights,
                     watch=self.watch,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_timeline
+from diffusionpipe.runtime.comm.places import encoded_rows
 from diffusionpipe.runtime.job.agreement import from_first, on_all
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.job.progress import RECORDING, STEP
@@ -30,6 +31,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import read_state
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
+from diffusionpipe.trainer.course.caching import cache_of, names_of_kept, with_cache
 from diffusionpipe.trainer.course.copy_memory import can_checkpoint_async
 from diffusionpipe.trainer.course.documents import write_documents
 from diffusionpipe.trainer.course.evaluation import averaged, validate
@@ -125,8 +127,10 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     # A login may be missing: before anything long.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
+        found = cache_of(opened, data)
         planning = planning_of(hooks, screen, is_resumed=checkpoint is not None)
-        session = open_session(recipe, job, planning, opened)
+        session = open_session(recipe, job, planning, opened, kept=names_of_kept(found))
+        data, cache = with_cache(found, session, data)
     except BaseException:
         trackers.close()
         raise
@@ -137,6 +141,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             hooks=hooks,
             screen=screen,
             data=data,
+            cache=cache,
             stopping=stopping,
             metrics=None,
             kept=identity | state_of(settled),
@@ -162,6 +167,11 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             if state.checkpoints.saved != state.step:
                 _save(state, is_last=True)
             state.checkpoints.finish()
+            if state.cache is not None:
+                state.cache.close()
+                if session.is_first:
+                    counts = {name.removeprefix("num_"): count for name, count in state.cache.counts().items()}
+                    logger.info("cache_of_this_rank %s", " ".join(f"{name}={count}" for name, count in counts.items()))
         except BaseException as error:
             state.checkpoints.leave(error)
             if isinstance(error, TrainingError):  # after the last checkpoint is complete
@@ -282,11 +292,14 @@ def _train(state: RunState) -> None:
         beginning.enter_context(state.screen.work("first step"))
         stepper = _stepper(state, batches)
         if (first := worker.prologue) is not None:
-            worker.feed(first, next(batches))
+            worker.feed(first, _noted(state, next(batches)))
             first.run()
+            _keep(state)
         while state.step < recipe.training.num_steps:
             started, progress.step = perf_counter(), state.step + 1
-            inputs = next(batches) if worker.window is None else {}  # a window takes the batches that begin in it
+            inputs = (
+                _noted(state, next(batches)) if worker.window is None else {}
+            )  # a window takes the batches that begin in it
             waited = perf_counter() - started
             is_traced = worker.window is None and state.step >= recipe.training.num_steps - NUM_TRACED
             if is_traced:
@@ -295,6 +308,7 @@ def _train(state: RunState) -> None:
             first_steps.begin()
             results = stepper.step(state.step, inputs)
             first_steps.end(stepper)
+            _keep(state)
             beginning.close()
             progress.end_step(perf_counter() - started)
             state.step += 1
@@ -319,6 +333,20 @@ def _train(state: RunState) -> None:
                 break
     if traces and state.step == recipe.training.num_steps:
         state.timeline = measured_timeline(session, traces)
+
+
+def _noted(state: RunState, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch that is encoded next."""
+    if state.cache is not None:
+        state.cache.feed(batch)
+    return batch
+
+
+def _keep(state: RunState) -> None:
+    """Keep the results of the batch that has been encoded, which no step reads before the next one begins."""
+    worker = state.session.worker
+    if state.cache is not None:
+        state.cache.take(worker.train.first_store, encoded_rows(worker.train.schedule, worker.place.worker))
 
 
 def _loader(state: RunState) -> StepLoader:
@@ -408,6 +436,8 @@ def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
 def _save(state: RunState, *, is_last: bool) -> None:
     values = {"step": state.step, **state.kept, **state.spikes.state(), **state.loss_rates.state()}
     is_proven = state.validated == state.step
+    if state.cache is not None:
+        state.cache.flush()
     state.checkpoints.save(state.step, state.session.state, values, is_proven=is_proven, is_last=is_last)
 
 

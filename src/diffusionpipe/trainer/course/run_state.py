@@ -23,6 +23,7 @@ from diffusionpipe.trainer.setup.job_profile import ProfileCache
 from diffusionpipe.trainer.setup.planning import CheckPlan, MakePlan, Planning
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.setup.start import Start
+from diffusionpipe.trainer.step.cache_writer import CacheWriter
 from diffusionpipe.trainer.step.not_finite import NamesOf
 from diffusionpipe.trainer.step.spikes import Spikes
 from diffusionpipe.trainer.step.stopping import Stopping
@@ -96,6 +97,8 @@ class RunState:
     hooks: Hooks
     screen: Screen
     data: Data
+    cache: CacheWriter | None
+    """Keeps results of encoders; None where the recipe keeps none."""
     stopping: Stopping
     metrics: MetricsWriter | None
     """The writer of the metrics on rank 0; None on the others."""

@@ -19,6 +19,16 @@ from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditio
 from diffusionpipe.models.objectives.sample_weights import SAMPLE_WEIGHT
 from diffusionpipe.models.objectives.speed import pair_members
 from diffusionpipe.models.parts.masks import MASK, MASKED_NOISE
+from diffusionpipe.runtime.compute.runs import GIVEN, KEYS
+from diffusionpipe.trainer.data.cached import (
+    KEY_BYTES,
+    NO_KEY,
+    CachedPart,
+    found_rows,
+    key_of,
+    picture_content,
+    token_content,
+)
 from diffusionpipe.trainer.data.caption_lengths import encoder_of
 from diffusionpipe.trainer.data.caption_rules import (
     AS_THEY_ARE,
@@ -39,7 +49,15 @@ from diffusionpipe.trainer.data.dataset_problems import (
     problems_of_labels,
     problems_of_rules,
 )
-from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
+from diffusionpipe.trainer.data.images import (
+    CENTRE,
+    PictureError,
+    Size,
+    load_levels,
+    placing,
+    reason_of,
+    upright_size,
+)
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
 from diffusionpipe.trainer.data.loss_masks import load_loss_mask, mask_path
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
@@ -118,6 +136,8 @@ class BatchSource:
 
     masks: MaskSource | None = None
     """How the masks of a model that fills holes come about; None for others."""
+    cached: CachedPart | None = None
+    """The tensors of frozen layers that come from a cache; None without one."""
 
     def __post_init__(self) -> None:
         """Checks that every input can be made.
@@ -220,12 +240,62 @@ def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> 
     """
     for _ in range(_ATTEMPTS):
         try:
+            if source.cached is not None:
+                return _batch_with_cache(source, source.cached, rows, has_levels)
             return {spec.name: _value(source, rows, spec, has_levels) for spec in source.inputs}
         except PictureError as error:
             if source.skipping is None:
                 raise
             rows = _with_replacement(source, rows, error)
     raise DataError(f"step {rows.step}: {_ATTEMPTS} times in a row a picture could not be decoded; repair the data set")
+
+
+def _batch_with_cache(source: BatchSource, cached: CachedPart, rows: Rows, has_levels: bool) -> dict[str, Tensor]:
+    """The raw inputs, with the kept tensors that the cache has, and their keys; pictures are decoded where needed.
+
+    Keys are (rows, tensors, KEY_BYTES).
+    """
+    specs, num_rows = {spec.name: spec for spec in source.inputs}, len(rows.samples)
+    batch = {
+        name: _value(source, rows, spec, has_levels) for name, spec in specs.items() if not is_picture(kind_of(name))
+    }
+    contents = {
+        name: _picture_contents(source, rows, specs[name])
+        if is_picture(kind_of(name))
+        else [token_content(row) for row in batch[name]]
+        for name in dict.fromkeys(name for tensor in cached.tensors for name in tensor.reads)
+    }
+    all_keys, marks = [], []
+    for tensor in cached.tensors:
+        keys = [
+            NO_KEY
+            if source.dataset.samples[sample].source in tensor.left_out
+            else key_of([contents[name][row] for name in tensor.reads], tensor.spec)
+            for row, sample in enumerate(rows.samples)
+        ]
+        batch[tensor.spec.name], given = found_rows(tensor, keys)
+        all_keys.append(keys)
+        marks.append(given)
+    of_rows = list(zip(*marks, strict=True))
+    for name, spec in specs.items():
+        if is_picture(kind_of(name)):
+            spared = frozenset(row for row, given in enumerate(of_rows) if cached.is_spared(name, given))
+            batch[name] = _value(source, rows, spec, has_levels, spared)
+    batch[GIVEN] = torch.tensor(of_rows, dtype=torch.uint8).reshape(num_rows, len(cached.tensors))
+    joined = bytearray(b"".join(key for row in zip(*all_keys, strict=True) for key in row))
+    batch[KEYS] = torch.frombuffer(joined, dtype=torch.uint8).reshape(num_rows, len(cached.tensors), KEY_BYTES)
+    return batch
+
+
+def _picture_contents(source: BatchSource, rows: Rows, spec: TensorSpec) -> list[bytes]:
+    """The content of each row's picture or clip, as it is seen."""
+    contents = []
+    for path, view in zip(_picture_paths(source, rows, spec), _views(source, rows), strict=True):
+        try:
+            contents.append(picture_content(path, (spec.shape, view, source.frame_rate)))
+        except (OSError, ValueError) as error:
+            raise PictureError(path, reason_of(error)) from error
+    return contents
 
 
 def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
@@ -280,12 +350,14 @@ def _treatment(source: BatchSource, sample: int) -> Treatment:
     return source.treatments[source.dataset.samples[sample].source]
 
 
-def _value(source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool) -> Tensor:
-    """One raw input in the dtype that the model wants, or pictures as levels."""
+def _value(
+    source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool, spared: frozenset[int] = frozenset()
+) -> Tensor:
+    """One raw input in the dtype that the model wants, or pictures as levels; rows that are spared are zeros."""
     kind = kind_of(spec.name)
     if not is_picture(kind):
         return _input(source, rows, spec).to(getattr(torch, spec.dtype))
-    levels = _pictures(source, rows, spec)
+    levels = _pictures(source, rows, spec, spared)
     return levels if has_levels else values_of_pictures(kind, levels).to(getattr(torch, spec.dtype))
 
 
@@ -379,13 +451,21 @@ def _size_of(spec: TensorSpec) -> Size:
     return spec.shape[-1], spec.shape[-2]
 
 
-def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """Levels of the samples' pictures or clips; those that steer are seen as those that they belong to."""
+def _picture_paths(source: BatchSource, rows: Rows, spec: TensorSpec) -> list[Content]:
+    """The file of each row's picture or clip."""
     dataset, is_own = source.dataset, kind_of(spec.name) == "pixels"
-    paths = [dataset.path(sample) if is_own else dataset.condition_path(sample) for sample in rows.samples]
+    return [dataset.path(sample) if is_own else dataset.condition_path(sample) for sample in rows.samples]
+
+
+def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, spared: frozenset[int]) -> Tensor:
+    """Levels of the samples' pictures or clips; those that steer are seen as those that they belong to."""
+    paths = _picture_paths(source, rows, spec)
     levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
     decoded: dict[tuple[Content, View], int] = {}
     for row, key in enumerate(zip(paths, _views(source, rows), strict=True)):
+        if row in spared:
+            levels[row] = 0
+            continue
         if key in decoded:  # validation takes each picture at several times
             levels[row] = levels[decoded[key]]
             continue

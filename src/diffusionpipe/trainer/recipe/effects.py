@@ -77,7 +77,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "pipeline": {
         Effect.SAID: "versions delay flush_every flushed_from",
         Effect.SILENT: "plan stages microbatches schedule orders replicas data_parallel sharded splits encode_chunk "
-        "fill offload_frozen cluster use memory replan",
+        "fill encoders cache offload_frozen cluster use memory replan",
     },
     "validation": {Effect.SAID: "timesteps samples", Effect.SILENT: "every"},
     "sampling": {

@@ -102,6 +102,8 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
             yield f"models.{name}.microbatches: the plan in {pipeline.plan_file} has its own; remove it"
     if pipeline is not None and pipeline.orders is not None:
         yield f"pipeline.orders: {refusal(Feature.SEVERAL_MODELS, Feature.ORDERS_FILE)}"
+    if pipeline is not None and pipeline.may_cache:
+        yield f"pipeline.encoders: {refusal(Feature.CACHE, Feature.SEVERAL_MODELS)}"
     if pipeline is not None and pipeline.replan == "suggest":
         yield f"pipeline.replan: {refusal(Feature.REPLAN, Feature.SEVERAL_MODELS)}"
     if pipeline is not None and pipeline.splits:

@@ -142,8 +142,9 @@ REMARKS: Mapping[str, str] = {
 ABSENT: Mapping[str, str] = {
     "dropout lora_dropout network_dropout rank_dropout module_dropout": "dropout is not supported, because its random "
     "numbers would depend on the rank; remove it",
-    "cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_embeddings": "nothing needs a cache: "
-    "frozen parts run while devices wait (pipeline.fill); remove it",
+    "cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_embeddings": (
+        'set pipeline.encoders = "cache"; without it frozen parts run while devices wait (pipeline.fill)'
+    ),
     "blocks_to_swap offload_fraction musubi_blocks_to_swap": "blocks are not swapped: `diffusionpipe plan` finds a "
     "layout that fits; remove it",
     "enable_bucket enable_ar_bucket buckets bucket_reso_steps min_bucket_reso max_bucket_reso bucket_no_upscale": (

@@ -1,6 +1,6 @@
 """[pipeline] of a recipe: the sizes, where they come from, and their defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
@@ -15,7 +15,17 @@ from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.holding import DEVICE, HOST
 from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Named, Positive, Section, Several, raise_problems
+from diffusionpipe.trainer.recipe.section import (
+    Choice,
+    Count,
+    Maybe,
+    Named,
+    Place,
+    Positive,
+    Section,
+    Several,
+    raise_problems,
+)
 
 AUTO = "auto"
 PLANNED = (
@@ -34,6 +44,13 @@ PLANNED = (
     "memory",
 )
 """Keys that a plan file takes the place of."""
+
+
+class Encoders(StrEnum):
+    """When frozen layers run: for each step in bubbles, or once for each picture and text."""
+
+    FILL = "fill"
+    CACHE = "cache"
 
 
 class Replan(StrEnum):
@@ -90,6 +107,11 @@ class PipelineSection(Section):
     offload_frozen: Maybe[bool] = None
     """Whether the frozen layers' weights are kept in host memory and copied to the device layer by layer;
     "none": false, or with plan = "auto" the faster choice that fits."""
+    encoders: Maybe[Choice[Encoders]] = None
+    """"fill": the frozen layers run for each step, in bubbles; "cache": their results are kept on disk as they are
+    computed first, and read afterwards; "none": for each step, as `fill` says."""
+    cache: Maybe[Place] = None
+    """Folder of the results that are kept; several runs may share it. "none": the folder cache in run.folder."""
     versions: Choice[Versions] = Versions.FLUSHED
     """How the weights of batches in flight are treated; all but "flushed" train without a flush after each step."""
     delay: Maybe[Count] = None
@@ -127,6 +149,11 @@ class PipelineSection(Section):
     def is_profiled(self) -> bool:
         """Whether the layers are measured before planning."""
         return self.is_searched or (self.plan is None and bool(self.fill))
+
+    @property
+    def may_cache(self) -> bool:
+        """Whether results of frozen layers may be kept."""
+        return self.encoders is Encoders.CACHE
 
     @property
     def is_replanned(self) -> bool:
@@ -193,6 +220,33 @@ class PipelineSection(Section):
                 text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
                 wrong = dict.fromkeys(PLANNED, text)
         raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _encoders_fill(cls, values: object) -> object:
+        """Results that are computed are computed in bubbles, unless the recipe says else."""
+        if not isinstance(values, Mapping) or values.get("encoders", "none") in ("none", None):
+            return values
+        stated = [values.get(key, "none") not in ("none", None) for key in ("fill", "plan")]
+        fills = values["encoders"] == Encoders.FILL and values.get("plan") == AUTO
+        leaves_it = stated[0] or (stated[1] and not fills) or values.get("versions", "flushed") != "flushed"
+        return values if leaves_it else {**values, "fill": True}
+
+    @model_validator(mode="after")
+    def _encoders_agree(self) -> Self:
+        problems = []
+        if self.encoders is Encoders.FILL and self.fill is False:
+            problems.append('encoders: "fill" is contradicted by fill = false; remove one of the two')
+        if self.encoders is Encoders.FILL and self.plan_file is not None:
+            problems.append(
+                f'encoders: the plan file {self.plan} says whether frozen layers fill; set "cache", or remove it'
+            )
+        if self.encoders is not None and self.versions is not Versions.FLUSHED:
+            problems.append(f"encoders: {refusal(Feature.CACHE, Feature.VERSIONS)}")
+        if self.cache is not None and not self.may_cache:
+            problems.append('cache: nothing is kept; set encoders = "cache", or remove cache')
+        raise_problems(problems)
         return self
 
     @model_validator(mode="after")

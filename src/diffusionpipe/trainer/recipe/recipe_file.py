@@ -110,11 +110,11 @@ def recipe_from_table(
 
 
 def _searched(table: dict[str, object]) -> dict[str, object]:
-    """The table with `plan = "auto"` where [pipeline] has cluster or memory alone, which only the search uses."""
+    """The table with `plan = "auto"` where [pipeline] has only keys that say nothing of the layout."""
     own = table.get("pipeline")
-    if not isinstance(own, dict) or not own.keys() <= {"cluster", "memory", "use"}:
+    if not isinstance(own, dict) or not own.keys() <= {"cluster", "memory", "use", "encoders", "cache"}:
         return table
-    is_asked = any(own.get(key, "none") != "none" for key in ("cluster", "memory"))
+    is_asked = any(own.get(key, "none") != "none" for key in ("cluster", "memory", "encoders"))
     return {**table, "pipeline": {"plan": AUTO, **own}} if is_asked else table
 
 

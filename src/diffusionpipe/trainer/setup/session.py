@@ -1,6 +1,7 @@
 """The state of a rank before the first step: the plan, its part of the model, the optimizer, the average."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -143,8 +144,12 @@ def _check_runs(plan: Plan, recipe: Recipe) -> None:
         )
 
 
-def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None) -> Session:
+def open_session(
+    recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None, kept: Sequence[str] = ()
+) -> Session:
     """Everything that a rank needs to train, from a recipe; `opened` is its model, None to open it here.
+
+    `kept`: the tensors of frozen layers that batches may bring from a cache.
 
     Raises:
         ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
@@ -203,6 +208,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         divided=divided,
         node=node,
         others=opened.others,
+        kept=kept,
     )
     worker.tables = level_tables(graph.inputs, job.device)
     groups = parameter_groups(recipe, model)

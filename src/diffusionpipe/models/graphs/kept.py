@@ -1,0 +1,54 @@
+"""The tensors of a frozen part that are the same each time that a sample is seen, so that a cache can keep them.
+
+    pixels ──> vae ──> moments ─┐                             moments and text_states follow from what a sample is
+                                ├──> latents ──> noisy        latents and noisy also follow from drawn numbers
+    posterior_noise ────────────┘
+
+A posterior is kept as its mean and deviation, so each pass draws its own latents from it.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.models.graphs.graph import Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that a cache can keep."""
+
+    name: str
+    reads: tuple[str, ...]
+    """The raw inputs that it follows from, in the order of the graph."""
+    layers: tuple[Layer, ...]
+    """The layers that make it."""
+
+
+def in_parts(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers, with their parts in place of those that have some."""
+    return tuple(part for layer in layers for part in (layer.parts or (layer,)))
+
+
+def kept_tensors(
+    layers: Sequence[Layer], outputs: Collection[str], inputs: Sequence[str], is_content: Callable[[str], bool]
+) -> tuple[Kept, ...]:
+    """The last tensors that follow from content alone, through layers with weights.
+
+    `layers`: the frozen part, `in_parts`. `outputs`: the tensors of it that others read. `inputs`: the raw inputs, of
+    which `is_content` says whether a sample's own files and texts decide them.
+    """
+    origins: dict[str, frozenset[str]] = {name: frozenset({name}) for name in inputs if is_content(name)}
+    makers: dict[str, tuple[Layer, ...]] = dict.fromkeys(origins, ())
+    wanted = dict.fromkeys(outputs)
+    for layer in layers:
+        if all(name in origins for name in layer.reads):
+            above = dict.fromkeys(maker for name in layer.reads for maker in makers[name])
+            origins |= dict.fromkeys(layer.writes, frozenset().union(*(origins[name] for name in layer.reads)))
+            makers |= dict.fromkeys(layer.writes, (*above, layer))
+        else:
+            wanted |= dict.fromkeys(layer.reads)
+    return tuple(
+        Kept(name=name, reads=tuple(one for one in inputs if one in origins[name]), layers=makers[name])
+        for name in origins
+        if name in wanted and any(maker.modules for maker in makers[name])
+    )

@@ -1,0 +1,135 @@
+"""Tensors by key in a folder of safetensors files: a cache's files.
+
+    cache/latents-moments-3f0c91a2b7de/settings.json                 the settings for which they are true, in words
+                                       5b1e....safetensors           a shard: key of 32 hexadecimal digits -> tensor
+                                       a07c....safetensors
+
+A shard is whole or not there, and is never changed. So any number of processes and runs may write into one folder, and
+a writer that is killed leaves all its shards but the last. A shard is named by its keys, so the
+same tensors always have the same file.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.units import Bytes, Seconds
+
+SETTINGS = "settings.json"
+_TICK: Seconds = 1.0
+"""Names that appear within this time of each other may leave a folder's date as it is."""
+_OLD: Seconds = 24 * 3600.0
+"""A draft of this age belongs to a writer that is gone."""
+
+
+class Shards:
+    """The shards of a folder, as they are known to this process. Mutable: others write more of them."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` may not exist yet."""
+        self._folder = folder
+        self._shard_of: dict[str, Path] = {}
+        self._seen: set[str] = set()
+        self._dated = -1.0
+        self._looked = 0.0
+        self.unreadable: dict[Path, str] = {}
+        """Shards that cannot be read, with the reasons; their tensors count as missing."""
+
+    def __len__(self) -> int:
+        return len(self._shard_of)
+
+    def has(self, key: str) -> bool:
+        """Whether the folder has a tensor, as far as its date shows."""
+        if key not in self._shard_of:
+            self.look()
+        return key in self._shard_of
+
+    def look(self) -> None:
+        """Learn of new shards."""
+        with suppress(OSError):
+            dated = self._folder.stat().st_mtime
+            if dated == self._dated and self._looked > dated + _TICK:
+                return
+            self._dated, self._looked = dated, time.time()
+            for path in sorted(self._folder.glob("*.safetensors")):
+                if path.name not in self._seen:
+                    self._learn(path)
+
+    def read(self, key: str) -> Tensor | None:
+        """A tensor; None where there is none, or its shard has gone or is damaged."""
+        if not self.has(key):
+            return None
+        path = self._shard_of[key]
+        try:
+            with safe_open(path, framework="pt") as shard:
+                found: Tensor = shard.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            self._forget(path, str(error))
+            return None
+        return found
+
+    def _learn(self, path: Path) -> None:
+        self._seen.add(path.name)
+        try:
+            with safe_open(path, framework="pt") as shard:
+                self._shard_of |= dict.fromkeys(shard.keys(), path)
+        except (OSError, SafetensorError) as error:
+            self.unreadable[path] = str(error)
+
+    def _forget(self, path: Path, reason: str) -> None:
+        self.unreadable[path] = reason
+        self._shard_of = {key: own for key, own in self._shard_of.items() if own != path}
+
+
+@lru_cache(maxsize=64)
+def shards_of(folder: Path) -> Shards:
+    """The shards of a folder; one object for all who ask in this process."""
+    return Shards(folder)
+
+
+def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Write tensors in host memory, by key, as one shard.
+
+    Raises:
+        ConfigError: they cannot be written; nothing is left of them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = blake2b(" ".join(sorted(tensors)).encode(), digest_size=16).hexdigest()
+    path = folder / f"{name}.safetensors"
+    write_atomically(path, save({key: tensor.contiguous() for key, tensor in sorted(tensors.items())}))
+    return path
+
+
+def write_settings(folder: Path, settings: Mapping[str, object]) -> None:
+    """Note the settings for which the tensors of a folder are true, and remove drafts of writers that are gone.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for draft in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _OLD:
+                draft.unlink()
+    if not (folder / SETTINGS).exists():
+        write_atomically(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def num_bytes(folder: Path) -> Bytes:
+    """Bytes of the shards of all folders below a cache's folder."""
+    return sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+
+
+def row_bytes(row: Tensor) -> bytes:
+    """The bytes of a tensor in host memory, of any dtype."""
+    return row.contiguous().flatten().view(torch.uint8).numpy().tobytes()

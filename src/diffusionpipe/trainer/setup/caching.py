@@ -1,0 +1,328 @@
+"""A run's cache of encoders' results: the tensors that it keeps, where, under which settings, and their size."""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.combinations.features import Feature
+from diffusionpipe.combinations.refused import refusal
+from diffusionpipe.costs import ModelGraph, TensorSpec
+from diffusionpipe.costs.graph import BYTES_OF_DTYPE
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.files.output_file import check_folder, reason_of
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph, modules_of
+from diffusionpipe.models.graphs.kept import Kept, in_parts, kept_tensors
+from diffusionpipe.models.graphs.run import needed_layers
+from diffusionpipe.runtime.comm.exchange import form_of, gather
+from diffusionpipe.trainer.data.batch import kind_of
+from diffusionpipe.trainer.data.cache_files import SETTINGS, Shards, num_bytes, row_bytes, shards_of, write_settings
+from diffusionpipe.trainer.data.cached import CachedPart, CachedTensor
+from diffusionpipe.trainer.data.dataset import Dataset
+from diffusionpipe.trainer.data.levels import is_picture
+from diffusionpipe.trainer.data.sizes import Assignment
+from diffusionpipe.trainer.data.tokens import MASKS, TOKENS
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.cached_keys import Counts, counts_of, new_pictures, new_texts
+from diffusionpipe.trainer.recipe.pipeline_section import Encoders
+from diffusionpipe.units import Bytes
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "cache"
+_FORM = 1
+"""The number of the form of keys and settings; a change of either has another."""
+_SHOWN = 12
+"""Digits of settings in the name of a folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cacheable:
+    """The tensors of a model that a recipe's cache keeps, before weights and plan."""
+
+    kept: tuple[Kept, ...]
+    counts: Counts
+    size: Bytes
+    """Bytes of all of them."""
+    encoded_anew: tuple[str, ...]
+    """The parts that are not kept, with the keys that forbid it, in words."""
+
+
+def cache_folder(recipe: Recipe) -> Path:
+    """The folder of a recipe's cache."""
+    return recipe.pipeline.cache or recipe.run.folder / FOLDER
+
+
+def cacheable(
+    graph: LayerGraph, model: ModelGraph, recipe: Recipe, dataset: Dataset, assignment: Assignment | None = None
+) -> Cacheable:
+    """The tensors that can be kept of these samples, all keys of the recipe considered.
+
+    `assignment`: the sizes of the samples, where there are several.
+    """
+    every = _kept_of(graph, model)
+    pictures, sources = new_pictures(recipe.data), _new_sources(recipe)
+    anew: list[str] = []
+    kept = []
+    for one in every:
+        has_pictures, has_texts = _reads_pictures(one.reads), _reads_texts(one.reads)
+        if has_pictures and pictures:
+            anew.append(f"{one.name} ({', '.join(pictures)})")
+        elif has_texts and len(sources) == len(recipe.data.treatments):
+            anew.append(f"{one.name} ({', '.join(sources[min(sources)])})")
+        else:
+            kept.append(one)
+            if has_texts and sources:
+                keys = ", ".join(dict.fromkeys(key for own in sources.values() for key in own))
+                anew.append(f"{one.name} of {len(sources)} of {len(recipe.data.treatments)} sources ({keys})")
+    distinct = {sample.name: (sample.source, sample.captions) for sample in dataset.samples}
+    counts = counts_of(recipe.data, distinct.values(), _sizes_of_each(assignment))
+    draws = recipe.training.num_steps * recipe.training.batch
+    size = sum(num_entries(one, counts, draws) * _bytes_of(one, graph, model) for one in kept)
+    return Cacheable(kept=tuple(kept), counts=counts, size=size, encoded_anew=tuple(anew))
+
+
+def num_entries(kept: Kept, counts: Counts, draws: int) -> int:
+    """The most results of one tensor that a run keeps which sees this number of samples."""
+    pictures = round(counts.pictures * counts.views)
+    of_both = {(True, True): pictures * max(1, counts.texts), (True, False): pictures, (False, True): counts.texts}
+    return min(draws, of_both[_reads_pictures(kept.reads), _reads_texts(kept.reads)])
+
+
+def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
+    """Why nothing can be kept, or why it has no room; None where it can be and has."""
+    if not found.kept:
+        if not found.encoded_anew:
+            return refusal(Feature.CACHE, Feature.NO_ENCODERS)
+        return (
+            f"nothing can be kept, because samples are new each time: {'; '.join(found.encoded_anew)}; remove these "
+            'keys, or set encoders = "fill"'
+        )
+    folder = cache_folder(recipe)
+    try:
+        check_folder(folder)
+    except OSError as error:
+        return f"nothing can be written in {folder}: {reason_of(error)}; set pipeline.cache to another folder"
+    missing, free = found.size - num_bytes(folder), shutil.disk_usage(_existing(folder)).free
+    if missing <= free:
+        return None
+    return (
+        f"{folder} needs {missing / 2**30:.2f} GiB more, and {free / 2**30:.2f} GiB of its disk are free; make room, "
+        'set pipeline.cache to a folder on a larger disk, or set encoders = "fill"'
+    )
+
+
+def _sizes_of_each(assignment: Assignment | None) -> float:
+    """The sizes in which a picture is seen, on average."""
+    if assignment is None:
+        return 1.0
+    distinct = {picture for share in assignment.shares for epoch in share.members for picture in epoch}
+    return sum(share.pictures for share in assignment.shares) / len(distinct)
+
+
+def check_cache(found: Cacheable, recipe: Recipe) -> None:
+    """Refuse a cache that nothing could be kept in, or that has no room, before anything is measured.
+
+    Raises:
+        ConfigError: names the keys, or the sizes.
+    """
+    if recipe.pipeline.encoders is Encoders.CACHE:
+        problem = problem_of_cache(found, recipe)
+        if problem is not None:
+            raise ConfigError(f"pipeline.encoders: {problem}")
+
+
+def open_cache(
+    found: Cacheable, graphs: Sequence[LayerGraph], models: Sequence[ModelGraph], recipe: Recipe, *, encodes: bool
+) -> tuple[CachedPart, ...]:
+    """The tensors in a run's cache, for each size of samples; every rank calls it, once its weights are there.
+
+    `encodes`: whether this rank has the frozen layers. Rank 0 says which results in the folder have other settings.
+
+    Raises:
+        ConfigError: on every rank, where the folder cannot be written.
+    """
+    own = [json.dumps(_settings(one, graphs[0], recipe), sort_keys=True) for one in found.kept] if encodes else []
+    gathered = gather(tuple(own), form_of(tuple[str, ...]))
+    texts = next(texts for texts in gathered if texts)
+    folder, sources = cache_folder(recipe), frozenset(_new_sources(recipe))
+    folders = []
+    for kept, text in zip(found.kept, texts, strict=True):
+        place = _folder_of(folder, kept, text)
+        if own and gathered.index(texts) == _rank_of(gathered):
+            _note_others(place, json.loads(text))
+        folders.append(place)
+    parts = []
+    for graph, model in zip(graphs, models, strict=True):
+        tensors = tuple(
+            CachedTensor(
+                spec=_spec(kept, graph, model),
+                reads=kept.reads,
+                folder=place,
+                left_out=sources if _reads_texts(kept.reads) else frozenset(),
+            )
+            for kept, place in zip(found.kept, folders, strict=True)
+        )
+        parts.append(CachedPart(tensors=tensors, spared=_spared(found.kept, graph, model)))
+    return tuple(parts)
+
+
+def _rank_of(gathered: Sequence[tuple[str, ...]]) -> int:
+    """The number of this rank among those that gathered."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() and len(gathered) > 1 else 0
+
+
+def _kept_of(graph: LayerGraph, model: ModelGraph) -> tuple[Kept, ...]:
+    frozen, read = _frozen(graph, model)
+    return kept_tensors(frozen, read, [spec.name for spec in graph.inputs], _is_content)
+
+
+def _frozen(graph: LayerGraph, model: ModelGraph) -> tuple[tuple[Layer, ...], set[str]]:
+    """The frozen layers in parts, and the tensors that trained layers read or that are results."""
+    names = set(model.frozen_layers)
+    layers = [layer for layer in graph.layers if layer.name in names]
+    read = {name for layer in graph.layers if layer.name not in names for name in layer.reads}
+    results = {backbone.loss for backbone in graph.backbones}
+    written = {name for layer in layers for name in layer.writes}
+    return in_parts(layers), (read | results) & written
+
+
+def _spared(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
+    """The pictures that nothing reads where all kept tensors are there."""
+    frozen, outputs = _frozen(graph, model)
+    needed = needed_layers(frozen, outputs, given=[one.name for one in kept])
+    names = set(model.frozen_layers)
+    read = {
+        name for layer in (*needed, *(one for one in graph.layers if one.name not in names)) for name in layer.reads
+    }
+    return frozenset(spec.name for spec in graph.inputs if is_picture(kind_of(spec.name)) and spec.name not in read)
+
+
+def _is_content(name: str) -> bool:
+    kind = kind_of(name)
+    return is_picture(kind) or kind in TOKENS or kind in MASKS
+
+
+def _reads_pictures(reads: Sequence[str]) -> bool:
+    return any(is_picture(kind_of(name)) for name in reads)
+
+
+def _reads_texts(reads: Sequence[str]) -> bool:
+    return any(not is_picture(kind_of(name)) for name in reads)
+
+
+def _new_sources(recipe: Recipe) -> dict[int, list[str]]:
+    """The keys for which the texts of a source are new each time, by source; only sources with such keys."""
+    found = {number: new_texts(one.captions) for number, one in enumerate(recipe.data.treatments)}
+    return {number: keys for number, keys in found.items() if keys}
+
+
+def _spec(kept: Kept, graph: LayerGraph, model: ModelGraph) -> TensorSpec:
+    between = {spec.name: spec for layer in graph.layers for spec in layer.between}
+    return between[kept.name] if kept.name in between else model.tensor(kept.name)
+
+
+def _bytes_of(kept: Kept, graph: LayerGraph, model: ModelGraph) -> Bytes:
+    """Bytes of the largest result of a tensor; sizes of samples have about as many pixels."""
+    spec = _spec(kept, graph, model)
+    return torch.Size(spec.shape).numel() * BYTES_OF_DTYPE[spec.dtype]
+
+
+def _folder_of(folder: Path, kept: Kept, settings: str) -> Path:
+    return folder / f"{_prefix(kept)}{blake2b(settings.encode(), digest_size=16).hexdigest()[:_SHOWN]}"
+
+
+def _prefix(kept: Kept) -> str:
+    kind = "latents" if _reads_pictures(kept.reads) else "texts"
+    return f"{kind}-{''.join(letter if letter.isalnum() or letter in '_.' else '_' for letter in kept.name)}-"
+
+
+def _settings(kept: Kept, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
+    """The settings for which a tensor is true, beside the content of samples."""
+    used = sorted({layer.component for layer in kept.layers})
+    return {
+        "form": _FORM,
+        "tensor": kept.name,
+        "inputs": list(kept.reads),
+        "precision": recipe.training.precision.value,
+        "frozen_arithmetic": str(recipe.model.frozen_arithmetic),
+        **{
+            f"weights of {name}": _digest_of_weights(
+                [layer for layer in kept.layers if layer.component == name], graph.components[name]
+            )
+            for name in used
+        },
+        **{f"configuration of {name}": _digest_of_configuration(graph.components[name]) for name in used},
+        "layers": blake2b(" ".join(layer.name for layer in kept.layers).encode(), digest_size=16).hexdigest(),
+    }
+
+
+def _digest_of_configuration(component: nn.Module) -> str:
+    config = getattr(component, "config", {})
+    values = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    plain = {key: value for key, value in values.items() if not key.startswith("_") and key != "transformers_version"}
+    return blake2b(json.dumps(plain, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+
+def _digest_of_weights(layers: Sequence[Layer], component: nn.Module) -> str:
+    """A digest of all weights that the layers use, whose tensors are hashed side by side."""
+    tensors = dict(_weights_of(layers, component))
+    with ThreadPoolExecutor(max(1, min(4, len(tensors)))) as pool:
+        digests = list(pool.map(_digest, tensors.values()))
+    return blake2b(
+        b"".join(name.encode() + digest for name, digest in zip(tensors, digests, strict=True)), digest_size=16
+    ).hexdigest()
+
+
+def _weights_of(layers: Sequence[Layer], component: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for layer in layers:
+        for number, module in enumerate(modules_of(layer, component)):
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                yield f"{layer.name}.{number}.{name}", tensor
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """A digest of dtype, shape and values; the values of a stored weight are its codes."""
+    host = tensor.detach().cpu()
+    digest = blake2b(f"{host.dtype} {tuple(host.shape)}".encode(), digest_size=16)
+    digest.update(row_bytes(host))
+    return digest.digest()
+
+
+def _note_others(place: Path, settings: Mapping[str, object]) -> None:
+    """Write the settings, and warn of results beside them that are true for others."""
+    prefix = place.name[:-_SHOWN]
+    for other in sorted(place.parent.glob(f"{prefix}*/{SETTINGS}")):
+        if other.parent != place:
+            try:
+                theirs = json.loads(other.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            changed = [key for key in settings if settings[key] != theirs.get(key)]
+            logger.warning(
+                'cache=%s reason="its results have other settings (%s), so this run does not read them"',
+                other.parent,
+                ", ".join(changed),
+            )
+    write_settings(place, settings)
+    for shard, reason in _looked_at(place).unreadable.items():
+        logger.warning('cache=%s reason="%s; its results are computed again"', shard, reason)
+
+
+def _looked_at(place: Path) -> Shards:
+    shards = shards_of(place)
+    shards.look()
+    return shards
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder

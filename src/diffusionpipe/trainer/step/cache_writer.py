@@ -1,0 +1,124 @@
+"""Writes results of encoders into the cache while training continues: the ones that it lacked."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+
+from torch import Tensor
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Range
+from diffusionpipe.runtime.compute.runs import GIVEN, KEYS, runs_of
+from diffusionpipe.runtime.compute.store import RowStore
+from diffusionpipe.trainer.data.cache_files import Shards, write_shard
+from diffusionpipe.trainer.data.cached import NO_KEY, CachedTensor
+from diffusionpipe.units import Bytes, Seconds
+
+logger = logging.getLogger(__name__)
+
+SHARD: Bytes = 32 * 2**20
+"""Bytes of results after which a shard is written."""
+PATIENCE: Seconds = 10.0
+"""The time after which a smaller one is written too."""
+_MOST_WAITING = 4
+"""Shards that wait for the disk; then training waits."""
+
+
+class CacheWriter:
+    """Takes results from a rank's rows and writes them in another thread. Mutable.
+
+    A full disk ends the writing, by name, and training continues: the missing results are computed in later epochs.
+    """
+
+    def __init__(self, tensors: Sequence[CachedTensor], *, shard: Bytes = SHARD, patience: Seconds = PATIENCE) -> None:
+        self._tensors, self._shard, self._patience = tuple(tensors), shard, patience
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cache")
+        self._waiting: list[Future[None]] = []
+        self._known = {tensor.folder: Shards(tensor.folder) for tensor in tensors}
+        self._pending: dict[Path, dict[str, Tensor]] = {tensor.folder: {} for tensor in tensors}
+        self._written: set[tuple[Path, str]] = set()
+        self._since = monotonic()
+        self._is_over = False
+        self._fed: tuple[list[list[int]], list[list[bytes]]] = [], []
+        self.num_read = 0
+        """Results that were read."""
+        self.num_encoded = 0
+        """Results that were computed."""
+        self.num_written = 0
+        """Results that are in shards."""
+
+    def feed(self, batch: Mapping[str, Tensor]) -> None:
+        """Note which results of a batch are in the cache, and the keys of all; the batch is run next."""
+        marks: list[list[int]] = []
+        keys: list[list[bytes]] = []
+        for part in runs_of(batch)[1]:
+            if GIVEN in part:
+                marks += part[GIVEN].tolist()
+                keys += [[bytes(key) for key in row] for row in part[KEYS].numpy()]
+        self._fed = marks, keys
+
+    def take(self, store: RowStore, rows: Range | None) -> None:
+        """Take the results of the batch from the rows that hold it now; None: this rank encodes nothing."""
+        if rows is None:
+            return
+        for row, marks, keys in zip(range(rows.start, rows.stop), *self._fed, strict=True):
+            for tensor, is_given, key in zip(self._tensors, marks, keys, strict=True):
+                self.num_read += is_given
+                self.num_encoded += not is_given
+                if is_given or key == NO_KEY or self._is_over:
+                    continue
+                own, name = self._pending[tensor.folder], key.hex()
+                if (tensor.folder, name) in self._written or name in own:
+                    continue
+                own[name] = store.view(tensor.spec.name, Range(row, row + 1))[0].detach().to("cpu", copy=True)
+        size = sum(value.nbytes for own in self._pending.values() for value in own.values())
+        if size >= self._shard or (size and monotonic() - self._since > self._patience):
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all that was taken written."""
+        self._since = monotonic()
+        for folder, own in self._pending.items():
+            if own and not self._is_over:
+                self._written |= {(folder, name) for name in own}
+                self._waiting.append(self._pool.submit(self._write, folder, own))
+            self._pending[folder] = {}
+        while len(self._waiting) > _MOST_WAITING:
+            self._waiting.pop(0).result()
+
+    def settle(self) -> None:
+        """Wait until what was flushed is on the disk."""
+        while self._waiting:
+            self._waiting.pop(0).result()
+
+    def close(self) -> None:
+        """Write the rest, and end the thread."""
+        self.flush()
+        self.settle()
+        self._pool.shutdown()
+
+    def counts(self) -> dict[str, int]:
+        """The results that were computed, read and written so far on this rank."""
+        return {"num_encoded": self.num_encoded, "num_read": self.num_read, "num_written": self.num_written}
+
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write what no other run has written meanwhile."""
+        if self._is_over:
+            return
+        known = self._known[folder]
+        missing = {name: value for name, value in tensors.items() if not known.has(name)}
+        if not missing:
+            return
+        try:
+            write_shard(folder, missing)
+            self.num_written += len(missing)
+        except (ConfigError, OSError) as error:
+            self._is_over = True
+            logger.warning(
+                'cache=%s written=%d reason="%s; training continues without writing, and encodes what is missing"',
+                folder,
+                self.num_written,
+                str(error).replace("\n", " "),
+            )

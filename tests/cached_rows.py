@@ -1,0 +1,81 @@
+"""The rows that stages read in each step of a run, with a cache of encoders' results or without, but no training."""
+
+from dataclasses import dataclass
+from unittest import mock
+
+from cuts import traced_once
+from descriptions import described
+from tiny_runs import measured_briefly
+from torch import Tensor
+
+from diffusionpipe.runtime.job.membership import membership
+from diffusionpipe.runtime.job.process_group import joined
+from diffusionpipe.trainer.course.caching import cache_of, names_of_kept, with_cache
+from diffusionpipe.trainer.course.preparation import read_data
+from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.model import members
+from diffusionpipe.trainer.model.members import open_model
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.setup.planning import Planning
+from diffusionpipe.trainer.setup.session import open_session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The rows of all steps, and the results of encoders that were computed, read and written."""
+
+    rows: list[dict[str, Tensor]]
+    """By step: the tensors of the frozen part that stages read."""
+    num_encoded: int = 0
+    num_read: int = 0
+    num_written: int = 0
+
+
+def rows_seen(recipe: Recipe) -> Seen:
+    """The rows of each step on one rank, whose frozen layers run before the first forward."""
+    from diffusionpipe.cli.text.planned import make_plan
+
+    with (
+        mock.patch.object(members, "describe", described),
+        traced_once(),
+        measured_briefly(),
+        joined(membership({}), device="cpu") as job,
+    ):
+        opened = open_model(recipe, job)
+        with Screen(speaks=False).work("reading") as work:
+            opened, data = read_data(opened, work)
+        recipe = opened.recipe
+        found = cache_of(opened, data)
+        session = open_session(recipe, job, Planning(make_plan=make_plan), opened, kept=names_of_kept(found))
+        data, cache = with_cache(found, session, data)
+        executor, encoded = session.worker.train, session.worker.encoded
+        assert encoded is not None
+        loader = StepLoader(
+            source=data.train,
+            batch=session.plan.batch,
+            positions=session.positions,
+            sizes=data.sizes,
+            group=session.group_positions,
+            first_step=0,
+            num_steps=recipe.training.num_steps,
+            workers=0,
+        )
+        rows = []
+        for batch in loader:
+            if cache is not None:
+                cache.feed(batch)
+            session.worker.feed(executor, batch)
+            store = executor.store
+            executor.run()
+            edges = (edge for pipeline in executor.schedule.placement.pipelines for edge in pipeline.edges)
+            names = {name for edge in edges for name in edge.tensors if name in store}
+            rows.append({name: view.clone() for name in sorted(names) for view in store.views(name, encoded)[:1]})
+            if cache is not None:
+                cache.take(store, encoded)
+                cache.flush()
+                cache.settle()
+        counts = {} if cache is None else cache.counts()
+        if cache is not None:
+            cache.close()
+        return Seen(rows=rows, **counts)
