@@ -167,8 +167,8 @@ def test_braces_without_a_partner_and_inside_others_are_counted(place, tmp_path)
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n", encoding="utf-8")
     data = {"captions": {"alternatives": True}}
     lines = told(place, tmp_path, pictures=folder, data=data)
-    (line,) = (line for line in lines if "no alternatives" in line.text)
+    (line,) = (line for line in lines if "outside of alternatives" in line.text)
     strays = sum(text in ("a {b|{c|d}}", "{a|b", "a} b", "{a}") for text in captions)
     assert line.is_warning
-    assert line.text.startswith(f"{strays} pictures have braces that are no alternatives, e.g. 001")
-    assert not any("no alternatives" in line.text for line in told(place, tmp_path, pictures=folder))
+    assert line.text.startswith(f"{strays} pictures have braces outside of alternatives, e.g. 001")
+    assert not any("outside of alternatives" in line.text for line in told(place, tmp_path, pictures=folder))

@@ -197,7 +197,7 @@ def _braces(train: Folder, use: Use) -> Iterator[Line]:
                 found[sample.name] = text
     if found:
         first, text = next(iter(found.items()))
-        said = f"{counted(len(found), f'{train.findings.noun} have')} braces that are no alternatives, e.g. {first}"
+        said = f"{counted(len(found), f'{train.findings.noun} have')} braces outside of alternatives, e.g. {first}"
         said += f": {_quoted(text)}; they are read as they are, and {{{{ and }}}} stand for braces"
         yield Line(name="captions", text=said, is_warning=True)
 
