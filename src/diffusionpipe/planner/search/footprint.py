@@ -156,6 +156,11 @@ class Footprint:
             others += [tables.kept_for_others(tuple(stage[:2] for stage in own))] * count
         return tables.needs(batch).hosts_and_chunk([rooms], others, batch)
 
+    def blocks(self, candidate: Candidate) -> list[frozenset[int]]:
+        """The blocks that each worker holds."""
+        holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
+        return [frozenset(block for block, _ in own) for own in holding.blocks]
+
     def _workers(self, candidate: Candidate) -> Iterator[tuple[int, list[_Stage], Sequence[Sequence[int]]]]:
         """(units in the worker's place, its stages, its peaks) of each worker."""
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)

@@ -1,7 +1,8 @@
 """Candidates from a place (an arrangement of ranks and a number of micro-batches), and better ones from good ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ordering import Placing
@@ -35,6 +36,9 @@ from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.building.shapes import linear
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
+
+Move = Mapping[int, int]
+"""Cut -> the layers that it moves by. Cut i is the start of stage i."""
 
 
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
@@ -293,28 +297,54 @@ def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Se
 
 
 def move_cuts(pool: Pool, one: Judged) -> Judged:
-    """The candidate with its cuts moved by a layer at a time for as long as that helps."""
-    num_layers, borders = pool.judge.tables.num_layers, pool.judge.tables.borders
+    """The candidate with its cuts moved by a layer at a time for as long as that helps.
+
+    Where no cut by itself helps, two are moved that leave every worker as many layers as before.
+    """
     before: tuple[int, ...] = ()  # cuts that the last move left: they are worse
     while True:
         found = one
-        for stage in range(1, len(one.candidate.starts)):
-            for step in (-1, 1):
-                starts = list(one.candidate.starts)
-                starts[stage] += step
-                is_free = one.candidate.starts[stage] not in borders  # else a backbone starts there
-                if not (is_free and starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]):
+        for moves in (_single_moves(one.candidate), _balanced_moves(pool.judge, one.candidate)):
+            for starts in _moved(pool.judge, one.candidate.starts, moves):
+                if starts == before:
                     continue
-                if tuple(starts) == before:
-                    continue
-                moved = pool.judged_of(
-                    recut(pool.judge, one.candidate, starts=tuple(starts)), limit=found.score * BETTER
-                )
+                moved = pool.judged_of(recut(pool.judge, one.candidate, starts=starts), limit=found.score * BETTER)
                 if moved.fits and moved.score < found.score * BETTER:
                     found = moved
+            if found is not one:
+                break
         if found is one:
             return one
         one, before = found, one.candidate.starts
+
+
+def _single_moves(candidate: Candidate) -> Iterator[Move]:
+    """Each cut by itself, a layer towards the front or the back."""
+    for cut in range(1, len(candidate.starts)):
+        yield from ({cut: -1}, {cut: 1})
+
+
+def _balanced_moves(judge: Judge, candidate: Candidate) -> Iterator[Move]:
+    """Two cuts, each a layer towards the front or the back, after which every worker has as many layers as before.
+
+    A worker with several stages gets a layer more in one of them and a layer less in another.
+    """
+    blocks = judge.footprint.blocks(candidate)
+    gains = [tuple((cut - 1 in own) - (cut in own) for own in blocks) for cut in range(1, len(candidate.starts))]
+    for (cut, gain), (other, its_gain) in combinations(enumerate(gains, 1), 2):
+        for step in (-1, 1):
+            if any(gain) and gain == tuple(-step * one for one in its_gain):
+                yield from ({cut: -1, other: -step}, {cut: 1, other: step})
+
+
+def _moved(judge: Judge, starts: tuple[int, ...], moves: Iterable[Move]) -> Iterator[tuple[int, ...]]:
+    """The first layers of stages after each move that empties no stage and cuts backbones where they were cut."""
+    borders, num_layers = judge.tables.borders, judge.tables.num_layers
+    for move in moves:
+        found = tuple(start + move.get(stage, 0) for stage, start in enumerate(starts))
+        is_free = not any(starts[cut] in borders for cut in move)
+        if is_free and all(first < stop for first, stop in pairwise((*found, num_layers))):
+            yield found
 
 
 def bucketed(pool: Pool, one: Judged) -> Judged:
