@@ -1,16 +1,23 @@
 """A storage that tests alone know is searched, priced and simulated by the product; `tests/runtime` runs it."""
 
+import ast
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 import pytest
 from every_second import OWN
 from planner import synthetic
 
-from diffusionpipe.holding import DEVICE, HOST, STORAGES, Ledger
+import diffusionpipe
+from diffusionpipe.holding import DEVICE, HOST, STORAGES, Item, Ledger, State
+from diffusionpipe.holding.storage import Narrow
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import settings_in_storages, stored
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.proposal import propose
 
 GB = 10**9
 
@@ -74,3 +81,62 @@ def test_bytes_of_a_storage_are_said_in_one_place(monkeypatch):
     assert whole == 4 * sum(p.num_bytes for p in setting.graph.parameters if not p.is_trainable)
     assert {use.frozen for use in after.proposal.memory} == {whole}
     assert {use.frozen for use in before.proposal.memory} == {setting.ledger.frozen_of(layers)}
+
+
+def test_the_time_of_a_fetch_is_said_in_one_place(monkeypatch):
+    """Fetches that take longer show in the ledger, in the prices of fills and in the simulated step."""
+    setting = setting_of(given=Given(stages=2, encoders="host"))
+    before = choose(setting, fill=False)
+    fetch = type(HOST).fetch
+    monkeypatch.setattr(type(HOST), "fetch", lambda self, size, bandwidth: 1.0 + fetch(self, size, bandwidth))
+    after = choose(setting_of(given=Given(stages=2, encoders="host")), fill=False)
+    layers = setting.graph.frozen_layers
+    own = stored(setting, HOST).ledger.fetches(layers, 2.0)
+    assert min(own.values()) > 1
+    assert max(after.proposal.costs.fills) > 1 > max(before.proposal.costs.fills)
+    assert after.step > before.step + 1
+
+
+def test_the_bytes_of_a_state_are_said_in_one_place(monkeypatch):
+    """Moments of three times the bytes show in the ledger, the search's sums, the simulated plan and its neighbours."""
+    setting = setting_of(memory=40.0, given=Given(stages=2))
+    before = choose(setting, fill=False)
+    size = State.size
+    monkeypatch.setattr(
+        State,
+        "size",
+        lambda self, parameter: size(self, parameter) * (3 if self.item is Item.OPTIMIZER else 1),
+    )
+    wide = setting_of(memory=40.0, given=Given(stages=2))
+    after = propose(wide, before.candidate.layout(wide))
+    sums = Judge(setting=wide).footprint.uses(before.candidate)
+    for old, new, estimated in zip(before.proposal.memory, after.memory, sums, strict=True):
+        assert new.optimizer == 3 * old.optimizer == estimated.optimizer
+        assert new.total - old.total == 2 * old.optimizer
+    numbers = sum(prod(p.shape) for p in setting.graph.parameters if p.is_trainable)
+    assert wide.ledger.held([p.name for p in setting.graph.parameters]).optimizer == 3 * 8 * numbers
+
+
+def test_no_module_outside_the_ledger_branches_on_a_kind_of_storage():
+    """None imports a class of storage, and none compares with a storage: they ask it, or hand its name on."""
+    kinds = {kind.__name__ for kind in (type(DEVICE), type(HOST), Narrow)}
+    package = Path(diffusionpipe.__file__).parent
+    wrong = []
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if path.is_relative_to(package / "holding") or "diffusionpipe.holding" not in text:
+            continue
+        tree = ast.parse(text)
+        names = {
+            alias.asname or alias.name: alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffusionpipe.holding")
+            for alias in node.names
+        }
+        wrong += [f"{path}: imports {name}" for name in kinds & {*names.values()}]
+        places = {name for name, found in names.items() if found in ("DEVICE", "HOST")}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare | ast.match_case):
+                used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+                wrong += [f"{path}:{getattr(node, 'lineno', '')}: compares with {name}" for name in used & places]
+    assert not wrong
