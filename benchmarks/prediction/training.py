@@ -193,6 +193,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
         optimizer=build_optimizer(settings.name, worker.parameters, settings.learning_rate, settings.arguments),
         groups=groups,
         ema=groups.average(worker.parameters, None),
+        in_backward=None,
     )
 
 

@@ -76,6 +76,7 @@ def test_a_recipe_that_trains_by_the_plan_holds_the_bytes_that_the_plan_counts(p
     assert found.optimizer == 4 * found.parameters
 
 
+@pytest.mark.slow
 def test_no_copies_that_hold_weights_in_parts_are_searched_where_updates_round_them(narrow):
     found = search(narrow.setting).finalists
     assert found

@@ -125,6 +125,22 @@ def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Byte
     return most if gradient == 4 else 2 * most
 
 
+def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) -> tuple[tuple[State, ...], Bytes]:
+    """The same states without gradients, each of which is there only while its parameter is stepped alone.
+
+    Also the most bytes of such a step: a gradient, and what is widened of a parameter in bfloat16.
+
+    >>> wide = ParameterSpec(name="x", shape=(10,), dtype="float32", is_trainable=True)
+    >>> [len(freed_at_once(plain_states(), [wide])[0]), freed_at_once(plain_states(), [wide])[1]]
+    [2, 40]
+    """
+    gradients = tuple(state for state in states if state.item is Item.GRADIENTS)
+    others = tuple(state for state in states if state.item is not Item.GRADIENTS)
+    own = [(p, sum(state.size(p) for state in gradients)) for p in parameters if p.is_trainable]
+    steps = [size + widened_bytes([p], gradient=size // max(1, prod(p.shape))) for p, size in own]
+    return others, max(steps, default=0)
+
+
 def held_of(states: Iterable[State], parameter: ParameterSpec) -> Held:
     """The bytes of a trained parameter, item by item.
 

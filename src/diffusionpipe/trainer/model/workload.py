@@ -3,7 +3,7 @@
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import DEVICE, Item, Workload, plain_states
 from diffusionpipe.holding.rest import RESTS
-from diffusionpipe.holding.state import State, in_bfloat16, widened_bytes
+from diffusionpipe.holding.state import State, freed_at_once, in_bfloat16, widened_bytes
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import folder_of, gradient_dtype_of, trained_dtype
@@ -47,11 +47,15 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
     gradient = gradient_dtype_of(recipe).itemsize
     if narrow:
         states = in_bfloat16(states, gradient=gradient, has_errors=recipe.training.rounding is Rounded.KAHAN)
+    parameters = model.parameters if model is not None else ()
+    update = widened_bytes(parameters, gradient=gradient) if narrow else 0
+    if recipe.optimizer.in_backward:
+        states, update = freed_at_once(states, parameters)
     return Workload(
         batch=recipe.training.batch,
         states=states,
         once=once,
-        update=widened_bytes(model.parameters, gradient=gradient) if narrow and model is not None else 0,
+        update=update,
         checkpointed=recipe.training.recomputed,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
         encoders=DEVICE if recipe.pipeline.is_searched else storage_of(recipe.pipeline.sizes.encoders),

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -108,16 +108,35 @@ class RankOptimizer:
 
         `number`: of the update, counted from 0; weights in bfloat16 are rounded by it.
         """
-        for parameter, matrix in self._flat.items():
-            matrix.data = parameter.detach().view(matrix.shape)  # whose memory may have been replaced
-            matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+        for parameter in self._flat:
+            self._flatten(parameter)
         with warned_once(logger.warning) if self._is_new else nullcontext():
             for optimizer in self.parts:
-                if self._resting is None:
-                    optimizer.step()
-                else:
-                    self._resting.step(optimizer, number)
+                self._step(optimizer, number)
         self._is_new = False
+
+    def step_alone(self, parameter: nn.Parameter, number: int) -> None:
+        """Change one parameter, which has a gradient, as `step` does it with all."""
+        if parameter in self._flat:
+            self._flatten(parameter)
+        stepped, part = self._place(parameter)
+        with warned_once(logger.warning) if self._is_new else nullcontext(), _alone(part.optimizer, stepped):
+            self._step(part.optimizer, number)
+        if parameter in self._flat:
+            self._flat[parameter].grad = None
+        self._is_new = False
+
+    def _flatten(self, parameter: nn.Parameter) -> None:
+        """Let the matrix that is stepped in place of a parameter lie in its memory and have its gradient."""
+        matrix = self._flat[parameter]
+        matrix.data = parameter.detach().view(matrix.shape)  # whose memory may have been replaced
+        matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+
+    def _step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        if self._resting is None:
+            optimizer.step()
+        else:
+            self._resting.step(optimizer, number)
 
     def rest(self, rest: Rest) -> None:
         """Keep the states in that form between updates from now on; none of them is there yet.
@@ -204,6 +223,19 @@ class RankOptimizer:
             if any(stepped is one for group in part.optimizer.param_groups for one in group["params"]):
                 return stepped, part
         raise KeyError(parameter)
+
+
+@contextmanager
+def _alone(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Iterator[None]:
+    """The optimizer has this one of its parameters alone, so that a step does not look at the others."""
+    groups = optimizer.param_groups
+    own = next(group for group in groups if any(parameter is one for one in group["params"]))
+    members = own["params"]
+    try:
+        optimizer.param_groups, own["params"] = [own], [parameter]
+        yield
+    finally:
+        optimizer.param_groups, own["params"] = groups, members
 
 
 def _group_of(part: _Part, parameter: nn.Parameter) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.optim.classes import quiet, stand_in_of
+from diffusionpipe.trainer.optim.classes import has_modes, optimizer_class, quiet, stand_in_of
 from diffusionpipe.trainer.optim.entries import entries_of
 from diffusionpipe.trainer.optim.optimizer import RankOptimizer, build_optimizer
 from diffusionpipe.units import Bytes, Seconds
@@ -107,6 +107,15 @@ def has_group_values(name: str) -> bool:
         before = repr(optimizer.group_values())
         _step(name, optimizer)
         return repr(optimizer.group_values()) != before
+
+
+def steps_together(name: str) -> bool:
+    """Whether a class that is named by its path steps all parameters in one go: it has modes, or values of groups.
+
+    Raises:
+        RecipeError: it cannot be tried.
+    """
+    return "." in name and (has_modes(optimizer_class(name)) or has_group_values(name))
 
 
 def sums_over_all(name: str, arguments: Mapping[str, object]) -> bool:

@@ -72,7 +72,11 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.SAID: "steps epochs precision clip_norm clip on_spike ema_decay ema_states",
         Effect.SILENT: "deterministic post_validation activation_checkpointing noise_scale_every",
     },
-    "optimizer": {Effect.FIXED: "name rest groups", Effect.SAID: "learning_rate arguments", Effect.SILENT: "states"},
+    "optimizer": {
+        Effect.FIXED: "name rest groups",
+        Effect.SAID: "learning_rate arguments",
+        Effect.SILENT: "states in_backward",
+    },
     "learning_rate": {Effect.SAID: "schedule arguments warmup_steps final by_staleness"},
     "pipeline": {
         Effect.SAID: "versions delay flush_every flushed_from",

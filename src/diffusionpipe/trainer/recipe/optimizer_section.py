@@ -49,6 +49,8 @@ class OptimizerSection(Section):
     states: str = "device"
     """Where the optimizer's states are kept between updates: "device", or "host", from which each update brings them a
     bucket of parameters at a time."""
+    in_backward: bool = False
+    """Whether each parameter is stepped within the backward, as soon as its gradient is there, which is freed then."""
     groups: dict[str, Arguments] = Field(default_factory=dict)
     """Patterns of parameters with arguments or a learning rate of their own; the first that fits holds."""
 

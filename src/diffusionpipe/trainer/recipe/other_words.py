@@ -68,6 +68,7 @@ SAME: Mapping[str, str] = {
     "training.ema_decay": "use_ema ema ema_max_decay",
     "training.activation_checkpointing": "gradient_checkpointing grad_checkpointing activation_checkpoint",
     "optimizer.name": "optimizer_type optim",
+    "optimizer.in_backward": "fused_backward_pass optimizer_in_bwd optimizer_in_backward",
     "optimizer.learning_rate": "lr unet_lr base_lr peak_lr learningrate",
     ARGUMENTS: "optimizer_args optimizer_params weight_decay adam_weight_decay betas adam_beta1 adam_beta2 "
     "eps adam_epsilon momentum",

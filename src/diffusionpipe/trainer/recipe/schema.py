@@ -25,6 +25,7 @@ from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
+from diffusionpipe.trainer.recipe.in_backward_check import updates_in_backward_suit
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
 from diffusionpipe.trainer.recipe.model_folder import components_of_folder
 from diffusionpipe.trainer.recipe.model_section import (
@@ -600,4 +601,5 @@ _CHECKS: tuple[Check, ...] = (
     versions_suit_the_training,
     optimizer_suits_the_training,
     weights_suit_the_training,
+    updates_in_backward_suit,
 )

@@ -46,11 +46,10 @@ def weights_suit_the_training(
     if not any("." in name for name in classes):
         return
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
-    from diffusionpipe.trainer.optim.classes import has_modes, optimizer_class
-    from diffusionpipe.trainer.optim.trial import has_group_values
+    from diffusionpipe.trainer.optim.trial import steps_together
 
     for name in classes:
-        if "." in name and (has_modes(optimizer_class(name)) or has_group_values(name)):
+        if steps_together(name):
             yield (
                 f"training.weights: {name} steps all parameters together, and weights in bfloat16 are stepped a bucket "
                 'at a time; set it to "float32", or choose another optimizer'

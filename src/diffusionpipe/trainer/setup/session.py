@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.holding.rest import RESTS
 from diffusionpipe.holding.storage import storage_of
-from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.ir import Op, Plan, Schedule
 from diffusionpipe.models.base.self_conditioning import is_conditioned
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Prediction
@@ -47,10 +49,12 @@ from diffusionpipe.trainer.model.members import (
 from diffusionpipe.trainer.model.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.model.scheduler import shift_contradiction
 from diffusionpipe.trainer.optim.ema import Ema
+from diffusionpipe.trainer.optim.in_backward import InBackward
 from diffusionpipe.trainer.optim.optimizer import RankOptimizer, build_optimizer
 from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
+from diffusionpipe.trainer.recipe.in_backward_check import ONE_COPY, ONE_MICROBATCH, WHOLE_BACKWARDS
 from diffusionpipe.trainer.recipe.size_rules import run_of
 from diffusionpipe.trainer.recipe.weights_check import SHARDED
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
@@ -77,6 +81,8 @@ class Session:
     groups: ParameterGroups
     optimizer: RankOptimizer | None
     ema: Ema | ReadWeights | None
+    in_backward: InBackward | None
+    """Steps the parameters within the backward; None: after it."""
 
     @property
     def folder(self) -> Path:
@@ -144,6 +150,27 @@ def _check_runs(plan: Plan, recipe: Recipe) -> None:
         )
 
 
+def _check_in_backward(plan: Plan, recipe: Recipe) -> None:
+    """Refuse layouts whose gradients are not final within a backward. Raises RecipeError."""
+    if not recipe.optimizer.in_backward:
+        return
+    trained = [one for one in plan.train.placement.pipelines if Op.B in one.ops]
+    is_one = all(len(one.microbatches) == 1 for one in trained)
+    holders = max((len(ranks) for ranks in holders_of(plan).values()), default=1)
+    asked = ((not is_one, ONE_MICROBATCH), (holders > 1, ONE_COPY), (plan.train.splits_backwards, WHOLE_BACKWARDS))
+    for is_asked, why in asked:
+        if is_asked:
+            raise RecipeError(f"optimizer.in_backward: {why}")
+
+
+def _in_backward(
+    recipe: Recipe, worker: Worker, optimizer: RankOptimizer | None, device: torch.device
+) -> InBackward | None:
+    if optimizer is None or not recipe.optimizer.in_backward:
+        return None
+    return InBackward(list(worker.parameters.values()), optimizer, device)
+
+
 def open_session(
     recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None, kept: Sequence[str] = ()
 ) -> Session:
@@ -174,6 +201,7 @@ def open_session(
     plan = agree_on_plan(graph, model, recipe, job, planning)
     check_plan_file(plan, opened, job, planning)
     _check_runs(plan, recipe)
+    _check_in_backward(plan, recipe)
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
     if plan.mesh.shard > 1 and trained_dtype(recipe) is not None:
         raise RecipeError(f"training.weights: {SHARDED}")
@@ -235,4 +263,5 @@ def open_session(
         optimizer=optimizer,
         groups=groups,
         ema=groups.average(worker.parameters, optimizer),
+        in_backward=_in_backward(recipe, worker, optimizer, job.device),
     )

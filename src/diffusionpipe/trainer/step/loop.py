@@ -49,6 +49,9 @@ UNCLIPPED_STEPS_BEFORE_OPTIMISM = 10
 MOST_SKIPPED = 10
 """Spikes in a row that are skipped; then they are the training."""
 
+_UPDATED = "; the backward has updated weights already, so go on from the last checkpoint"
+"""The end of the sentence on a loss that is not finite, where each gradient is used at once."""
+
 _SAVING = 2**20
 """More than all votes to save: one number carries them and this many times the votes of `Saves`, both exactly. A sixth
 number could change the order in which the others are summed, and so the last digit of a loss."""
@@ -168,14 +171,14 @@ class Stepper:
         started = perf_counter()
         if self._noise is not None:
             self._noise.watch(self._measures_noise(step))
-        iteration = self._iterate(inputs)
+        iteration = self._iterate(step, inputs)
         if self._saves is not None:
             self._saves.protect()
         settled = self.settle()
         if any(result.is_amended for result in settled):
             self._session.worker.train.rewind()
             before = iteration.recording.busy()[1]
-            iteration = replace(self._iterate(inputs), before=before)
+            iteration = replace(self._iterate(step, inputs), before=before)
         unsettled = self._start_sum(step, iteration)
         if self._is_optimistic:
             self._backup.keep()
@@ -211,10 +214,15 @@ class Stepper:
             not clips or self._unclipped >= UNCLIPPED_STEPS_BEFORE_OPTIMISM
         )
 
-    def _iterate(self, inputs: dict[str, Tensor]) -> _Iteration:
+    def _iterate(self, step: int, inputs: dict[str, Tensor]) -> _Iteration:
         worker = self._session.worker
         self._phases.clear()
         worker.reset_gradients()
+        if self._session.in_backward is not None:
+            if self._saves is not None:
+                self._saves.protect()
+            self._set_rates(step)
+            self._session.in_backward.begin(step)
         worker.feed(worker.train, inputs)
         outputs = worker.train.run()
         return _Iteration(outputs=outputs, recording=worker.train.recording)
@@ -236,6 +244,8 @@ class Stepper:
         """Start the sum over all ranks of squared norms, losses, the step before's busy shares, and votes."""
         device, outputs = self._session.job.device, iteration.outputs
         sums = [one.sums(outputs, device) for one in self._trained]
+        if self._session.in_backward is not None:  # gradients are gone, and there is one backbone
+            sums[0][0] += self._session.in_backward.squares
         saves, stops = self._stopping.votes()
         saves += _SAVING * self._saves.vote() if self._saves is not None else 0
         before = self._own_times()
@@ -265,9 +275,10 @@ class Stepper:
         if broken is not None:
             if step.is_updated:
                 self._backup.restore()
-            raise not_finite(
-                session, step.step, self._names_of, broken, bad_positions(session, self._trained, step.outputs, broken)
-            )
+            bad = bad_positions(session, self._trained, step.outputs, broken)
+            if session.in_backward is not None:
+                raise not_finite(session, step.step, self._names_of, broken, bad, _UPDATED)
+            raise not_finite(session, step.step, self._names_of, broken, bad)
         loss, norm = sum(one.loss for one in results), hypot(*(one.norm for one in results))
         spike = self._spikes.judge(loss, norm)
         factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
@@ -327,15 +338,21 @@ class Stepper:
         if self._session.is_first:
             logger.warning('step=%d skipped_step=True reason="%s"', step + 1, spike)
 
-    def _update(self, step: int) -> None:
-        """The optimizer's step."""
+    def _set_rates(self, step: int) -> float:
+        """Give the optimizer the learning rates of an update; the highest of them."""
         factor = 1.0 if self._loss_rates is None else self._loss_rates.factor
         rates = [{name: factor * rate for name, rate in one.rates_at(step).items()} for one in self._trained]
         set_learning_rates(self._session.optimizer, {group: rate for of in rates for group, rate in of.items()})
-        if self._prodigy is not None:
-            self._prodigy.step(max(rate for of in rates for rate in of.values()))
-        elif self._session.optimizer is not None:
-            self._session.optimizer.step(step)
+        return max(rate for of in rates for rate in of.values())
+
+    def _update(self, step: int) -> None:
+        """The optimizer's step, unless the backward has done it."""
+        if self._session.in_backward is None:
+            highest = self._set_rates(step)
+            if self._prodigy is not None:
+                self._prodigy.step(highest)
+            elif self._session.optimizer is not None:
+                self._session.optimizer.step(step)
         self._end_phase("optimizer")
 
 
