@@ -154,5 +154,5 @@ def test_a_schedule_with_split_backwards_is_refused(recipe):
 
 def test_a_loss_that_is_not_finite_says_that_weights_have_changed(recipe):
     rates = {"optimizer": {"in_backward": True, "learning_rate": 1e30}}
-    with pytest.raises(NonFiniteLossError, match="the backward has updated weights already, so go on from the last"):
+    with pytest.raises(NonFiniteLossError, match="the backward has updated weights already, so resume from the last"):
         train_here(recipe("burst", **rates))

@@ -128,7 +128,7 @@ def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Byte
 def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) -> tuple[tuple[State, ...], Bytes]:
     """The same states without gradients, each of which is there only while its parameter is stepped alone.
 
-    Also the most bytes of such a step: a gradient, and what is widened of a parameter in bfloat16.
+    Also the most bytes of such a step: a gradient, and the wide copies of a parameter in bfloat16.
 
     >>> wide = ParameterSpec(name="x", shape=(10,), dtype="float32", is_trainable=True)
     >>> [len(freed_at_once(plain_states(), [wide])[0]), freed_at_once(plain_states(), [wide])[1]]

@@ -33,7 +33,7 @@ class InBackward:
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def begin(self, number: int) -> None:
-        """Let the next backward be the one of update `number`; learning rates are those of the update."""
+        """Let the next backward be the one of update `number`, whose learning rates are set."""
         self._number, self._left, self.squares = number, set(self._all), self._nothing()
 
     def _take(self, parameter: Tensor) -> None:

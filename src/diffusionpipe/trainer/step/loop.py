@@ -49,7 +49,7 @@ UNCLIPPED_STEPS_BEFORE_OPTIMISM = 10
 MOST_SKIPPED = 10
 """Spikes in a row that are skipped; then they are the training."""
 
-_UPDATED = "; the backward has updated weights already, so go on from the last checkpoint"
+_UPDATED = "; the backward has updated weights already, so resume from the last checkpoint"
 """The end of the sentence on a loss that is not finite, where each gradient is used at once."""
 
 _SAVING = 2**20
