@@ -3,20 +3,17 @@
 import os
 import shutil
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 
 PATH = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
 
-def needs_browser():
-    """Skip the tests of this module where there is no Chromium or no playwright."""
-    try:
-        import playwright  # noqa: F401
-    except ImportError:
-        found = "playwright is not installed"
-    else:
-        found = "" if PATH else "chromium is not installed"
+def needs_browser(*packages):
+    """Skip the tests of this module where Chromium, playwright or one of these packages is missing."""
+    missing = [name for name in ("playwright", *packages) if find_spec(name) is None]
+    found = f"{missing[0]} is not installed" if missing else "" if PATH else "chromium is not installed"
     if found and not os.environ.get("NEEDS_BROWSER"):
         pytest.skip(found, allow_module_level=True)
     assert not found, found

@@ -9,7 +9,8 @@ from planner import synthetic
 
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.ir import Phase
-from diffusionpipe.ir.files import write_plan, write_timeline
+from diffusionpipe.ir.data_survey import Line, Survey, TrainedSize
+from diffusionpipe.ir.files import SURVEY, write_file, write_plan, write_timeline
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of, propose
@@ -50,6 +51,19 @@ def write_recipe(folder, **values):
     )
 
 
+def write_survey(folder):
+    """Two sizes, a warning, and a name with markup."""
+    sizes = (
+        TrainedSize(size="512 x 512", samples=30, visits=30, cut=0.25, enlarged=0.5),
+        TrainedSize(size="768 x 384", samples=90, visits=90, cut=0.04, enlarged=1.25),
+    )
+    lines = (
+        Line(name="pictures", text=f"120 in {folder.parent}/data, of 64 x 48 to 4,000 x 3,000 pixels"),
+        Line(name="captions", text=f"3 are empty, e.g. {SCRIPT}", is_warning=True),
+    )
+    write_file(Survey(lines=lines, further=(), sizes=sizes), folder / "survey.json", SURVEY)
+
+
 def write_samples(folder, steps=(100, 200), prompts=("a red cat", SCRIPT, "חתול אדום")):
     for step in steps:
         for index, prompt in enumerate(prompts):
@@ -87,6 +101,7 @@ def make_run(folder, *, steps=400, start=1.0, **values):
     """A whole run of two ranks."""
     write_metrics(folder, steps, start=start)
     write_recipe(folder, **values)
+    write_survey(folder)
     write_samples(folder)
     write_plan_of(folder)
     (folder / "ended.json").write_text('{"checkpoint": "step-00000400", "merged": false}')

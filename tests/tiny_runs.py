@@ -20,6 +20,7 @@ from tiny_models import NUM_CLASSES, randomise_parameters, tiny_text_encoder, ti
 from torch import Tensor
 from transformers import CLIPTokenizer
 
+from diffusionpipe.ir.data_survey import Line
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.profiler import links, measure_links, measured, passes, profile_job, together, waking
 from diffusionpipe.runtime.job.membership import membership
@@ -29,7 +30,6 @@ from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.course import run as run_module
 from diffusionpipe.trainer.course.run_samples import sampling_settings
 from diffusionpipe.trainer.course.run_state import Hooks
-from diffusionpipe.trainer.data.survey import Line
 from diffusionpipe.trainer.inference.cascade_drawing import draw_in_session
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.drawing import Picture
@@ -238,6 +238,11 @@ def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     wish = SampleRequest(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
     drawn = draw_in_session(session, wish, [sampling_settings(member) for member in session.members])
     return None if drawn is None else drawn[-1]
+
+
+def ask_to_draw(job: Job, recipe: Recipe) -> None:
+    """As a person does."""
+    (recipe.run.folder / "draw").touch()
 
 
 def losses_of(folder: Path, key: str = "loss") -> dict[int, float]:

@@ -115,6 +115,7 @@ def test_a_run_that_was_killed_in_a_line_shows_the_lines_before_it(run, tmp_path
         ("plan.json", "timeline", "there is no plan.json; a run writes it before its first step"),
         ("profile.json", "memory", "there is no profile.json beside the plan"),
         ("samples", "samples", "no samples were drawn"),
+        ("survey.json", "data", "there is no survey.json"),
         ("recipe.toml", "recipe", "there is no recipe.toml"),
     ],
 )
@@ -127,13 +128,45 @@ def test_what_is_absent_says_why_and_the_rest_is_shown(run, tmp_path, name, part
     assert "absent" not in item["samples" if part == "curves" else "curves"]
 
 
+def test_the_data_are_shown_by_size_with_what_was_said_of_them(run, tmp_path):
+    data = data_of(page_of(tmp_path / "report.html", run))["items"][0]["data"]
+    rows = [(row["size"], row["samples"]["text"], row["share"]["text"], row["cut"]["text"]) for row in data["sizes"]]
+    assert rows == [("768 x 384", "90", "75.0%", "4.0%"), ("512 x 512", "30", "25.0%", "25.0%")]
+    assert [(line["name"], line["warns"]) for line in data["lines"]] == [("pictures", False), ("captions", True)]
+
+
+def test_a_run_without_a_plan_says_all_that_its_metrics_know(tmp_path):
+    folder = tmp_path / "alone"
+    write_metrics(folder, 60)
+    rows = [json.loads(line) | {"learning_rate_times_d": 0.5} for line in (folder / "metrics.jsonl").open()]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    item = report_of([folder])["items"][0]
+    known = {key for row in rows for key in row} - {"step", "epoch"}
+    assert {line["key"] for curve in item["curves"] for line in curve["lines"]} == known
+    said = "".join(part if isinstance(part, str) else part["text"] for part in item["slowness"]["text"])
+    assert said.startswith(
+        "A step takes 51 ms: running the schedule 45 ms, the update 4 ms, waiting for the batch 1 ms"
+    )
+    assert "idle for 20.0% of the time" in said
+
+
+def test_steps_that_wait_for_their_batch_are_called_so(run, tmp_path):
+    folder = copy_of(run, tmp_path / "late")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    late = [row | {"data_s": 0.02} if "data_s" in row else row for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in late))
+    words = [report_of([source])["items"][0]["slowness"]["word"] for source in (run, folder)]
+    assert words[0] != words[1] == "It waits for its data"
+
+
 def test_files_of_a_later_version_are_named_and_the_rest_is_shown(run, tmp_path):
     folder = copy_of(run, tmp_path / "later")
-    for name in ("plan.json", "timeline.json"):
+    for name in ("plan.json", "timeline.json", "survey.json"):
         text = (folder / name).read_text()
         (folder / name).write_text(re.sub(r'"version": \d+', '"version": 99', text, count=1))
     item = report_of([folder])["items"][0]
     assert "version 99 is unknown" in item["timeline"]["absent"]
+    assert "version 99 is unknown" in item["data"]["absent"]
     assert "absent" not in item["curves"]
 
 

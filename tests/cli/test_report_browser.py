@@ -12,6 +12,7 @@ from report_runs import SCRIPT, make_run, write_plan_of
 
 import diffusionpipe as dp
 from diffusionpipe.ir.files import read_timeline
+from diffusionpipe.trainer.launching.run_lock import acquire
 from diffusionpipe.workflows.page import report_page
 from diffusionpipe.workflows.watching import Watch
 
@@ -230,6 +231,17 @@ def test_an_action_shows_its_layers(browser, pages):
     assert "measured:" in facts
 
 
+def test_the_data_are_shown_by_size_with_their_warnings_and_markup_stays_text(browser, pages):
+    tab = Tab(browser, pages["run"])
+    rows = tab.page.locator("#training-data table").first.locator("tbody tr")
+    assert [text.split() for text in rows.all_inner_texts()] == [
+        ["768", "x", "384", "90", "75.0%", "4.0%", "1.25×"],
+        ["512", "x", "512", "30", "25.0%", "25.0%", "0.5×"],
+    ]
+    warned = tab.page.locator("#training-data .tag").locator("xpath=..").inner_text()
+    assert warned == f"look 3 are empty, e.g. {SCRIPT}"
+
+
 def test_the_slider_shows_the_samples_of_its_step(browser, pages):
     tab = Tab(browser, pages["run"])
     assert tab.page.locator("#samples h3").first.inner_text() == "step 200"
@@ -291,7 +303,7 @@ def test_a_watched_run_grows_in_the_browser_and_is_saved_by_its_button(browser, 
 
     folder = make_run(tmp_path / "live", steps=30)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with Watch(folder) as server:
+    with acquire(folder), Watch(folder) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         page = browser.new_context().new_page()

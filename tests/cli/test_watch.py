@@ -6,12 +6,20 @@ import pytest
 from report_runs import make_run
 
 from diffusionpipe.cli import main
-from diffusionpipe.workflows.watching import TOKEN_HEADER, Watch
+from diffusionpipe.trainer.launching.run_lock import acquire
+from diffusionpipe.workflows.watching import FILES, TOKEN_HEADER, Watch
 
 
 @pytest.fixture
 def run(tmp_path):
     return make_run(tmp_path / "birds", steps=30)
+
+
+@pytest.fixture
+def job(run):
+    """A job that trains in the run's folder, as far as its lock says."""
+    with acquire(run):
+        yield
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def answer(server, method, path, **headers):
 
 
 def made(run):
-    return {name for name in ("save", "save_quit") if (run / name).exists()}
+    return {name for name in FILES.values() if (run / name).exists()}
 
 
 def test_the_page_and_its_data_need_the_token_of_the_address(watch):
@@ -57,24 +65,44 @@ def test_the_data_grow_with_the_run(watch, run):
     assert json.loads(text)["items"][0]["progress"]["step"]["value"] == 31
 
 
-@pytest.mark.parametrize(("path", "name"), [("/save", "save"), ("/stop", "save_quit")])
-def test_the_page_asks_the_run_to_save_and_to_stop(watch, run, path, name):
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(("path", "name"), [("/save", "save"), ("/stop", "save_quit"), ("/draw", "draw")])
+def test_the_page_asks_the_run_to_save_to_stop_and_to_draw(watch, run, path, name):
+    with (run / "recipe.toml").open("a") as recipe:
+        recipe.write("[sampling]\nevery = 1000\n")
     host = f"127.0.0.1:{watch.server_address[1]}"
     headers = {TOKEN_HEADER: watch.token, "Origin": f"http://{host}"}
     assert answer(watch, "POST", path, **headers)[0] == 200
     assert made(run) == {name}
 
 
+@pytest.mark.parametrize("path", FILES)
+def test_an_ended_run_is_asked_for_nothing(watch, run, path):
+    status, _, text = answer(watch, "POST", path, **{TOKEN_HEADER: watch.token})
+    assert (status, text) == (409, "no job trains in this folder now, so nothing has been asked")
+    assert made(run) == set()
+
+
+@pytest.mark.usefixtures("job")
+def test_a_recipe_without_samples_is_not_asked_for_pictures(watch, run):
+    status, _, text = answer(watch, "POST", "/draw", **{TOKEN_HEADER: watch.token})
+    assert (status, made(run)) == (409, set())
+    assert "set sampling.every" in text
+
+
+@pytest.mark.usefixtures("job")
 def test_a_forwarded_port_has_another_number(watch, run):
     headers = {"Host": "localhost:9999", "Origin": "http://localhost:9999", TOKEN_HEADER: watch.token}
     assert answer(watch, "POST", "/save", **headers)[0] == 200
     assert made(run) == {"save"}
 
 
+@pytest.mark.usefixtures("job")
 def test_no_other_page_and_no_other_user_changes_anything(watch, run):
     token, host = {TOKEN_HEADER: watch.token}, f"127.0.0.1:{watch.server_address[1]}"
     refused = [
-        ("POST", "/save", {}),
+        *(("POST", path, {}) for path in FILES),
+        *(("GET", f"{path}?token={watch.token}", token) for path in FILES),
         ("POST", "/save", {TOKEN_HEADER: "wrong"}),
         ("POST", f"/save?token={watch.token}", {}),  # in the address, as the form of another page could send it
         ("POST", "/save", token | {"Host": "attacker.example"}),
@@ -82,8 +110,6 @@ def test_no_other_page_and_no_other_user_changes_anything(watch, run):
         ("POST", "/save", token | {"Origin": "http://attacker.example"}),
         ("POST", "/save", token | {"Origin": "null"}),
         ("POST", "/save", token | {"Host": host, "Origin": "http://127.0.0.1:1"}),
-        ("GET", f"/save?token={watch.token}", token),
-        ("GET", f"/stop?token={watch.token}", token),
         ("POST", "/../save", token),
     ]
     for method, path, headers in refused:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from tiny_runs import (
     RESOLUTION,
+    ask_to_draw,
     ask_to_save,
     ask_to_save_and_quit,
     draw_untrained,
@@ -26,7 +27,7 @@ from tiny_runs import (
 )
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
-from diffusionpipe.ir.files import read_plan, read_timeline
+from diffusionpipe.ir.files import SURVEY, read_file, read_plan, read_timeline
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.job.membership import membership
@@ -354,6 +355,34 @@ def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, prof
 
 
 # --- interruptions
+
+
+def test_the_facts_about_the_data_are_kept_in_the_run_folder(over_two):
+    survey = read_file(over_two / "survey.json", SURVEY)
+    assert [(one.size, one.cut) for one in survey.sizes] == [(f"{RESOLUTION} x {RESOLUTION}", 0.0)]
+    assert "epochs" in [line.name for line in survey.lines]
+    assert next(line.text for line in survey.further if line.name == "captions").startswith("of ")
+
+
+def test_pictures_that_a_person_asks_for_change_no_bit_of_the_run(crew, recipe, over_two, tmp_path):
+    drawn = recipe(tmp_path)
+    assert crew.run(train, drawn, at={2: ask_to_draw, 6: ask_to_draw}) == [6, 6]
+    assert sorted(one.name for one in (tmp_path / "samples").glob("*.npy")) == [
+        "step-00000002.npy",
+        "step-00000006.npy",
+    ]
+    assert len(list((tmp_path / "samples/step-00000002").glob("*.png"))) == len(PROMPTS)
+    assert not (tmp_path / "draw").exists()
+    assert numbers_of(tmp_path) == numbers_of(over_two)
+    assert_identical_checkpoints(tmp_path, over_two)
+    assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))
+
+
+def test_a_recipe_without_samples_says_that_it_draws_none(recipe, tmp_path, caplog):
+    assert train_here(recipe(tmp_path, sampling={"every": None}), at={1: ask_to_draw}) == 6
+    assert "the recipe draws nothing" in caplog.text
+    assert not (tmp_path / "samples").exists()
+    assert not (tmp_path / "draw").exists()
 
 
 def test_a_run_that_was_interrupted_twice_is_bit_for_bit_the_uninterrupted_one(crew, recipe, over_two, tmp_path):

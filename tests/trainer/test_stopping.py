@@ -1,3 +1,4 @@
+import itertools
 import signal
 import subprocess
 import sys
@@ -63,6 +64,24 @@ def test_a_signal_file_counts_once_and_goes(tmp_path: Path, name: str, stops: bo
         (tmp_path / name).touch()
         assert stopping.agree(alone) == Decision(saves=True, stops=stops)
         assert not (tmp_path / name).exists()
+
+
+def test_a_file_that_asks_for_pictures_neither_saves_nor_stops_and_counts_once(tmp_path: Path) -> None:
+    with Stopping(folder=tmp_path).listening() as stopping:
+        (tmp_path / "draw").touch()
+        assert stopping.agree(alone) == Decision(saves=False, stops=False, draws=True)
+        assert not (tmp_path / "draw").exists()
+        assert stopping.agree(alone) == Decision(saves=False, stops=False)
+
+
+def test_votes_of_many_ranks_to_stop_and_to_draw_do_not_mix() -> None:
+    with Stopping(folder=None).listening() as one, Stopping(folder=None).listening() as other:
+        one._wants_stop, other._wants_drawing = True, True
+        stop, draw = one.votes(), other.votes()
+    for stops, draws in itertools.product((0, 1, 5000), repeat=2):
+        total = tuple(stops * a + draws * b for a, b in zip(stop, draw, strict=True))
+        found = Stopping(folder=None).decision(total)
+        assert (found.stops, found.draws, found.saves) == (stops > 0, draws > 0, stops > 0)
 
 
 def test_a_leftover_signal_file_does_not_stop_the_next_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -16,7 +17,8 @@ from diffusionpipe.cli.verbs.run_report import RunReport
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample
 from diffusionpipe.trainer.data.images import placing
-from diffusionpipe.trainer.data.survey import Folder, Use, survey
+from diffusionpipe.trainer.data.sizes import SizeRules, assign, sizes_of_area
+from diffusionpipe.trainer.data.survey import Folder, Use, kept_survey, survey
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
@@ -70,6 +72,37 @@ def test_sizes_that_are_not_known_are_not_said():
     said = lines_of(folder([None, None]))
     assert said.keys() == {"pictures", "epochs"}
     assert said["pictures"] == "2 in data"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_kept_sizes_have_the_shares_and_cuts_of_the_pictures_as_they_are_placed(seed):
+    """Beside each picture placed on its own, at the size that its number has."""
+    random = np.random.default_rng(seed)
+    pictures = [tuple(map(int, random.integers(40, 900, 2))) for _ in range(60)]
+    rules = SizeRules(areas=(sizes_of_area(256, (0.5, 2.0)),))
+    assigned = assign(pictures, rules, 1)
+    use = Use(steps=10, batch=2, epochs=1.0, size=(256, 256), readings=(), sizes=assigned)
+    kept = kept_survey(folder(pictures), None, use)
+    assert sum(one.samples for one in kept.sizes) == 60 - len(assigned.left_out)
+    for one, share in zip(kept.sizes, assigned.shares, strict=True):
+        wanted = (share.size.width, share.size.height)
+        cuts = []
+        for number in share.members[0]:
+            width, height = placing(pictures[number], wanted, (0.5, 0.5)).resized
+            cuts.append(1 - wanted[0] * wanted[1] / (width * height))
+        assert one.size == f"{wanted[0]:,} x {wanted[1]:,}"
+        assert (one.samples, one.cut) == (len(cuts), pytest.approx(np.mean(cuts), abs=0.01))  # whole pixels there
+
+
+def test_the_kept_facts_are_those_that_are_printed_and_how_long_captions_are():
+    train, use = folder([(512, 256), None], ["a b", "a b c d"]), {"steps": 10, "batch": 2, "epochs": 1.0}
+    read = Use(size=(512, 512), readings=(), **use)
+    kept = kept_survey(train, None, read)
+    assert (kept.lines, kept.further) == (survey(train, None, read), ())
+    assert [(one.size, one.samples, one.cut) for one in kept.sizes] == [("512 x 512", 2, 0.5)]
+    counted = kept_survey(train, None, replace(read, readings=None))
+    assert (counted.lines, counted.further) == (survey(train, None, replace(read, readings=None)), ())
+    assert "of 2 to 4 words (median 2), 2 different" in [line.text for line in counted.lines]
 
 
 @pytest.fixture(scope="module")

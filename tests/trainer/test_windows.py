@@ -8,6 +8,7 @@ import pytest
 import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder
 from tiny_runs import (
+    ask_to_draw,
     ask_to_save_and_quit,
     losses_of,
     recipe_of,
@@ -78,6 +79,15 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
     assert crew.run(train, recipe("half"), "latest") == [8, 8]
     assert losses_of(place / "half")[6] == losses[6]
     assert_same_bits(place / "half", place / "whole")
+
+
+def test_pictures_without_a_flush_are_drawn_at_the_next_one_and_change_no_bit(crew, recipe, place):
+    drawn = {"sampling": {"every": 8, "steps": 2, "labels": (0, 1)}}
+    assert crew.run(train, recipe("whole-drawn", **drawn)) == [8, 8]
+    assert crew.run(train, recipe("asked", **drawn), at={2: ask_to_draw}) == [8, 8]
+    assert sorted(one.stem for one in (place / "asked/samples").glob("*.npy")) == ["step-00000004", "step-00000008"]
+    assert losses_of(place / "asked") == losses_of(place / "whole-drawn")
+    assert_same_bits(place / "asked", place / "whole-drawn")
 
 
 def train_with_late_batches(job, recipe):

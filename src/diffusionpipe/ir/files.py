@@ -30,6 +30,7 @@ from diffusionpipe.files.input_file import read_named
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir.alternatives import Alternatives
 from diffusionpipe.ir.codec import decode, encode, layout
+from diffusionpipe.ir.data_survey import Survey
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
 from diffusionpipe.ir.timeline import Timeline
@@ -72,6 +73,7 @@ SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)
 PLAN = Format("diffusionpipe-plan", 3, Plan, (_sample_of_each, _storage_of_encoders))
 TIMELINE = Format("diffusionpipe-timeline", 1, Timeline)
 ALTERNATIVES = Format("diffusionpipe-alternatives", 1, Alternatives)
+SURVEY = Format("diffusionpipe-survey", 1, Survey)
 
 
 def to_text(value: T, form: Format[T]) -> str:

@@ -11,9 +11,10 @@ from diffusionpipe.workflows.telling import SILENCE, Telling
 if TYPE_CHECKING:
     import numpy as np
 
+    from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
     from diffusionpipe.trainer.data.sizes import SizeRules
-    from diffusionpipe.trainer.data.survey import Folder, Line, Use
+    from diffusionpipe.trainer.data.survey import Folder, Use
     from diffusionpipe.trainer.recipe import DataSection, Recipe
 
 ASPECTS = (0.5, 2.0)
@@ -50,7 +51,6 @@ def report_on_folder(
     """
     from diffusionpipe.ir.size import Clip
     from diffusionpipe.trainer.data.sizes import SizeRules, cut_away, sizes_of_area
-    from diffusionpipe.trainer.data.survey import Line
     from diffusionpipe.trainer.recipe import DataSection
 
     sides = sorted(set(resolutions)) or [RESOLUTION]

@@ -16,14 +16,18 @@ from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check_plan
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.version import __version__
+from diffusionpipe.workflows.page_data import data_of
 from diffusionpipe.workflows.page_figures import Json, absent, number, percent
 from diffusionpipe.workflows.page_metrics import (
+    Metrics,
     curves_of,
+    late_batches,
     learning_of,
     memory_curve,
     metrics_of,
     progress_of,
     speed_of,
+    step_in_words,
     usual,
 )
 from diffusionpipe.workflows.page_plan import PlanPage, page_of_file, reason_of
@@ -82,10 +86,11 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         "progress": progress_of(metrics, known, is_running=is_running),
         "learning": learning_of(metrics),
         "speed": speed or absent(metrics.problem or "no line has the time of a step"),
-        "slowness": _slowness(page, usual(metrics, "step_s")),
+        "slowness": _slowness(page, metrics),
         "curves": curves or absent(metrics.problem or f"{METRICS} has no numbers"),
         "batch": known.get("training.batch"),
         "samples": samples_of(folder, most),
+        "data": data_of(folder),
         "recipe": None if isinstance(recipe, dict) else absent(recipe),
         "notes": _notes(metrics.unreadable),
         **_parts(page, problem),
@@ -106,7 +111,7 @@ def _item(page: PlanPage, name: str) -> Json:
         "kind": "plan",
         "name": name,
         "made_with": list(page.plan.made_with),
-        "slowness": _slowness(page, None),
+        "slowness": _slowness(page, Metrics(())),
         "notes": [],
         **_parts(page, ""),
     }
@@ -141,8 +146,9 @@ def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
     }
 
 
-def _slowness(page: PlanPage | None, measured: tuple[float, str] | None) -> Json:
+def _slowness(page: PlanPage | None, metrics: Metrics) -> Json:
     """Whether a step takes longer than predicted, and the largest causes of lost time."""
+    measured = usual(metrics, "step_s")
     causes = page.causes if page is not None else []
     predicted = page.step() if page is not None else None
     found: dict[str, object] = {"word": "", "mood": "none", "text": []}
@@ -161,8 +167,12 @@ def _slowness(page: PlanPage | None, measured: tuple[float, str] | None) -> Json
             found |= {"word": "Faster than predicted"}
     elif measured is not None:
         found |= {"word": "Nothing to compare with", "mood": "none"}
+        text += step_in_words(metrics)
     elif predicted is not None:
         found |= {"word": "Predicted", "mood": "none"}
+    if late := late_batches(metrics):
+        found |= {"word": "It waits for its data", "mood": "warn"}
+        text += late
     parts = [part for part in _list(causes[0]["parts"]) if part["wait"]] if causes else []
     if parts:
         parts.sort(key=lambda part: -part["part"])

@@ -27,6 +27,8 @@ _MOST_RANKS = 8
 """The most ranks whose memory is drawn."""
 _SMOOTHED = 40
 """From this number of steps on a loss is also drawn smoothed."""
+_LATE = 0.1
+"""A wait for the batch counts from this part of a step on."""
 _FEW = 10
 """With fewer steps nothing is said about the loss."""
 
@@ -82,12 +84,14 @@ def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
     losses = [key for key in metrics.names if key == "loss" or key.startswith("loss/")]
     validation = [key for key in metrics.names if key.startswith("validation_loss") and "_t" not in key]
     by_time = [key for key in metrics.names if key.startswith("validation_loss_t")]
-    groups = (
+    groups: tuple[tuple[str, str, list[str]], ...] = (
         ("loss", "Loss", [*losses, *validation]),
         ("times", "Validation loss by time of the noise", by_time),
-        *((key, _NAMES.get(key, key.replace("_", " ")), [key]) for key in _RATES),
+        *((key, _label(key), [key]) for key in _RATES),
         ("memory", "Memory of rank 0", [key for key in _MEMORY if key in metrics.names]),
     )
+    drawn = {key for _, _, keys in groups for key in keys} | _UNDRAWN
+    groups += tuple((key, _label(key), [key]) for key in metrics.names if key not in drawn)
     found: list[Json] = []
     for name, label, keys in groups:
         lines = [_line(metrics, key, most) for key in keys]
@@ -97,7 +101,14 @@ def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
     return found
 
 
-_NAMES = {"learning_rate": "Learning rate", "samples_per_s": "Samples a second", "gradient_norm": "Gradient norm",
+def _label(key: str) -> str:
+    return _NAMES.get(key, key.replace("_", " ").capitalize())
+
+
+_UNDRAWN = {"epoch", "wall"}
+"""Numbers that say when a step was, not how."""
+_NAMES = {"iteration_s": "Running the schedule",
+          "learning_rate": "Learning rate", "samples_per_s": "Samples a second", "gradient_norm": "Gradient norm",
           "step_s": "Time of a step", "data_s": "Waiting for the batch", "update_s": "Update",
           "bubble": "Idle part of the iteration", "noise_scale": "Gradient noise scale"}  # fmt: skip
 
@@ -231,6 +242,30 @@ def speed_of(metrics: Metrics) -> Iterator[tuple[str, Json]]:
         yield "rate", number(*_in(found), unit="samples/s")
     if found := usual(metrics, "bubble"):
         yield "idle", percent(*_in(found))
+
+
+def step_in_words(metrics: Metrics) -> list[str | Json]:
+    """The median step with its parts, as a sentence; [] without the time of a step."""
+    parts = dict(speed_of(metrics))
+    if "step" not in parts:
+        return []
+    names = (("iteration", "running the schedule"), ("update", "the update"), ("data", "waiting for the batch"))
+    text: list[str | Json] = ["A step takes ", parts["step"]]
+    for place, (key, words) in enumerate((key, words) for key, words in names if key in parts):
+        text += [": " if place == 0 else ", ", f"{words} ", parts[key]]
+    text.append(". ")
+    if "idle" in parts:
+        text += ["While it runs the schedule a rank is idle for ", parts["idle"], " of the time, as the mean. "]
+    return text
+
+
+def late_batches(metrics: Metrics) -> list[str | Json]:
+    """A sentence if steps wait long for their batch; else []."""
+    step, data = usual(metrics, "step_s"), usual(metrics, "data_s")
+    if step is None or data is None or data[0] < _LATE * step[0]:
+        return []
+    share = percent(data[0] / step[0], METRICS, f"{data[1]} / {step[1]}")
+    return ["Steps wait ", share, " of their time for the batch; more data.workers, or smaller pictures, help. "]
 
 
 def _in(found: tuple[float, str]) -> tuple[float, str, str]:

@@ -1,8 +1,8 @@
 """`diffusionpipe watch`: the page of a run on this machine's loopback address while the run trains.
 
-    GET  /?token=T         the page
-    GET  /data?token=T     its data as JSON, which the page asks for every few seconds
-    POST /save, /stop      ask the run to save, or to save and stop, by the files that it looks for
+    GET  /?token=T             the page
+    GET  /data?token=T         its data as JSON, which the page asks for every few seconds
+    POST /save, /stop, /draw   ask the run to save, to save and stop, or to draw, by the files that it looks for
 
 The token is random and new for each start. Reading needs it in the address. A request that changes something is a POST
 with the token in a header, which no form of another page can send; its Host must be a loopback name, so that no name of
@@ -23,11 +23,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from diffusionpipe.errors import ConfigError, DiffusionPipeError
 from diffusionpipe.workflows.page import html_of, waiting_report, watched_report
+from diffusionpipe.workflows.page_recipe import recipe_of
 
 LOOPBACK = "127.0.0.1"
 TOKEN_HEADER = "X-DiffusionPipe-Token"
-FILES = {"/save": "save", "/stop": "save_quit"}
-"""The file of the run folder that each request creates."""
+FILES = {"/save": "save", "/stop": "save_quit", "/draw": "draw"}
+"""The file of the run folder that each request creates, see `trainer.step.stopping`."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _LONGEST = 4096
 """The most bytes of a request's body; none is needed."""
@@ -66,6 +67,20 @@ class Watch(ThreadingHTTPServer):
                 return waiting_report(self.folder)
 
 
+def _no_effect(folder: Path, name: str) -> str:
+    """The reason why a file of that name in the run folder would do nothing now; empty where it does something."""
+    from diffusionpipe.trainer.launching.run_lock import is_held
+
+    if not folder.is_dir():
+        return "the run has not begun"
+    if not is_held(folder):
+        return "no job trains in this folder now, so nothing has been asked"
+    recipe = recipe_of(folder)
+    if name == FILES["/draw"] and isinstance(recipe, dict) and not isinstance(recipe.get("sampling.every"), int):
+        return "the recipe draws nothing; set sampling.every, and this button draws between its steps too"
+    return ""
+
+
 class _Answers(BaseHTTPRequestHandler):
     server: Watch
     server_version, sys_version = "DiffusionPipe", ""
@@ -85,7 +100,7 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def do_POST(self) -> None:
-        """Ask the run to save or to stop, if the request comes from the page itself."""
+        """Ask the run to save, to draw or to stop, if the request comes from the page itself."""
         length = self.headers.get("Content-Length", "0")
         if length.isdigit() and int(length) <= _LONGEST:
             self.rfile.read(int(length))
@@ -94,8 +109,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, "only the page of this address may ask for that")
         elif (name := FILES.get(self.path)) is None:
             self._answer(HTTPStatus.NOT_FOUND, "there is no such request")
-        elif not self.server.folder.is_dir():
-            self._answer(HTTPStatus.CONFLICT, "the run has not begun")
+        elif reason := _no_effect(self.server.folder, name):
+            self._answer(HTTPStatus.CONFLICT, reason)
         else:
             try:
                 (self.server.folder / name).touch()

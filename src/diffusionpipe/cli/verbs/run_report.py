@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.table import Table
 
+    from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.planner.correction.correct import StepTimes
-    from diffusionpipe.trainer.data.survey import Line
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.setup.start import Start
     from diffusionpipe.workflows.run_check import RunCheck

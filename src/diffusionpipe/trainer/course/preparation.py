@@ -10,6 +10,7 @@ from pathlib import Path
 
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError
+from diffusionpipe.ir.data_survey import Survey
 from diffusionpipe.models.base.family import MOST_CHUNKS
 from diffusionpipe.models.opening.folder import family_of
 from diffusionpipe.runtime.job.agreement import from_first, on_all
@@ -35,7 +36,7 @@ from diffusionpipe.trainer.data.sized import HeldSizes, Sized, agree_on_sizes, s
 from diffusionpipe.trainer.data.sizes import assign
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.sources import joined_of
-from diffusionpipe.trainer.data.survey import Folder, Line, Use, survey
+from diffusionpipe.trainer.data.survey import Folder, Use, kept_survey
 from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
@@ -109,8 +110,8 @@ class Data:
 
     train: BatchSource
     validation: BatchSource | None
-    survey: tuple[Line, ...]
-    """The lines about the data; () on other ranks than rank 0."""
+    survey: Survey | None
+    """The facts about the data; None on other ranks than rank 0."""
     ledger: Ledger | None
     """The ledger of the training data; None on other ranks than rank 0."""
     sizes: Sized | None
@@ -168,7 +169,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
             sizes=_sized(opened, trained, order),
             validation=kept,
             held=_held(opened, kept) if kept is not None else None,
-            survey=_survey(counted, scanned, source, resumed, order) if scanned else (),
+            survey=_survey(counted, scanned, source, resumed, order) if scanned else None,
             ledger=ledgers[0] if ledgers else None,
             is_continued=any(known),
         )
@@ -281,8 +282,8 @@ def _in_order(folder: Folder, ledger: Ledger) -> Folder:
 
 def _survey(
     opened: Model, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None, order: SizeOrder | None
-) -> tuple[Line, ...]:
-    """The lines about the scanned folders, training's first."""
+) -> Survey:
+    """The facts about the scanned folders, training's first."""
     recipe = opened.recipe
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
     dataset = scanned[0].dataset
@@ -300,7 +301,7 @@ def _survey(
         and data.caption_chunks < MOST_CHUNKS,
         prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),
     )
-    return survey(scanned[0], scanned[1] if len(scanned) > 1 else None, use)
+    return kept_survey(scanned[0], scanned[1] if len(scanned) > 1 else None, use)
 
 
 def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Folder]) -> tuple[Dataset, Dataset | None]:

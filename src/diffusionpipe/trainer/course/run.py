@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
-from diffusionpipe.ir.files import write_timeline
+from diffusionpipe.ir.files import SURVEY, write_file, write_timeline
 from diffusionpipe.runtime.comm.places import encoded_rows
 from diffusionpipe.runtime.job.agreement import from_first, on_all
 from diffusionpipe.runtime.job.process_group import Job
@@ -33,7 +33,7 @@ from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.course.caching import cache_of, names_of_kept, with_cache
 from diffusionpipe.trainer.course.copy_memory import can_checkpoint_async
-from diffusionpipe.trainer.course.documents import write_documents
+from diffusionpipe.trainer.course.documents import SURVEY_FILE, write_documents
 from diffusionpipe.trainer.course.evaluation import averaged, validate
 from diffusionpipe.trainer.course.first_steps import FirstSteps
 from diffusionpipe.trainer.course.kept_samples import keep_in_session, sample_folder
@@ -69,7 +69,7 @@ from diffusionpipe.trainer.setup.start import Start, loading_of, places
 from diffusionpipe.trainer.step.loop import Stepper
 from diffusionpipe.trainer.step.spikes import Spikes, kept_values
 from diffusionpipe.trainer.step.step_result import StepResult
-from diffusionpipe.trainer.step.stopping import Stopping
+from diffusionpipe.trainer.step.stopping import DRAW, Stopping
 from diffusionpipe.trainer.step.windows import WindowStepper
 
 logger = logging.getLogger(__name__)
@@ -122,8 +122,8 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
         if step == recipe.training.num_steps:
             _end_again(opened, job, checkpoint, screen)
             return step
-    if is_first and hooks.tell_data is not None:
-        hooks.tell_data(data.survey)
+    if hooks.tell_data is not None and data.survey is not None:
+        hooks.tell_data(data.survey.lines)
     # A login may be missing: before anything long.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
@@ -190,7 +190,9 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     recipe = session.recipe
     forget_end(recipe.run.folder)
     assert state.data.ledger is not None, "it is that of rank 0"
+    assert state.data.survey is not None, "it is that of rank 0"
     write_ledger(recipe.run.folder, state.data.ledger)
+    write_file(state.data.survey, recipe.run.folder / SURVEY_FILE, SURVEY)
     write_documents(recipe, session.plan)
     write_rate(recipe.run.folder, drawn_rate(recipe, state.data.train.dataset))
     if is_resumed:
@@ -322,6 +324,8 @@ def _train(state: RunState) -> None:
             for result in results:
                 state.checkpoints.after(result.step, result.saving_votes)
             _evaluate(state)
+            if any(result.decision.draws for result in results):
+                _draw_once(state)
             stops = any(result.decision.stops for result in results)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
                 _save(state, is_last=stops or state.step == recipe.training.num_steps)
@@ -390,7 +394,7 @@ def _reading_weights(recipe: Recipe) -> tuple[int | None, ...]:
 def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool:
     """Whether the weights are read outside of training after this step."""
     wanted = _reading_weights(state.session.recipe)
-    decided = any(result.decision.saves or result.decision.stops for result in results)
+    decided = any(result.decision.needs_weights for result in results)
     return decided or any(_is_due(every, state.step) for every in wanted)
 
 
@@ -417,20 +421,35 @@ def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
             by_backbone = {f"validation_loss/{name}": loss for name, loss in result.by_backbone if name}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_wanted):
-        rate = drawn_rate(recipe, state.data.train.dataset)
-        wish, settings = request_of(recipe, rate), [sampling_settings(member) for member in session.members]
-        started = perf_counter()
-        with state.screen.work("drawing samples") as work, averaged(session):
-            drawn = draw_in_session(session, wish, settings, on_step=steps_of(work))
-        if drawn is not None:
-            assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
-            with session.job.progress.phase(RECORDING):
-                kept = keep_in_session(session, state.step, drawn[-1], wish, settings[-1])
-                state.metrics.show(state.step, kept)
-                grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
-                captions = captions_of([member.name for member in session.members], wish.captions)
-                state.hooks.save_grid(shown(drawn), captions, grid)
-            logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
+        _draw(state)
+
+
+def _draw_once(state: RunState) -> None:
+    """Draw because a person has asked for it, unless these weights have been drawn; every rank calls it."""
+    if state.session.recipe.sampling.every is None:
+        if state.session.is_first:
+            logger.warning("the recipe draws nothing, so the file %s has no effect; set sampling.every", DRAW)
+    elif state.drawn != state.step:
+        _draw(state)
+
+
+def _draw(state: RunState) -> None:
+    """Draw the samples of the recipe with the weights as they are; every rank calls it."""
+    session, recipe = state.session, state.session.recipe
+    rate = drawn_rate(recipe, state.data.train.dataset)
+    wish, settings = request_of(recipe, rate), [sampling_settings(member) for member in session.members]
+    started, state.drawn = perf_counter(), state.step
+    with state.screen.work("drawing samples") as work, averaged(session):
+        drawn = draw_in_session(session, wish, settings, on_step=steps_of(work))
+    if drawn is not None:
+        assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
+        with session.job.progress.phase(RECORDING):
+            kept = keep_in_session(session, state.step, drawn[-1], wish, settings[-1])
+            state.metrics.show(state.step, kept)
+            grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
+            captions = captions_of([member.name for member in session.members], wish.captions)
+            state.hooks.save_grid(shown(drawn), captions, grid)
+        logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 
 def _save(state: RunState, *, is_last: bool) -> None:

@@ -8,11 +8,11 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from diffusionpipe.ir import Timeline
+from diffusionpipe.ir.data_survey import Line
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.course.preparation import Data
 from diffusionpipe.trainer.data.sized import turns_at
-from diffusionpipe.trainer.data.survey import Line
 from diffusionpipe.trainer.inference.drawing import Picture
 from diffusionpipe.trainer.optim.named_rates import LossRates
 from diffusionpipe.trainer.recipe import Recipe
@@ -113,6 +113,8 @@ class RunState:
     """The number of training steps done."""
     validated: int | None = None
     """The last step whose weights had a finite validation loss."""
+    drawn: int | None = None
+    """The last step whose weights were drawn."""
     timeline: Timeline | None = field(default=None)
 
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffusionpipe.ir.data_survey import Line, Survey, TrainedSize
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, chunks_in_use, cut_captions
 from diffusionpipe.trainer.data.caption_rules import has_stray_braces, plain_text, texts_of
@@ -25,7 +27,7 @@ from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.order import next_epoch, place_of
 from diffusionpipe.trainer.data.size_lines import lines_of_sizes
-from diffusionpipe.trainer.data.sizes import Assignment
+from diffusionpipe.trainer.data.sizes import Assignment, cut_away, enlargement
 from diffusionpipe.trainer.data.treatment import PLAIN, Treatment
 
 ENLARGED = 2.0
@@ -39,16 +41,6 @@ class Folder(NamedTuple):
 
     dataset: Dataset
     findings: Findings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One thing that is said of the data."""
-
-    name: str
-    text: str
-    is_warning: bool = False
-    """Whether it is probably not as its user wants it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +68,39 @@ class Use:
     """The sizes of the training pictures, where there are several."""
     same_size: int = 1
     """With `sizes`: samples in a row that have one."""
+
+
+def kept_survey(train: Folder, held_out: Folder | None, use: Use) -> Survey:
+    """The facts as the run keeps them: all that is printed, how long captions are, and the sizes of training."""
+    texts = _longest_texts(train.dataset, use.treatments)[1] if use.readings else []
+    return Survey(
+        lines=survey(train, held_out, use),
+        further=tuple(_words(train, "captions", texts)) if use.readings is not None else (),  # else they are in `lines`
+        sizes=tuple(_trained_sizes(train, use)),
+    )
+
+
+def _trained_sizes(train: Folder, use: Use) -> Iterator[TrainedSize]:
+    """The sizes of training with their samples; one where the recipe has one."""
+    if use.sizes is not None:
+        for share in use.sizes.shares:
+            yield TrainedSize(
+                size=_of_size((share.size.width, share.size.height)),
+                samples=share.pictures,
+                visits=share.visits,
+                cut=share.cut,
+                enlarged=share.enlarged,
+            )
+        return
+    size = Clip(width=use.size[0], height=use.size[1])
+    known = [one for one in train.findings.sizes if one is not None]
+    yield TrainedSize(
+        size=_of_size(use.size),
+        samples=len({sample.name for sample in train.dataset.samples}),
+        visits=len(train.dataset.samples),
+        cut=sum(cut_away(one, size) for one in known) / len(known) if known else None,
+        enlarged=max(enlargement(one, size) for one in known) if known else None,
+    )
 
 
 def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]:

@@ -1,10 +1,11 @@
-"""When to save and when to stop: signals and signal files, agreed on by all ranks at a step's end.
+"""When to save, to draw and to stop: signals and signal files, agreed on by all ranks at a step's end.
 
     SIGTERM, SIGINT (Ctrl-C)   save and stop after this step; a second SIGINT ends the process at once
     SIGHUP                     the same, unless it is ignored (nohup)
     SIGUSR1                    save after this step and continue
     RUN/save                   the same, by creating a file in the run folder (rank 0 looks once per second)
     RUN/save_quit              save and stop
+    RUN/draw                   draw the samples of the recipe after this step and continue
 
 A signal reaches the ranks at different steps, so no rank acts alone: each adds its votes to a sum over all ranks
 which the step computes anyway (`votes`, `decision`) or which `agree` computes. A rank whose peer died never saves:
@@ -29,11 +30,16 @@ from diffusionpipe.units import Seconds
 logger = logging.getLogger(__name__)
 
 Votes = tuple[int, int]
-"""How many want to save, and how many want to stop."""
+"""How many want to save; how many want to stop, with `_DRAWING` times the number of those who want pictures. A third
+number could change the order in which others are summed beside them, and so the last digit of a loss."""
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STOPPING = "saving and stopping after this step signal=%s"
 _LOOK: Seconds = 1.0
+_DRAWING = 2**20
+"""More than all votes to stop."""
+SAVE, SAVE_AND_STOP, DRAW = "save", "save_quit", "draw"
+"""Files of the run folder by which a person asks for something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,18 @@ class Decision:
 
     saves: bool
     stops: bool
+    draws: bool = False
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether something of it reads the weights of the step."""
+        return self.saves or self.stops or self.draws
+
+    def joined(self, other: "Decision") -> "Decision":
+        """Both together."""
+        return Decision(
+            saves=self.saves or other.saves, stops=self.stops or other.stops, draws=self.draws or other.draws
+        )
 
 
 def all_reduced(votes: Votes) -> Votes:
@@ -61,7 +79,7 @@ def _is_one_of_several() -> bool:
 
 
 class Stopping:
-    """Collects the wishes to save or stop of one process.
+    """Collects the wishes of one process to save, to draw or to stop.
 
     `folder` is the run folder on the one rank that looks for signal files (rank 0), else None. `peer_failure` tells
     which other rank has died, None while all live.
@@ -69,7 +87,7 @@ class Stopping:
 
     def __init__(self, *, folder: Path | None, peer_failure: Callable[[], PeerError | None] = lambda: None) -> None:
         self._folder, self._peer_failure = folder, peer_failure
-        self._wants_save = self._wants_stop = False
+        self._wants_save = self._wants_stop = self._wants_drawing = False
         self._is_listening = self._has_agreed_to_stop = False
         self._unsaid: str | None = None
         """A signal to stop of which nothing has been said."""
@@ -111,8 +129,8 @@ class Stopping:
     def votes(self) -> Votes:
         """The wishes of this process since the last call, to be summed over all ranks."""
         self._look()
-        votes = int(self._wants_save), int(self._wants_stop)
-        self._wants_save = False
+        votes = int(self._wants_save), int(self._wants_stop) + _DRAWING * int(self._wants_drawing)
+        self._wants_save = self._wants_drawing = False
         return votes
 
     def decision(self, total: Votes) -> Decision:
@@ -124,12 +142,12 @@ class Stopping:
         failure = self._peer_failure()
         if failure is not None:
             raise failure
-        saves, stops = total
+        saves, (draws, stops) = total[0], divmod(total[1], _DRAWING)
         if stops and self._unsaid is not None:
             logger.warning(_STOPPING, self._unsaid)
             self._unsaid = None
         self._has_agreed_to_stop = self._has_agreed_to_stop or stops > 0
-        return Decision(saves=saves > 0 or stops > 0, stops=stops > 0)
+        return Decision(saves=saves > 0 or stops > 0, stops=stops > 0, draws=draws > 0)
 
     def agree(self, sum_over_ranks: Callable[[Votes], Votes]) -> Decision:
         """The decision of all ranks, with a sum of its own.
@@ -164,14 +182,15 @@ class Stopping:
         self._looked = time.monotonic()
         for file in self._signal_files():
             logger.info("found a signal file file=%s", file)
-            self._wants_save = True
-            self._wants_stop = self._wants_stop or file.name == "save_quit"
+            self._wants_save = self._wants_save or file.name != DRAW
+            self._wants_stop = self._wants_stop or file.name == SAVE_AND_STOP
+            self._wants_drawing = self._wants_drawing or file.name == DRAW
             self._remove(file)
 
     def _signal_files(self) -> list[Path]:
         if self._folder is None:
             return []
-        files = [self._folder / name for name in ("save", "save_quit")]
+        files = [self._folder / name for name in (SAVE, SAVE_AND_STOP, DRAW)]
         return [file for file in files if file not in self._unremovable and file.is_file()]
 
     def _remove(self, file: Path) -> None:

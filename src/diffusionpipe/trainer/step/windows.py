@@ -127,7 +127,8 @@ class WindowStepper:
         while len(self._pending) > self._delay or (self._pending and self._window.batch == self._stop):
             settled.append(self._settle(self._pending.popleft()))
         if self._window.batch < self._stop:
-            if (self._decision.stops or self._decision.saves or self._broken) and settled:
+            # A drawing waits for the next flush: one flush more would change the training.
+            if (self._decision.saves or self._decision.stops or self._broken) and settled:
                 self._stop = min(self._stop, self._window.batch + self._session.plan.train.lead)
             return [replace(result, decision=NO_DECISION) for result in settled]
         decision, self._decision = self._decision, NO_DECISION
@@ -243,10 +244,7 @@ class WindowStepper:
         result = self._trained.result(window.step, total[:2], session.plan.batch)
         if not (isfinite(result.loss) and isfinite(result.norm)) and self._broken is None:
             self._broken = window.step, result, window.bad(result)
-        decision = self._stopping.decision((int(saves), int(stops)))
-        self._decision = Decision(
-            saves=self._decision.saves or decision.saves, stops=self._decision.stops or decision.stops
-        )
+        self._decision = self._decision.joined(self._stopping.decision((int(saves), int(stops))))
         return StepResult(
             step=window.step + 1,
             loss=result.loss,

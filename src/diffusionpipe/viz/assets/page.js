@@ -253,6 +253,28 @@ dp.samples = function (report) {
     shown.flatMap((item) => item.samples.notes.map((note) => dp.el("p", { class: "small" }, note))));
 };
 
+/** The training data of each run: the sizes at which samples are trained, and the facts that its command has printed. */
+dp.data = function (report) {
+  const items = report.items.filter((item) => item.data);
+  if (!items.length) return null;
+  const several = items.length > 1;
+  const part = (item) => {
+    const { sizes, lines, absent } = item.data;
+    if (absent) return [several && dp.el("h3", {}, item.name), dp.absent(absent)];
+    const most = Math.max(...sizes.map((one) => (one.share ? one.share.value : 0)));
+    const bar = (one) => {
+      const made = dp.el("span", { class: "bar predicted", "aria-hidden": "true" });
+      made.style.width = `${100 * (one.share ? one.share.value / most : 0)}%`;
+      return [dp.figure(one.share), dp.el("span", { class: "track" }, made)];
+    };
+    return [several && dp.el("h3", {}, item.name),
+      dp.table(`Sizes of training${several ? ` of ${item.name}` : ""}`, ["size in pixels", "samples", "share of the training", "cut away, mean", "enlarged by at most"],
+        sizes.map((one) => dp.row([one.size, dp.figure(one.samples), bar(one), dp.figure(one.cut) || "not known", one.enlarged ? [dp.figure(one.enlarged), "\u00d7"] : "not known"]))),
+      dp.table(`Facts about the data${several ? ` of ${item.name}` : ""}`, ["about", "found"], lines.map((line) => dp.row([line.name, [line.warns && dp.el("span", { class: "tag" }, "look"), line.warns && " ", dp.el("span", { dir: "auto" }, line.text)]])))];
+  };
+  return dp.section("training-data", "Data", items.some((item) => !item.data.absent) ? "As the run has found its training data before the first step." : null, items.map(part));
+};
+
 dp.recipe = function (report) {
   const { of, rows } = report.recipes;
   const gone = report.items.filter((item) => item.recipe && item.recipe.absent).map((item) => dp.absent(item.recipe.absent));
@@ -293,7 +315,7 @@ dp.controls = function () {
   };
   const button = (text, path, words) => dp.el("button", { type: "button", click: () => ask(path, words) }, text);
   return dp.el("div", { class: "tools controls", role: "group", "aria-label": "The run" },
-    button("Save now", "/save", "asking to save"), button("Save and stop", "/stop", "asking to stop"), said);
+    button("Save now", "/save", "asking to save"), button("Draw now", "/draw", "asking for pictures"), button("Save and stop", "/stop", "asking to stop"), said);
 };
 dp.token = () => new URLSearchParams(location.search).get("token") || "";
 
@@ -327,7 +349,7 @@ dp.start = function (report) {
   const detail = dp.el("div", {});
   const sections = (item) => [dp.alternatives(item), dp.timeline(item), dp.causes(item), dp.memory(item), dp.stages(item)];
   const heroes = report.items.map((item, place) => dp.hero(report, item, place));
-  const links = { ...(several ? { differences: "Differences" } : {}), curves: "Curves", samples: "Samples", why: "Layout", timeline: "Step", waits: "Waits", memory: "Memory", stages: "Stages", recipe: "Recipe" };
+  const links = { ...(several ? { differences: "Differences" } : {}), curves: "Curves", samples: "Samples", why: "Layout", timeline: "Step", waits: "Waits", memory: "Memory", stages: "Stages", "training-data": "Data", recipe: "Recipe" };
   const main = dp.el("main", { id: "main" }, several && dp.el("h1", {}, `${report.items.length} compared`), several && dp.differences(report),
     report.waiting && dp.el("h1", {}, `${report.waiting} has not begun`), report.waiting && dp.el("p", { class: "lead" }, "This page shows the run as soon as its folder is there."),
     report.watched && !report.waiting && dp.controls(), heroes);
@@ -340,7 +362,7 @@ dp.start = function (report) {
   }
   if (report.items.length) {
     detail.append(...sections(report.items[0]));
-    main.append(detail, dp.recipe(report));
+    main.append(...[detail, dp.data(report), dp.recipe(report)].filter(Boolean));
   }
   if (report.watched) dp.follow(report);
   const there = Object.entries(links).filter(([id]) => main.querySelector(`#${id}`));

@@ -1,0 +1,40 @@
+"""The facts about a run's training data, which are printed before step 1 and kept in its folder, survey.json."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that is said of the data."""
+
+    name: str
+    text: str
+    is_warning: bool = False
+    """Whether it is probably not as its user wants it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSize:
+    """The samples that are trained at one size."""
+
+    size: str
+    """Width and height in pixels, of clips the frames too, e.g. "768 x 512"."""
+    samples: int
+    """The number of different samples of this size."""
+    visits: int
+    """Visits of samples in a cycle of epochs; shares of a training are shares of them."""
+    cut: float | None
+    """Mean share of a sample that is cut away, 0 to 1; None where the sizes of the files are not known."""
+    enlarged: float | None
+    """The largest factor by which one is enlarged; below 1 none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The facts about the training data of a run."""
+
+    lines: tuple[Line, ...]
+    further: tuple[Line, ...]
+    """The lines that are kept and not printed: the lengths of captions."""
+    sizes: tuple[TrainedSize, ...]
+    """The sizes that have samples, in the order of the rules."""
