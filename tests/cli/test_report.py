@@ -205,6 +205,19 @@ def test_a_shared_page_holds_no_path_no_host_and_no_user(run, tmp_path, monkeypa
     assert str(tmp_path) in page_of(tmp_path / "open.html", folder)
 
 
+def test_a_shared_page_holds_no_relative_path_but_rates_and_names_of_losses(run, tmp_path):
+    folder = make_run(tmp_path / "named", note="pictures/of/mine", images="['masks/a b.png', 'masks/c.png']")
+    survey = json.loads((folder / "survey.json").read_text())
+    survey["lines"].append({"name": "captions", "text": "1 is empty, e.g. holidays/anna/8.jpg"})
+    (folder / "survey.json").write_text(json.dumps(survey))
+    (folder / "plan.alternatives.json").write_text("seen in pictures/of/mine")
+    data = json.dumps(report_of([folder], is_shared=True))
+    for path in ("pictures/of/mine", "masks/", "holidays", "anna"):
+        assert path not in data
+    assert "samples/s" in data
+    assert "holidays/anna" in json.dumps(report_of([folder]))
+
+
 def test_no_token_of_a_tracker_is_in_a_page(run, tmp_path):
     folder = make_run(tmp_path / "tracked", api_key="a-secret-of-mine", note="hf_abcdefghijklmnopqrstuvwx")
     page = page_of(tmp_path / "report.html", folder)
@@ -235,6 +248,9 @@ def test_a_search_keeps_its_layouts_beside_the_plan_and_the_page_shows_them(run,
     assert [row["step"]["value"] for row in part["rows"]] == [one["step"] for one in kept["layouts"]]
     assert [one["is_chosen"] for one in kept["layouts"]].count(True) == 1
     assert "other" in {one["found"] for one in kept["layouts"]}
+    step = next(one["step"] for one in kept["layouts"] if one["is_chosen"])
+    near = [one["step"] <= 1.015 * step and not one["is_chosen"] and one["found"] != "other" for one in kept["layouts"]]
+    assert [row["near"] for row in part["rows"]] == near
     shutil.copy(run / "plan.json", plan)
     assert report_of([plan])["items"][0]["alternatives"]["absent"].endswith("belongs to another plan")
 

@@ -378,6 +378,12 @@ def test_pictures_that_a_person_asks_for_change_no_bit_of_the_run(crew, recipe, 
     assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))
 
 
+def test_a_stop_that_is_asked_for_in_the_last_step_is_an_end(recipe, tmp_path, caplog):
+    assert train_here(recipe(tmp_path), at={6: ask_to_save_and_quit}) == 6
+    assert "stopped step=" not in caplog.text
+    assert (tmp_path / "export").exists()
+
+
 def test_a_recipe_without_samples_says_that_it_draws_none(recipe, tmp_path, caplog):
     assert train_here(recipe(tmp_path, sampling={"every": None}), at={1: ask_to_draw}) == 6
     assert "the recipe draws nothing" in caplog.text

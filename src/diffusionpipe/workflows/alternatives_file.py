@@ -35,14 +35,14 @@ def alternatives_of(comparison: Comparison, plan: Plan) -> Alternatives:
     )
 
 
-def alternatives_of_rows(plan: Plan, verdict: str, rows: Iterable[Row]) -> Alternatives:
-    """The layouts of a plan that the library made, the plan's own among them."""
+def alternatives_of_rows(plan: Plan, why: str, rows: Iterable[Row]) -> Alternatives:
+    """The layouts of a plan that the library made, the plan's own among them; `why`: the verdict, then its remarks."""
     chosen = name_of_plan(plan), sizes_of_plan(plan)
     layouts = tuple(
         _layout(row, "simulated" if row.use else "estimated", is_chosen=(row.name, row.sizes) == chosen) for row in rows
     )
-    mark = mark_of(plan, schedule_to_text(plan.train))
-    return Alternatives(plan=mark, verdict=verdict, remarks=(), layouts=layouts)
+    mark, (verdict, *remarks) = mark_of(plan, schedule_to_text(plan.train)), why.splitlines() or [""]
+    return Alternatives(plan=mark, verdict=verdict, remarks=tuple(remarks), layouts=layouts)
 
 
 def _layouts(comparison: Comparison) -> Iterator[Alternative]:

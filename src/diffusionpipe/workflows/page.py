@@ -6,7 +6,7 @@ import getpass
 import json
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ _PLAN = "plan.json"
 _OF_A_RUN = (RECIPE, METRICS, _PLAN, "checkpoints", "samples", "data.json")
 """A folder with one of these is a run's."""
 _PATH = re.compile(r"(?<![\w.:/<])(?:~|[A-Za-z]:)?[/\\][\w.@+%-]+(?:[/\\][\w.@+%-]+)*[/\\]?")
+_RELATIVE = re.compile(r"(?<![\w.:/<])[\w.@+%-]+(?:[/\\][\w.@+%-]+)+[/\\]?")
+_LISTED = re.compile(r"[^'\"\[\],]*[/\\][^'\"\[\],]*")
+"""A path in a value of a recipe or in a list of values."""
+_WITH_PATHS = ("data", "made_with")
+"""Parts of a page in which a word with a slash is a path."""
 _NO_RECIPES: Json = {"of": [], "rows": []}
 _SLOW = 1.1
 """A measured step is called slower than predicted from this factor on."""
@@ -63,7 +68,7 @@ def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
     known = [(place, one) for place, one in enumerate(recipes) if isinstance(one, dict) and one]
     rows = rows_of([recipe for _, recipe in known])
     report = _report(items, {"of": [place for place, _ in known], "rows": rows}, is_shared=is_shared)
-    return _shared(report, sources) if is_shared else report
+    return _shared(report, [*map(str, sources), *_paths_in(recipe for _, recipe in known)]) if is_shared else report
 
 
 def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
@@ -234,19 +239,34 @@ def _notes(unreadable: int) -> list[str]:
     return [f"{METRICS}: {unreadable} {lines} left out; {killed}."]
 
 
-def _shared(report: Mapping[str, Any], sources: Sequence[Path]) -> Json:
-    """The report without paths, host and user names; captions of samples stay as they are."""
-    names = [*_names_here(), *(str(source) for source in sources if len(str(source)) > 1)]
+def _shared(report: Mapping[str, Any], paths: Sequence[str]) -> Json:
+    """The report without paths, host and user names; captions of samples stay as they are.
+
+    Relative paths look like rates ("samples/s") and names ("loss/unet"): hidden are `paths`, all of the words that a
+    plan was made with, and all in the lines about the data.
+    """
+    names = [*_names_here(), *paths]
     hide = _hiding(sorted({name for name in names if len(name) > 2}, key=len, reverse=True))
     items = []
     for item in report["items"]:
         kept = {key: value for key, value in item.items() if key not in ("samples", "place")}
+        kept |= {key: _everywhere(kept[key], _without_relative) for key in _WITH_PATHS if key in kept}
         items.append(_everywhere(kept, hide) | {key: item[key] for key in ("samples",) if key in item})
     rows = [
         row | {"values": [hide(LEFT_OUT if "/" in value or "\\" in value else value) for value in row["values"]]}
         for row in report["recipes"]["rows"]
     ]
     return {**report, "items": items, "recipes": {**report["recipes"], "rows": rows}}
+
+
+def _paths_in(recipes: Iterable[Mapping[str, object]]) -> list[str]:
+    """Relative and absolute paths in the values of recipes, those in lists too."""
+    values = [value for recipe in recipes for value in recipe.values() if isinstance(value, str)]
+    return [path.rstrip("/\\") for value in values for path in _LISTED.findall(value)]
+
+
+def _without_relative(text: str) -> str:
+    return _RELATIVE.sub(LEFT_OUT, text)
 
 
 def _names_here() -> list[str]:

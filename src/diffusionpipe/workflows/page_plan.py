@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from diffusionpipe.errors import DiffusionPipeError
 from diffusionpipe.ir import COMPUTE_OPS, Op, Plan, Timeline
+from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.alternatives_file import alternatives_file, read_alternatives
 from diffusionpipe.workflows.page_figures import Json, absent, count, figure, number, percent, seconds, size
@@ -205,6 +206,7 @@ def layouts_of(kept: Alternatives, file: str) -> Json:
                 "sizes": one.sizes,
                 "found": one.found,
                 "chosen": one.is_chosen,
+                "near": one.found != "other" and not one.is_chosen and 0 < one.step <= fastest * (1 + NEAR_TIE),
                 "fits": one.overflow <= 0,
                 "step": seconds(one.step, file, f"{key}.step"),
                 "times": number(one.step / fastest, file, f"{key}.step / step of the chosen", digits=3)

@@ -331,7 +331,7 @@ def _train(state: RunState) -> None:
                 _save(state, is_last=stops or state.step == recipe.training.num_steps)
             if state.progress is not None:
                 state.progress.pause()
-            if stops:
+            if stops and state.step < recipe.training.num_steps:  # else nothing is left to stop
                 status = ExitStatus.STOPPED
                 logger.warning("stopped step=%d reason=requested exit_status=%d resume=latest", state.step, status)
                 break

@@ -118,7 +118,7 @@ dp.alternatives = function (item) {
   const part = item.alternatives;
   if (dp.isAbsent(part)) return dp.section("why", "Why this layout", null, dp.absent(part.absent));
   const row = (one) => dp.row([
-    [one.chosen && dp.el("span", { class: "tag chosen" }, "chosen"), one.name], one.sizes,
+    [one.chosen && dp.el("span", { class: "tag chosen" }, "chosen"), one.near && one.fits && dp.el("span", { class: "tag" }, "near-tie"), " ", one.name], one.sizes,
     dp.figure(one.step), one.times && [dp.figure(one.times), "\u00d7"], dp.figure(one.rate), dp.figure(one.idle), dp.figure(one.memory),
     one.fits ? "fits" : dp.el("span", { class: "bad" }, "lacks ", dp.figure(one.lack)), one.found === "other" ? "another system, estimated" : one.found,
   ], { class: one.chosen ? "chosen" : one.fits ? "" : "dim" });
@@ -126,6 +126,7 @@ dp.alternatives = function (item) {
     part.remarks.map((remark) => dp.el("p", { class: "notice" }, remark)),
     dp.el("h3", {}, "What else was looked at"),
     dp.table("Layouts", ["layout", "sizes", "step", "of the chosen", "samples/s", "idle", "fullest device", "memory", "found by"], part.rows.map(row)),
+    part.rows.some((one) => one.near && one.fits) && dp.el("p", { class: "small" }, "A near-tie is within the error of a prediction. Among near-ties the plan takes clearly less memory, or else fewer devices, copies or stages; a sentence above says what a faster one would have cost."),
     part.simulated.value > 0 && dp.el("p", { class: "small" }, dp.figure(part.estimated), " layouts were estimated, ", dp.figure(part.simulated), " of them simulated in full."));
 };
 
