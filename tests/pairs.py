@@ -168,6 +168,23 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
             Feature.SEVERAL_STAGES,
         )
     ],
+    "tests/runtime/test_sizes.py::test_mixed_steps_have_the_gradients_of_one_process": [
+        (Feature.PATCHES, other)
+        for other in (
+            Feature.FILL,
+            Feature.REPLICAS,
+            Feature.DATA_PARALLEL,
+            Feature.SHARDED,
+            Feature.OFFLOAD,
+            Feature.SPLIT,
+            Feature.RECOMPUTE,
+            Feature.TWO_DIRECTIONS,
+        )
+    ],
+    "tests/trainer/test_patch_runs.py::test_an_export_draws_whole_pictures_and_trains_on": [
+        (Feature.PATCHES, Feature.EMA),
+        (Feature.PATCHES, Feature.PICTURES),
+    ],
     f"{ESTIMATES}test_two_models_read_their_own_estimates": _with_models(Feature.SELF_CONDITIONING),
     f"{BACKBONES}test_loss_and_gradients_of_each_backbone_are_those_of_the_model_alone": _with_models(
         Feature.REPLICAS,

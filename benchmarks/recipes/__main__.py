@@ -3,6 +3,7 @@
 python -m benchmarks.recipes speed            # SpeeD, about eight minutes on one core
 python -m benchmarks.recipes masks            # holes of pictures, about six minutes
 python -m benchmarks.recipes prototypes       # embeddings of classes, about eight minutes
+python -m benchmarks.recipes patches          # patches of pictures, about eight minutes
 python -m benchmarks.recipes narrow           # exports in 8 and 4 bits, about fifteen minutes
 python -m benchmarks.recipes weights          # trained weights in bfloat16, about ten minutes
 python -m benchmarks.recipes muon             # Muon beside AdamW, about five minutes
@@ -14,11 +15,20 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
+from benchmarks.recipes.patches import patches
 from benchmarks.recipes.prototypes import prototypes
 from benchmarks.recipes.speed import speed
 from benchmarks.recipes.weights import muon, weights
 
-RECIPES = {"speed": speed, "masks": masks, "prototypes": prototypes, "narrow": narrow, "weights": weights, "muon": muon}
+RECIPES = {
+    "speed": speed,
+    "masks": masks,
+    "patches": patches,
+    "prototypes": prototypes,
+    "narrow": narrow,
+    "weights": weights,
+    "muon": muon,
+}
 
 
 def main() -> None:

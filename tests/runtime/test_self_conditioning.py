@@ -10,10 +10,11 @@ from layouts import Step, assert_same_step, step_in_threads, steps_ahead
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op, Sharded
-from diffusionpipe.models.base.self_conditioning import self_conditioned, widen
+from diffusionpipe.models.base.self_conditioning import self_conditioned
 from diffusionpipe.models.compose.cascade import cascade_graph
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
+from diffusionpipe.models.graphs.widening import widen
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
@@ -167,7 +168,7 @@ def test_a_widened_convolution_gives_the_bits_of_the_plain_one(samples):
     plain = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=1))
     noisy, estimate = torch.randn(2, samples, 4, 64, 64)
     expected = plain(noisy)
-    widen(plain, "0")
+    widen(plain, "0", 4)
     found = plain(torch.cat([noisy, estimate], dim=1))
     assert torch.equal(found, expected)
     found.sum().backward()

@@ -16,6 +16,7 @@ from tiny_models import _prepare, tiny_flux_transformer, tiny_t5, tiny_text_enco
 
 from diffusionpipe.costs.forms import Form
 from diffusionpipe.ir.size import Clip
+from diffusionpipe.models.base.coordinates import with_coordinates
 from diffusionpipe.models.families import flux, stable_diffusion
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
@@ -57,7 +58,7 @@ LAYOUTS = {
 def graph_of(kind: str) -> LayerGraph:
     """A tiny model for all sizes."""
     lora = None
-    if kind == "unet":
+    if kind in ("unet", "coordinates"):
         family, objective = stable_diffusion.FAMILY, ObjectiveSettings()
         components = {"text_encoder": tiny_text_encoder(), "vae": tiny_vae(), "unet": tiny_unet()}
     else:
@@ -74,7 +75,7 @@ def graph_of(kind: str) -> LayerGraph:
         graph = family_graph(
             family,
             components,
-            Objective(objective, {} if kind == "unet" else BY_SIZE),
+            Objective(objective, BY_SIZE if "transformer" in components else {}),
             resolution=8,
             train=None,
             dtype="float64",
@@ -82,6 +83,10 @@ def graph_of(kind: str) -> LayerGraph:
             clip=SIZES[0],
             others=SIZES[1:],
         )
+    if kind == "coordinates":
+        graph = with_coordinates(graph, "unet", "conv_in")
+        with torch.no_grad():
+            graph.components["unet"].conv_in.weight[:, -2:] += 0.5
     if lora is not None:
         store(graph, lambda component: Form.NF4 if component != "vae" else None)
         materialize(graph, [one.name for one in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
@@ -103,8 +108,8 @@ def check(kind, layout, steps=MIXED) -> None:
         assert_same_step(own, one_process(graph, *batch))
 
 
-CASES = [(kind, layout) for kind in ("unet", "transformer", "adapters on nf4") for layout in LAYOUTS]
-QUICK = [("unet", "1f1b"), ("unet", "filled"), ("transformer", "1f1b")]
+CASES = [(kind, layout) for kind in ("unet", "transformer", "adapters on nf4", "coordinates") for layout in LAYOUTS]
+QUICK = [("unet", "1f1b"), ("unet", "filled"), ("transformer", "1f1b"), ("coordinates", "filled")]
 
 
 @pytest.mark.parametrize(("kind", "layout"), quick_and_slow(CASES, quick=QUICK))

@@ -1,9 +1,14 @@
 """Runs of models that fill holes of pictures, from the recipe to the export and back."""
 
+import re
+import subprocess
+import sys
+
 import diffusers
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 from tiny_models import FILLING_UNET, randomise_pipeline, tiny_unet
 from tiny_pipelines import FILLING
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
@@ -11,6 +16,8 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 from diffusionpipe import cli
 from diffusionpipe.errors import DataError, RecipeError
 from diffusionpipe.trainer.inference.sample_file import read_origin
+from diffusionpipe.trainer.model.members import check_masks
+from diffusionpipe.trainer.recipe import recipe_to_toml
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIDE = 8
@@ -100,12 +107,31 @@ def test_sample_fills_a_hole_on_the_command_line(model, pictures, tmp_path, caps
 
 def test_masks_and_channels_that_do_not_fit_are_refused(model, pictures, tmp_path):
     plain = save_stable_diffusion(tmp_path / "plain")
+    says = r"data.masks: .*reads no masks .unet: in_channels 4.; use a folder of Stable"
+    with pytest.raises(ValidationError, match=says):
+        filling(plain, pictures, tmp_path / "run")
+    with pytest.raises(RecipeError, match=says):
+        check_masks(plain, is_masked=True)
     with pytest.raises(
-        RecipeError, match=r"data.masks: .*reads no masks .unet: in_channels 4.; use a folder of Stable"
+        ValidationError, match=r"fills holes of pictures .unet: in_channels 9.; set it to .edges., .boxes."
     ):
-        train_here(filling(plain, pictures, tmp_path / "run"))
-    with pytest.raises(RecipeError, match=r"fills holes of pictures .unet: in_channels 9.; set it to .edges., .boxes."):
-        train_here(recipe_of(model, pictures, tmp_path / "run"))
+        recipe_of(model, pictures, tmp_path / "run")
+
+
+def test_masks_that_do_not_fit_are_refused_before_a_model_library_is_imported(model, pictures, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe_to_toml(filling(model, pictures, tmp_path / "run")).replace('masks = "edges"', ""))
+    program = f"""
+import sys
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.recipe import load_recipe
+try:
+    load_recipe({str(recipe)!r})
+except RecipeError as error:
+    print(error, "diffusers" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert re.search(r"data.masks: .* fills holes of pictures .unet: in_channels 9.; set it to .* False$", run.stdout)
 
 
 def test_every_missing_or_wrong_mask_is_named_before_the_training(model, pictures, tmp_path):

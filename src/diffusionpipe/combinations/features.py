@@ -39,6 +39,7 @@ class Feature(StrEnum):
     WIDE = "wide arithmetic"
     SELF_CONDITIONING = "self-conditioning"
     MASKS = "masks"
+    PATCHES = "patches"
     VERSIONS = "weight versions"
     PREDICTION = "predicted weights"
     OTHER_OPTIMIZER = "other optimizers"
@@ -84,6 +85,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
     Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
     Feature.MASKS: "`data.masks`: the denoiser fills holes of pictures",
+    Feature.PATCHES: "`data.patches`: steps on patches of pictures, whose coordinates the denoiser reads",
     Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",
     Feature.PREDICTION: '`pipeline.versions = "predicted"`',
     Feature.OTHER_OPTIMIZER: "`optimizer.name` is neither Adam nor AdamW nor SGD with momentum",

@@ -50,6 +50,19 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         "several models draw one after the other, and masks belong to one of them; remove data.masks, or train the "
         "models one by one"
     ),
+    (Feature.SELF_CONDITIONING, Feature.PATCHES): (
+        "estimates are read at one size alone; remove objective.self_conditioning, or data.patches"
+    ),
+    (Feature.SEVERAL_MODELS, Feature.PATCHES): (
+        "several models read pictures of one size each; remove data.patches, or train the models one by one"
+    ),
+    (Feature.LORA, Feature.PATCHES): (
+        "adapters leave the first convolution as it is, which has to learn to read coordinates; remove data.patches, "
+        "or [lora] to train the whole denoiser"
+    ),
+    (Feature.VERSIONS, Feature.PATCHES): (
+        'training without a flush has one size; set pipeline.versions = "flushed", or remove data.patches'
+    ),
     (Feature.SEVERAL_MODELS, Feature.LORA): (
         "adapters of several models are not supported; remove it, or train the models one by one"
     ),

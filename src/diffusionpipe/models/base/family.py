@@ -14,6 +14,8 @@ from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 
 HINT = "; if it reads its own estimate (self-conditioning), set objective.self_conditioning"
 """The advice about a denoiser with twice the inputs."""
+PLACED = "; if it reads coordinates (it was trained on patches), set data.patches"
+"""The advice about a denoiser with two more inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,9 @@ class Family:
     convolution: str | None = None
     """The first convolution of the denoiser, by its name below it, which self-conditioning widens; None: a denoiser
     without it cannot read its own estimate."""
+    places: str | None = None
+    """The first convolution of a denoiser without absolute positions, by its name below it, which patches widen by
+    coordinates; None: it cannot be trained on patches."""
     has_variances: bool = False
     """Whether the denoiser also states variances, which `learned_variance` trains."""
     augmentation: str | None = None

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.graphs.graph import Layer, LayerGraph, attribute
+from diffusionpipe.models.graphs.graph import Layer, LayerGraph
+from diffusionpipe.models.graphs.widening import widen
 from diffusionpipe.models.objectives.objective import Objective
 
 ESTIMATE = "estimate"
@@ -61,7 +62,7 @@ def self_conditioned(graph: LayerGraph, component: str, convolution: str | None)
     (backbone,) = graph.backbones
     objective, noise = graph.components["objective"], next(spec for spec in graph.inputs if spec.name == "noise")
     assert isinstance(objective, Objective)
-    widen(graph.components[component], convolution)
+    widen(graph.components[component], convolution, noise.shape[0])
     layers = []
     for layer in graph.layers:
         if layer.component == component and backbone.noisy in layer.reads:
@@ -85,54 +86,10 @@ def plain_config(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
     return {**config, "in_channels": channels} if config.get("in_channels") == 2 * channels else dict(config)
 
 
-def widened_config(module: Any) -> dict[str, Any]:
-    """The changes in the configuration of a plain denoiser that is widened. Its outputs stay as many as they are."""
+def widened_config(module: Any, more: int) -> dict[str, Any]:
+    """The changes in the configuration of a plain denoiser with `more` inputs. Its outputs stay as many as they are."""
     config = module.config
-    return {"in_channels": 2 * config.in_channels, "out_channels": config.out_channels or config.in_channels}
-
-
-def widen(module: nn.Module, name: str) -> None:
-    """Gives a convolution twice the inputs, in place; the weights of the new half are zero.
-
-    Raises:
-        ModelError: there is no plain convolution of that name.
-    """
-    old = attribute(module, name)
-    if type(old) is not nn.Conv2d or old.groups != 1 or old.padding_mode != "zeros":
-        raise ModelError(f"self_conditioning widens {name}, a plain convolution; here it is a {type(old).__name__}")
-    with torch.device("meta"):
-        new = TwoHalves(
-            2 * old.in_channels,
-            old.out_channels,
-            old.kernel_size,  # type: ignore[arg-type]  # torch declares it wider than it takes it
-            old.stride,  # type: ignore[arg-type]
-            old.padding,  # type: ignore[arg-type]
-            old.dilation,  # type: ignore[arg-type]
-            bias=old.bias is not None,
-        )
-    weight = torch.cat([old.weight.detach(), torch.zeros_like(old.weight)], dim=1)  # (C_out, 2 C_in, K, K)
-    new.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
-    new.bias = old.bias
-    new.train(old.training)
-    path, _, own = name.rpartition(".")
-    parent = attribute(module, path) if path else module
-    setattr(parent, own, new)
-
-
-class TwoHalves(nn.Conv2d):
-    """A convolution that adds the results of both halves of its inputs.
-
-    Where the weights of the second half are zero, the result is bit for bit equal to a convolution of the first half
-    alone. One convolution of all inputs may round otherwise, because libraries choose its algorithm by the sizes.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, 2C, H, W) to (B, C_out, H', W')."""
-        here, there = self.weight.chunk(2, dim=1)
-        first, second = input.chunk(2, dim=1)
-        first = self._conv_forward(first, here, self.bias)  # (B, C_out, H', W')
-        result: Tensor = first + self._conv_forward(second, there, None)
-        return result
+    return {"in_channels": config.in_channels + more, "out_channels": config.out_channels or config.in_channels}
 
 
 def _conditioned(layer: Layer, noisy: str) -> Layer:

@@ -126,6 +126,7 @@ BASE = Family(
     graph=class_unet_graph,
     guidance=1.0,
     has_adapters=False,
+    places="conv_in",
 )
 SUPER_RESOLUTION = Family(
     components=BASE.components,

@@ -10,16 +10,15 @@ from diffusionpipe.models.base.pipeline_call import packed, unpacked
 from diffusionpipe.models.cut.streams import Streams
 from diffusionpipe.models.families import described
 from diffusionpipe.models.families.described import Components, Described, Shape, exactly, family, patches
+from diffusionpipe.models.parts.hole_channels import FLUX_PATCH, flux_fills_holes
 from diffusionpipe.models.parts.masks import CHANNELS, fill_masks
-
-_PATCH = 2
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, **given: Tensor) -> Tensor:
-    sizes = (1, noisy.shape[-2] // _PATCH, noisy.shape[-1] // _PATCH)
-    hidden = packed(noisy, _PATCH)  # (B, T, 64)
+    sizes = (1, noisy.shape[-2] // FLUX_PATCH, noisy.shape[-1] // FLUX_PATCH)
+    hidden = packed(noisy, FLUX_PATCH)  # (B, T, 64)
     if CHANNELS in given:
-        hidden = torch.cat([hidden, packed(given[CHANNELS], _PATCH)], dim=2)  # (B, T, 384)
+        hidden = torch.cat([hidden, packed(given[CHANNELS], FLUX_PATCH)], dim=2)  # (B, T, 384)
     tokens = transformer(
         hidden_states=hidden,
         encoder_hidden_states=given["text_states"],
@@ -30,29 +29,22 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, **given: Ten
         guidance=given.get("guidance"),
         return_dict=False,
     )[0]
-    return unpacked(tokens, noisy.shape[1:], _PATCH)
+    return unpacked(tokens, noisy.shape[1:], FLUX_PATCH)
 
 
 def _problems(components: Components, latents: Shape) -> list[str]:
     vae, transformer = components["vae"], components["transformer"]
     found, wanted, what = transformer.out_channels, transformer.config.in_channels, "in_channels"
-    if _fills_holes(vae, transformer):
-        wanted, what = latents[0] * _PATCH**2, "a patch of latents,"
+    if flux_fills_holes(transformer.config, vae.config):
+        wanted, what = latents[0] * FLUX_PATCH**2, "a patch of latents,"
     return [] if found == wanted else [f"transformer: out_channels {found} is not {what} {wanted}"]
-
-
-def _fills_holes(vae: Any, transformer: Any) -> bool:
-    """Whether the transformer reads a patch of latents, of a picture with a hole, and of all pixels of the mask."""
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    channels = 2 * vae.config.latent_channels + factor**2
-    return bool(transformer.config.in_channels == channels * _PATCH**2)
 
 
 def _in_channels(components: Components, channels: int) -> tuple[object, str]:
     config = components["transformer"].config
-    if _fills_holes(components["vae"], components["transformer"]):
+    if flux_fills_holes(config, components["vae"].config):
         return config.in_channels, "a patch of latents, of a picture and of a mask"
-    return patches(_PATCH)(components, channels)
+    return patches(FLUX_PATCH)(components, channels)
 
 
 _DESCRIBED = Described(
@@ -61,7 +53,7 @@ _DESCRIBED = Described(
     texts=(described.pooled_clip("text_encoder", None), described.t5("text_encoder_2", 512)),
     predict=_predict,
     reads=("text_states", "pooled_text"),
-    patch=_PATCH,
+    patch=FLUX_PATCH,
     guidance=1.0,
     embedded_guidance=3.5,
     needs={
@@ -73,7 +65,7 @@ _DESCRIBED = Described(
     problems=_problems,
     streams=Streams(first=("time_text_embed", "context_embedder", "x_embedder"), joined=("norm_out",)),
     sample_size=128,
-    masks=lambda vae, transformer: fill_masks if _fills_holes(vae, transformer) else None,
+    masks=lambda vae, transformer: fill_masks if flux_fills_holes(transformer.config, vae.config) else None,
     has_even_sigmas=True,
 )
 FAMILY = family(_DESCRIBED)

@@ -14,7 +14,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, dtype_of, set_trainable
-from diffusionpipe.models.families.unet import UNet, fills_holes, unet_layers, unet_problems
+from diffusionpipe.models.families.unet import UNet, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
@@ -26,6 +26,7 @@ from diffusionpipe.models.parts.clip import (
     text_problems,
     zeroed_where_marked,
 )
+from diffusionpipe.models.parts.hole_channels import unet_fills_holes
 from diffusionpipe.models.parts.masks import MaskedInputs, unet_masks
 
 _TRAINABLE = ("unet",)
@@ -61,7 +62,7 @@ def sdxl_graph(
         raise ModelError("\n".join(problems))
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
     picture = clip or resolution
-    latents, reads_mask = latent_shape(vae, picture), fills_holes(unet, vae)
+    latents, reads_mask = latent_shape(vae, picture), unet_fills_holes(unet.config, vae.config)
     masks = unet_masks(vae, picture, dtype) if reads_mask else MaskedInputs()
     return LayerGraph(
         layers=(
@@ -87,6 +88,7 @@ def sdxl_graph(
 
 FAMILY = Family(
     convolution="conv_in",
+    places="conv_in",
     components={
         "text_encoder": "CLIPTextModel",
         "text_encoder_2": "CLIPTextModelWithProjection",

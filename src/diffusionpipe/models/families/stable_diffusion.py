@@ -6,11 +6,12 @@ from typing import Any
 from diffusionpipe.errors import ModelError
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Family, set_trainable
-from diffusionpipe.models.families.unet import UNet, fills_holes, time_layer, unet_layers, unet_problems
+from diffusionpipe.models.families.unet import UNet, time_layer, unet_layers, unet_problems
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
 from diffusionpipe.models.parts.clip import freeze_skipped, text_inputs, text_layers, text_problems
+from diffusionpipe.models.parts.hole_channels import unet_fills_holes
 from diffusionpipe.models.parts.masks import MaskedInputs, unet_masks
 
 _TRAINABLE = ("unet", "text_encoder")
@@ -46,7 +47,7 @@ def stable_diffusion_graph(
     set_trainable({name: components[name] for name in FAMILY.components}, train, _TRAINABLE)
     freeze_skipped(text_encoder, captions)
     picture = clip or resolution
-    latents, reads_mask = latent_shape(vae, picture), fills_holes(unet, vae)
+    latents, reads_mask = latent_shape(vae, picture), unet_fills_holes(unet.config, vae.config)
     masks = unet_masks(vae, picture, dtype) if reads_mask else MaskedInputs()
     return LayerGraph(
         layers=(
@@ -70,6 +71,7 @@ def stable_diffusion_graph(
 
 FAMILY = Family(
     convolution="conv_in",
+    places="conv_in",
     components={"text_encoder": "CLIPTextModel", "vae": "AutoencoderKL", "unet": "UNet2DConditionModel"},
     trainable=_TRAINABLE,
     graph=stable_diffusion_graph,

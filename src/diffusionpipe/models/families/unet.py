@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.models.base.family import HINT, Step, chain, dtype_of, unsupported
+from diffusionpipe.models.base.coordinates import has_coordinates
+from diffusionpipe.models.base.family import HINT, PLACED, Step, chain, dtype_of, unsupported
 from diffusionpipe.models.graphs.graph import Layer, attribute
-from diffusionpipe.models.parts.masks import CHANNELS, unet_mask_channels
+from diffusionpipe.models.parts.hole_channels import unet_fills_holes
+from diffusionpipe.models.parts.masks import CHANNELS
 
 _DOWN = ("CrossAttnDownBlock2D", "DownBlock2D")
 _MID = ("UNetMidBlock2DCrossAttn",)
@@ -66,20 +68,13 @@ def unet_problems(
         ]
     latents = vae.config.latent_channels
     channels = tuple(config[field] for field in ("in_channels", "out_channels") if field in config)
-    if set(channels) != {latents} and not (may_fill and fills_holes(unet, vae)):
-        hint = HINT if channels == (2 * latents, latents) else ""
+    if set(channels) != {latents} and not (may_fill and unet_fills_holes(config, vae.config)):
+        hint = HINT if channels == (2 * latents, latents) else PLACED if has_coordinates(config) else ""
         problems.append(f"{component}: in_channels and out_channels {channels} must both be the VAE's {latents}{hint}")
     width = config.cross_attention_dim
     if isinstance(width, int) and width != text_width:
         problems.append(f"{component}: cross_attention_dim {width} is not the text encoder's {text_width}")
     return problems
-
-
-def fills_holes(unet: Any, vae: Any) -> bool:
-    """Whether the U-Net has the channels of one that reads a mask and a picture with a hole."""
-    latents = vae.config.latent_channels
-    found = (unet.config.in_channels, unet.config.out_channels)
-    return found == (latents + unet_mask_channels(latents), latents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import read_json
 from diffusionpipe.ir.home import expanded_path
+from diffusionpipe.models.base.coordinates import has_coordinates, with_coordinates, without_coordinates
 from diffusionpipe.models.base.family import WHOLE, CaptionReading, Clip, Family, LowResolution
 from diffusionpipe.models.base.self_conditioning import plain_config, self_conditioned
 from diffusionpipe.models.families import (
@@ -96,6 +97,7 @@ def build_graph(
     captions: CaptionReading = WHOLE,
     is_drawn: bool = False,
     others: Sequence[Clip] = (),
+    is_placed: bool = False,
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
@@ -103,7 +105,8 @@ def build_graph(
     `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
     place of square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it.
     `is_drawn`: the model is drawn from and nothing else, so that it may be a narrow export.
-    `others`: further sizes of samples, for which the graph has `others`.
+    `others`: further sizes of samples, for which the graph has `others`. `is_placed`: the denoiser also reads
+    coordinates, as one that is trained on patches.
 
     Raises ModelError.
     """
@@ -111,7 +114,9 @@ def build_graph(
     family = family_of(folder)
     if not is_drawn:
         refuse_narrow_export(folder, family)
-    components = open_components(folder, is_plain=objective.self_conditioning > 0)
+    if is_placed:
+        _check_places(family)
+    components = open_components(folder, is_plain=objective.self_conditioning > 0 or is_placed)
     noise = Objective(objective, scheduler_config(folder))
     if dtype == "float64":  # before layers are cut, which keep the types that they are cut with
         components = {name: component.double() for name, component in components.items()}
@@ -119,7 +124,7 @@ def build_graph(
         levels = scheduler_config(folder, family.augmentation)
         components[family.augmentation] = deepfloyd.noise_levels(levels)
     try:
-        return family_graph(
+        graph = family_graph(
             family,
             components,
             noise,
@@ -132,6 +137,10 @@ def build_graph(
             captions=captions,
             others=others,
         )
+        if is_placed:
+            assert family.places is not None
+            graph = with_coordinates(graph, family.trainable[0], family.places)
+        return graph
     except ModelError as error:
         if str(folder) in str(error):
             raise
@@ -275,6 +284,16 @@ def _near(size: Clip, is_taken: Callable[[Clip], bool]) -> Clip | None:
     return None
 
 
+def _check_places(family: Family) -> None:
+    """Refuse patches for a denoiser that cannot read coordinates. Raises ModelError."""
+    if family.places is None:
+        able = ", ".join(name for name, one in REGISTRY.items() if one.places is not None)
+        raise ModelError(
+            "data.patches: the denoiser has absolute positions, or no first convolution that could read coordinates; "
+            f"models of patches are {able}: remove patches"
+        )
+
+
 def _check_captions(family: Family, captions: CaptionReading) -> None:
     """Refuse a way to read captions that is not for the family. Raises ModelError."""
     if captions.chunks > 1 and not family.has_chunks:
@@ -412,12 +431,21 @@ def reads_estimate(folder: Path) -> bool:
     return family.convolution is not None and plain_config(config, _latent_channels(folder)) != config
 
 
+def reads_coordinates(folder: Path) -> bool:
+    """Whether the denoiser in a folder has the inputs of coordinates, because it was trained on patches.
+
+    Raises ModelError for a folder of another kind.
+    """
+    family = family_of(folder)
+    return family.places is not None and has_coordinates(component_config(folder, family.trainable[0]))
+
+
 def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Module]:
     """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
 
     Buffers are real: those that are not stored among the weights, such as position tables, is computed by the
-    constructors. With `is_plain` a denoiser that reads its own estimate is made as if it did not; `self_conditioned`
-    widens it again.
+    constructors. With `is_plain` a denoiser that reads its own estimate or coordinates is made as if it did not;
+    `self_conditioned` or `with_coordinates` widens it again.
 
     Raises ModelError with every problem found.
     """
@@ -444,8 +472,11 @@ def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Mod
     if problems:
         raise ModelError("\n".join(problems))
     configs = {name: _read_json(folder / name / "config.json") for name in family.components}
+    denoiser = family.trainable[0]
+    if is_plain and family.places is not None:
+        configs[denoiser] = without_coordinates(configs[denoiser])
     if is_plain and family.convolution is not None:
-        configs[family.trainable[0]] = plain_config(configs[family.trainable[0]], _latent_channels(folder))
+        configs[denoiser] = plain_config(configs[denoiser], _latent_channels(folder))
     return {
         name: module_on_meta(kind, configs[name], source=folder / name / "config.json")
         for name, kind in family.components.items()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.graph import LayerGraph, attribute, own_parameters
+from diffusionpipe.models.graphs.widening import Widened
 from diffusionpipe.models.parameters.lora import is_adapter, is_magnitude, is_second_matrix, stored_name
 from diffusionpipe.models.parameters.narrow_weights import is_narrow
 from diffusionpipe.models.parameters.stored import StoredWeights, Tensors, opened
@@ -391,7 +392,7 @@ def _matched(
 ) -> Iterator[tuple[Tensors, str, str]]:
     """(open file, its name for a tensor, the component's name) of the needed tensors that are stored.
 
-    Of the `widened` ones, by canonical name, the second half of the inputs may be missing.
+    Of the `widened` ones, by canonical name, further inputs may be missing.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -412,8 +413,8 @@ def _matched(
                 elif name in wanted:
                     left.pop(name, None)
                     shape, expected = tensors.shape(key), tuple(wanted[name].shape)
-                    is_half = f"{component_name}.{name}" in widened and shape == _half(expected)
-                    if shape == expected or is_half:
+                    is_widened = f"{component_name}.{name}" in widened
+                    if shape == expected or (is_widened and shape == _plain_shape(component, name)):
                         yield tensors, key, name
                     else:
                         misfits.misshapen.append(f"{key} has shape {shape}, but the configuration says {expected}")
@@ -433,9 +434,11 @@ def _encoded(name: str, value: Tensor, stored: Mapping[str, StoredLinear]) -> di
     return {f"{path}.{part}": tensor for part, tensor in stored[path].encoded(value).items()}
 
 
-def _half(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of weights with half the inputs."""
-    return shape[:1] + tuple(inputs // 2 for inputs in shape[1:2]) + shape[2:]
+def _plain_shape(component: nn.Module, name: str) -> tuple[int, ...]:
+    """The shape of a widened convolution's weights before it was widened."""
+    layer = attribute(component, name.rpartition(".")[0])
+    assert isinstance(layer, Widened)
+    return (layer.weight.shape[0], layer.plain, *layer.weight.shape[2:])
 
 
 def _overlooked(component: nn.Module) -> re.Pattern[str]:
@@ -446,9 +449,12 @@ def _overlooked(component: nn.Module) -> re.Pattern[str]:
 
 
 def _read(tensors: Tensors, key: str, expected: Tensor) -> Tensor:
-    """A stored tensor; zeros follow where it has half the inputs."""
+    """A stored tensor; zeros follow where it has fewer inputs."""
     stored = tensors.get(key)
-    return stored if stored.shape == expected.shape else torch.cat([stored, torch.zeros_like(stored)], dim=1)
+    if stored.shape == expected.shape:
+        return stored
+    further = stored.new_zeros(len(stored), expected.shape[1] - stored.shape[1], *stored.shape[2:])
+    return torch.cat([stored, further], dim=1)
 
 
 def _state_names(component: nn.Module) -> dict[str, str]:

@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate, pixel_unshuffle
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.parts.autoencoder import Branch, Picture, encoder_inputs, encoder_layers
+from diffusionpipe.models.parts.hole_channels import fill_mask_channels, shrinking, unet_mask_channels
 
 MASK = "mask"
 """The raw input: the mask of a sample's pixels, (1, H, W)."""
@@ -42,11 +43,6 @@ class MaskedInputs:
     """Channels of the tensor `CHANNELS`."""
 
 
-def unet_mask_channels(latent_channels: int) -> int:
-    """Channels that a U-Net reads of a mask and a picture beside its noisy latents."""
-    return 1 + latent_channels
-
-
 def unet_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
     """The mask at the size of latents, each latent the pixel at its corner, and then the masked latents."""
     return _masks(vae, picture, dtype, partial(_reduce_to_corners), unet_mask_channels(vae.config.latent_channels))
@@ -54,8 +50,9 @@ def unet_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
 
 def fill_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
     """The masked latents, and then all pixels of the mask: the pixels of a latent are its channels."""
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    return _masks(vae, picture, dtype, partial(_keep_all, factor), vae.config.latent_channels + factor**2)
+    factor = shrinking(vae.config)
+    channels = fill_mask_channels(vae.config.latent_channels, factor)
+    return _masks(vae, picture, dtype, partial(_keep_all, factor), channels)
 
 
 def reads_mask(graph: LayerGraph) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.trainer.course.preparation import Data
+from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.model.members import Model
 from diffusionpipe.trainer.setup.caching import Cacheable, cache_folder, cacheable, check_cache, open_cache
 from diffusionpipe.trainer.setup.session import Session
@@ -22,7 +23,8 @@ def cache_of(opened: Model, data: Data) -> Cacheable | None:
     recipe = opened.recipe
     if not recipe.pipeline.may_cache:
         return None
-    assignment = data.sizes.order.assignment if data.sizes is not None else None
+    order = None if data.sizes is None else data.sizes.order
+    assignment = order.assignment if isinstance(order, SizeOrder) else None
     found = cacheable(opened.graph, opened.model, recipe, data.train.dataset, assignment)
     from_first(lambda: check_cache(found, recipe))
     return found

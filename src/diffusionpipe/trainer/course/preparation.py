@@ -1,7 +1,7 @@
 """The checks and reads of a run before anything is measured: its folder, its data, and whether all fits together."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,8 @@ from diffusionpipe.trainer.data.loss_masks import mask_path, problem_of_loss_mas
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
+from diffusionpipe.trainer.data.patch_order import PatchOrder
+from diffusionpipe.trainer.data.patches import shares_of
 from diffusionpipe.trainer.data.scanning import examine_place
 from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.data.sized import HeldSizes, Sized, agree_on_sizes, sized
@@ -158,6 +160,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
 
     def sources() -> tuple[Model, Data]:
         order = _size_order(opened.recipe, train)
+        placed = _patch_order(opened, train) or order
         counted = with_steps(opened, train, len(order.assignment.left_out) if order is not None else 0)
         tokenizers = _tokenizers(opened)
         data = opened.recipe.data
@@ -166,7 +169,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
         kept = _source(opened, held_out, Augmentation(), tokenizers, (plain,)) if held_out is not None else None
         return counted, Data(
             train=trained,
-            sizes=_sized(opened, trained, order),
+            sizes=_sized(opened, trained, placed),
             validation=kept,
             held=_held(opened, kept) if kept is not None else None,
             survey=_survey(counted, scanned, source, resumed, order) if scanned else None,
@@ -199,13 +202,29 @@ def _sizes_of_pictures(dataset: Dataset) -> list[tuple[int, int]]:
     return [(sample.size[0], sample.size[1]) for sample in dataset.samples]
 
 
-def _sized(opened: Model, source: BatchSource, order: SizeOrder | None) -> Sized | None:
+def _patch_order(opened: Model, dataset: Dataset) -> PatchOrder | None:
+    """The order of samples where each step has patches of one size."""
+    patches, training = opened.recipe.data.patches, opened.recipe.training
+    if patches is None:
+        return None
+    sizes = tuple(size for graph in opened.graph.of_sizes if (size := graph.size) is not None)
+    return PatchOrder(
+        sizes=sizes,
+        shares=shares_of(patches.share_whole, len(sizes)),
+        num_samples=len(dataset.samples),
+        growth=dataset.growth,
+        seed=training.seed,
+        run=training.batch,
+    )
+
+
+def _sized(opened: Model, source: BatchSource, order: SizeOrder | PatchOrder | None) -> Sized | None:
     """The order with the inputs of each size that the model is built for."""
     if order is None:
         return None
     graphs = opened.graph.of_sizes
-    sizes = sizes_of(opened.recipe.data)
-    return sized(source, order, {size: graph.inputs for size, graph in zip(sizes, graphs, strict=True)})
+    assert all(graph.size is not None for graph in graphs), "a graph of several sizes names them"
+    return sized(source, order, {graph.size: graph.inputs for graph in graphs if graph.size is not None})
 
 
 def _held(opened: Model, source: BatchSource) -> HeldSizes | None:
@@ -362,17 +381,21 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
 
 
 def _check_loss_masks(data: DataSection, found: Folder) -> None:
-    """Refuse files that cannot be masks of the loss. Raises DataError with every one of them."""
+    """Refuse files that cannot be masks of the loss. Raises DataError, which names the first of them."""
     dataset, patterns = found.dataset, [one.loss_mask for one in data.treatments]
     files = {
         mask_path(pattern, dataset.own_name(place)): (dataset.path(place), found.findings.sizes[place])
         for place, sample in enumerate(dataset.samples)
         if (pattern := patterns[sample.source]) is not None
     }
-    problems = [problem_of_loss_mask(path, *about) for path, about in files.items()]
-    if lines := [problem for problem in problems if problem is not None]:
-        more = f"\nand {len(lines) - NUM_EXAMPLES} more" if len(lines) > NUM_EXAMPLES else ""
-        raise DataError("\n".join(lines[:NUM_EXAMPLES]) + more)
+    _raise_faults(problem_of_loss_mask(path, *about) for path, about in files.items())
+
+
+def _raise_faults(found: Iterable[str | None]) -> None:
+    """Raises DataError with the first faults of files and the number of others, if there are any."""
+    if faults := [fault for fault in found if fault is not None]:
+        more = f"\nand {len(faults) - NUM_EXAMPLES} more" if len(faults) > NUM_EXAMPLES else ""
+        raise DataError("\n".join(faults[:NUM_EXAMPLES]) + more)
 
 
 def _with_sizes(dataset: Dataset, findings: Findings) -> Dataset:
@@ -434,6 +457,7 @@ def _source(
     tokenizers: Mapping[str, Tokenizer],
     treatments: tuple[Treatment, ...],
 ) -> BatchSource:
+    data = opened.recipe.data
     return BatchSource(
         dataset=dataset,
         inputs=opened.graph.inputs,
@@ -442,8 +466,9 @@ def _source(
         null_label=_null_label(opened),
         augmentation=augmentation,
         masks=mask_source(opened.recipe),
+        whole=None if data.patches is None else (data.resolution, data.resolution),
         treatments=treatments,
-        frame_rate=opened.recipe.data.frame_rate,
+        frame_rate=data.frame_rate,
         guidance=trained_guidance(opened.recipe),
     )
 
@@ -455,13 +480,11 @@ def mask_source(recipe: Recipe) -> MaskSource | None:
 
 
 def _check_mask_files(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse files that cannot be masks of their pictures. Raises DataError with every one of them."""
+    """Refuse files that cannot be masks of their pictures. Raises DataError, which names the first of them."""
     source = mask_source(recipe)
     if source is None or source.kind is not MaskKind.FILE:
         return
-    found = [problems_of_mask(source.path(one.name), dataset.path(i)) for i, one in enumerate(dataset.samples)]
-    if problems := [problem for problem in found if problem is not None]:
-        raise DataError("\n".join(problems))
+    _raise_faults(problems_of_mask(source.path(one.name), dataset.path(i)) for i, one in enumerate(dataset.samples))
 
 
 def _null_label(opened: Model) -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
+from diffusionpipe.models.base.coordinates import COORDINATES
 from diffusionpipe.models.base.family import Absent
 from diffusionpipe.models.base.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.models.objectives.sample_weights import SAMPLE_WEIGHT
@@ -63,6 +64,7 @@ from diffusionpipe.trainer.data.loss_masks import load_loss_mask, mask_path
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import NUM_DRAWS, MaskSource, drawn_mask, load_mask
 from diffusionpipe.trainer.data.order import Growth, place_of
+from diffusionpipe.trainer.data.patches import corner, placed
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
@@ -79,6 +81,7 @@ INPUTS = (
     "time_ids",
     "guidance",
     "frame_rate",
+    COORDINATES,
     SAMPLE_WEIGHT,
     *_DRAWN,
 )
@@ -138,6 +141,8 @@ class BatchSource:
     """How the masks of a model that fills holes come about; None for others."""
     cached: CachedPart | None = None
     """The tensors of frozen layers that come from a cache; None without one."""
+    whole: Size | None = None
+    """Width and height of whole pictures, of which patches are cut; None: pictures are trained on whole."""
 
     def __post_init__(self) -> None:
         """Checks that every input can be made.
@@ -383,6 +388,8 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return _frame_rates(source, rows)
         case "labels":
             return _labels(source, rows)
+        case kind if kind == COORDINATES:
+            return _coordinates(source, rows, spec)
         case "time" if rows.times is not None:
             return torch.tensor(rows.times, dtype=torch.float32)
         case "time" if source.augmentation.time_pairs:
@@ -438,17 +445,35 @@ def _views(source: BatchSource, rows: Rows) -> list[View]:
 def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
     """Height and width of the picture, top and left of the cut, height and width of the result, (B, 6)."""
     size = next(_size_of(spec) for spec in source.inputs if spec.name == "pixels")
+    whole, corners = source.whole or size, _corners(source, rows)
     ids = []
-    for sample, view in zip(rows.samples, _views(source, rows), strict=True):
+    for sample, view, (across, down) in zip(rows.samples, _views(source, rows), corners, strict=True):
         width, height = upright_size(source.dataset.path(sample))
-        place = placing((width, height), size, view.crop)
-        left = place.resized[0] - size[0] - place.left if view.flip else place.left
-        ids.append((height, width, place.top, left, size[1], size[0]))
+        place = placing((width, height), whole, view.crop)
+        left = place.resized[0] - whole[0] - place.left if view.flip else place.left
+        ids.append((height, width, place.top + down, left + across, size[1], size[0]))
     return torch.tensor(ids, dtype=torch.float32).reshape(-1, 6)
 
 
 def _size_of(spec: TensorSpec) -> Size:
     return spec.shape[-1], spec.shape[-2]
+
+
+def _corners(source: BatchSource, rows: Rows) -> list[tuple[int, int]]:
+    """Left and top of each row's patch in its whole picture, in pixels; 0 and 0 of a whole one."""
+    size = next(_size_of(spec) for spec in source.inputs if kind_of(spec.name) == "pixels")
+    if source.whole is None or source.whole == size:
+        return [(0, 0)] * len(rows.samples)
+    latents = next(_size_of(spec) for spec in source.inputs if kind_of(spec.name) == COORDINATES)
+    numbers = _uniform(source, rows, "patch", (2,)).tolist()
+    return [corner(own, source.whole, size, size[0] // latents[0]) for own in numbers]
+
+
+def _coordinates(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """The place of each latent in the whole picture, (B, 2, h, w)."""
+    assert source.whole is not None, "it is set for models that read coordinates"
+    size = next(_size_of(one) for one in source.inputs if kind_of(one.name) == "pixels")
+    return placed(_corners(source, rows), source.whole, size, size[0] // spec.shape[-1])
 
 
 def _picture_paths(source: BatchSource, rows: Rows, spec: TensorSpec) -> list[Content]:
@@ -462,6 +487,8 @@ def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, spared: frozens
     paths = _picture_paths(source, rows, spec)
     levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
     decoded: dict[tuple[Content, View], int] = {}
+    if source.whole is not None and source.whole != _size_of(spec):
+        return _patches(source, rows, spec, paths)
     for row, key in enumerate(zip(paths, _views(source, rows), strict=True)):
         if row in spared:
             levels[row] = 0
@@ -472,6 +499,17 @@ def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, spared: frozens
         levels[row] = _seen(*key, spec, source.frame_rate)
         decoded[key] = row
     return levels  # (B, C, H, W), of clips (B, 3, F, H, W)
+
+
+def _patches(source: BatchSource, rows: Rows, spec: TensorSpec, paths: Sequence[Content]) -> Tensor:
+    """Levels of patches, (B, C, height, width), cut from the pictures as they would be seen whole."""
+    assert source.whole is not None
+    whole = replace(spec, shape=(spec.shape[0], source.whole[1], source.whole[0]))
+    width, height = _size_of(spec)
+    seen = zip(paths, _views(source, rows), _corners(source, rows), strict=True)
+    return torch.stack(
+        [_seen(path, view, whole, None)[:, top : top + height, left : left + width] for path, view, (left, top) in seen]
+    )
 
 
 def _seen(path: Content, view: View, spec: TensorSpec, rate: float | None) -> Tensor:

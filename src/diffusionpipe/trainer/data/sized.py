@@ -13,6 +13,7 @@ from diffusionpipe.runtime.compute.runs import joined_runs
 from diffusionpipe.runtime.job.agreement import agree
 from diffusionpipe.trainer.data.batch import BatchSource, Rows, Turn, make_batch, turns_of
 from diffusionpipe.trainer.data.images import upright_size
+from diffusionpipe.trainer.data.patch_order import PatchOrder
 from diffusionpipe.trainer.data.size_order import SizeOrder
 
 
@@ -20,14 +21,14 @@ from diffusionpipe.trainer.data.size_order import SizeOrder
 class Sized:
     """The sizes of a source's samples."""
 
-    order: SizeOrder
+    order: SizeOrder | PatchOrder
     numbers: tuple[int, ...]
     """The number of each of the order's sizes among those that the model is built for."""
     sources: tuple[BatchSource, ...]
     """The source with the inputs of each size that the model is built for."""
 
 
-def sized(source: BatchSource, order: SizeOrder, inputs: Mapping[Clip, tuple[TensorSpec, ...]]) -> Sized:
+def sized(source: BatchSource, order: SizeOrder | PatchOrder, inputs: Mapping[Clip, tuple[TensorSpec, ...]]) -> Sized:
     """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order."""
     built = list(inputs)
     return Sized(
@@ -82,7 +83,7 @@ _COMPARED = 256
 """Runs at the start whose sizes all ranks compare; later ones follow from the same rule."""
 
 
-def agree_on_sizes(order: SizeOrder) -> None:
+def agree_on_sizes(order: SizeOrder | PatchOrder) -> None:
     """Refuse ranks whose samples would have other sizes, before one waits for a message of another shape.
 
     Every rank calls it.

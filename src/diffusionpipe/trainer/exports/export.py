@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.base.self_conditioning import widen, widened_config
+from diffusionpipe.models.base.coordinates import NUM_COORDINATES
+from diffusionpipe.models.base.self_conditioning import widened_config
+from diffusionpipe.models.graphs.widening import widen
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.folder import (
     component_config,
@@ -42,6 +44,7 @@ from diffusionpipe.trainer.exports.adapter_header import AdapterFacts
 from diffusionpipe.trainer.exports.card_snippet import FILLING, Example
 from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card, public_name
 from diffusionpipe.trainer.inference.clip_rate import kept_rate
+from diffusionpipe.trainer.inference.conditions import num_classes_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import captions_of
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
@@ -98,10 +101,17 @@ class Export:
     """The recipe, for the model card."""
     self_conditioning: bool = False
     """Whether the denoiser reads its own estimate."""
+    is_placed: bool = False
+    """Whether the denoiser reads coordinates, because it was trained on patches."""
     lora: LoraSettings | None = None
     """The adapters, where they alone were trained; then `trained` are the components that have them."""
     is_merged: bool = False
     """Whether adapters are added to the weights of the base model, instead of being exported alone."""
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether the denoiser has more inputs than the source folder's."""
+        return self.self_conditioning or self.is_placed
 
 
 def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
@@ -122,9 +132,9 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        modules = open_components(settings.source_model, is_plain=settings.self_conditioning)
-        if settings.self_conditioning:
-            _widen(modules, settings.source_model)
+        modules = open_components(settings.source_model, is_plain=settings.is_widened)
+        if settings.is_widened:
+            _widen(modules, settings)
         if absent := [component for component in settings.trained if component not in modules]:
             raise ModelError(f"{settings.source_model} has no component {absent[0]}; it has {', '.join(modules)}")
         if settings.lora is not None and not settings.is_merged:
@@ -171,13 +181,15 @@ def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, n
     return destination
 
 
-def _widen(modules: Mapping[str, nn.Module], source: Path) -> None:
-    """Gives the denoiser the inputs for its own estimate, also in its configuration."""
-    family = family_of(source)
+def _widen(modules: Mapping[str, nn.Module], settings: Export) -> None:
+    """Gives the denoiser the inputs for its own estimate or for coordinates, also in its configuration."""
+    family = family_of(settings.source_model)
     denoiser: Any = modules[family.trainable[0]]
-    assert family.convolution is not None
-    widen(denoiser, family.convolution)
-    denoiser.register_to_config(**widened_config(denoiser))
+    channels = denoiser.config.in_channels
+    more, name = (NUM_COORDINATES, family.places) if settings.is_placed else (channels, family.convolution)
+    assert name is not None
+    widen(denoiser, name, more)
+    denoiser.register_to_config(**widened_config(denoiser, more))
 
 
 def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_average: bool) -> Card:
@@ -185,7 +197,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
     kept = [name for name, entry in index.items() if _is_used(entry)]
     recipe, source = settings.recipe, settings.source_model
     guidance = default_guidance(source) if recipe is None else drawn_guidance(recipe, source)
-    example = Example(guidance=guidance, num_classes=_num_classes(source, index))
+    example = Example(guidance=guidance, num_classes=_num_classes(source))
     if recipe is not None:
         drawn = recipe.sampling
         prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
@@ -208,6 +220,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         example=example,
         recipe=recipe,
         self_conditioning=settings.self_conditioning,
+        is_placed=settings.is_placed,
         adapters=_adapters_on_card(settings),
     )
 
@@ -229,11 +242,9 @@ def _adapters_on_card(settings: Export) -> Adapters | None:
     return Adapters(settings.lora.rank, is_merged=settings.is_merged, comfy=comfy, trigger=trigger)
 
 
-def _num_classes(source: Path, index: _JSON) -> int | None:
-    """Classes of a class-conditional model."""
-    if index.get("_class_name") != "DiTPipeline":
-        return None
-    return int(component_config(source, "transformer").get("num_embeds_ada_norm") or 0)
+def _num_classes(source: Path) -> int | None:
+    """Classes of the folder's denoiser; None: it reads no classes."""
+    return num_classes_of(component_config(source, family_of(source).trainable[0]))
 
 
 def _is_used(entry: object) -> bool:
@@ -394,7 +405,7 @@ def _write_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
     """
     source, path = settings.source_model / folder.name / _CONFIG, folder / _CONFIG
     written, own = _read_json(path), _read_json(source)
-    is_widened = settings.self_conditioning and "in_channels" in written  # a text encoder is not
+    is_widened = settings.is_widened and "in_channels" in written  # a text encoder is not
     changed = {key: written[key] for key in ("in_channels", "out_channels") if is_widened}
     changed |= {key: str(_dtype_in(folder)).removeprefix("torch.") for key in _DTYPES if key in own}
     if own | changed == own:

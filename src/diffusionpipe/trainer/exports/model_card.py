@@ -20,6 +20,12 @@ DiffusionPipe:
 
     diffusionpipe sample FOLDER
 """
+_OF_COORDINATES = """The denoiser was trained on patches: after the noisy samples it reads two channels more, with the
+place of each pixel or latent in the whole picture, x and y from -1 to 1. The pipelines of diffusers open these files,
+but do not give the coordinates, and cannot draw with them. Draw with DiffusionPipe:
+
+    diffusionpipe sample FOLDER
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Card:
     recipe: Recipe | None = None
     self_conditioning: bool = False
     """Whether the denoiser reads its own estimate."""
+    is_placed: bool = False
+    """Whether the denoiser reads coordinates."""
     adapters: Adapters | None = None
 
     @property
@@ -77,7 +85,7 @@ def model_card(card: Card) -> str:
         f"Trained with DiffusionPipe: {_subject(card)}, {card.step} steps, objective `{card.prediction}`.\n",
         _contents(card) + "\n",
         "## Sampling\n",
-        _OF_ESTIMATES if card.self_conditioning else _snippet(card, name),
+        _OF_ESTIMATES if card.self_conditioning else _OF_COORDINATES if card.is_placed else _snippet(card, name),
     ]
     if card.recipe is not None:
         parts += ["## Recipe\n", f"```toml\n{public_recipe(card.recipe).strip()}\n```\n"]

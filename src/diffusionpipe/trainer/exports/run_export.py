@@ -28,6 +28,7 @@ def export_settings(member: Member) -> Export:
         has_learned_range=learns_variance(recipe, member.folder),
         base_model=recipe.model.path,
         self_conditioning=recipe.objective.self_conditioning > 0,
+        is_placed=recipe.data.patches is not None,
         recipe=_alone(member),
         lora=lora_of(recipe),
         is_merged=recipe.lora.merge,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import DataError, ModelError, RecipeError
+from diffusionpipe.models.base.coordinates import COORDINATES, coordinates_of
 from diffusionpipe.models.base.family import Absent, Negative, Prompt
 from diffusionpipe.models.families.deepfloyd import enlarged, noise_levels, noised_at
 from diffusionpipe.models.graphs.graph import LayerGraph
@@ -99,6 +100,7 @@ def raw_conditions(
             found["frame_rate"] = torch.full((len(texts),), float(rate))
         if wish.known:
             found |= known_conditions(wish.known, graph, settings)
+        found |= _everywhere(graph, len(texts))
         return found | (_steering(wish, graph, settings) if "condition" in inputs else {})
     if "labels" in inputs:
         if not wish.labels:
@@ -106,8 +108,17 @@ def raw_conditions(
         null = null_label(graph)
         if bad := [label for label in wish.labels if not 0 <= label < null]:
             raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
-        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
+        labels = [*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])]
+        return {"labels": torch.tensor(labels), **_everywhere(graph, len(labels))}
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
+
+
+def _everywhere(graph: LayerGraph, count: int) -> dict[str, Tensor]:
+    """The coordinates of whole pictures, for a model that was trained on patches."""
+    spec = next((one for one in graph.inputs if one.name == COORDINATES), None)
+    if spec is None:
+        return {}
+    return {COORDINATES: coordinates_of(spec.shape[-1], spec.shape[-2]).expand(count, *spec.shape)}
 
 
 def _steering(wish: SampleRequest, graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
@@ -193,15 +204,23 @@ def small_conditions(
     }
 
 
+def num_classes_of(config: Mapping[str, Any]) -> int | None:
+    """The number of classes of a denoiser of this configuration; None: it reads no classes.
+
+    The embedding of a U-Net has a row more, the last one, which stands for no class.
+    """
+    own, rows = config.get("num_embeds_ada_norm"), config.get("num_class_embeds")
+    if isinstance(own, int):
+        return own
+    return rows - 1 if isinstance(rows, int) else None
+
+
 def null_label(graph: LayerGraph) -> int:
     """The label that stands for no class: the number of classes, which is the last row of the embedding."""
     for component in graph.components.values():
-        num_classes = getattr(getattr(component, "config", None), "num_embeds_ada_norm", None)
-        if isinstance(num_classes, int):
-            return num_classes
-        num_rows = getattr(getattr(component, "config", None), "num_class_embeds", None)
-        if isinstance(num_rows, int):
-            return num_rows - 1
+        classes = num_classes_of(getattr(component, "config", {}))
+        if classes is not None:
+            return classes
     raise ModelError("the model has no class embedding")
 
 

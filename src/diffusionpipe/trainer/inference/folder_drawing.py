@@ -18,7 +18,14 @@ from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
-from diffusionpipe.models.opening.folder import build_graph, family_of, reads_estimate, scheduler_config, weight_sources
+from diffusionpipe.models.opening.folder import (
+    build_graph,
+    family_of,
+    reads_coordinates,
+    reads_estimate,
+    scheduler_config,
+    weight_sources,
+)
 from diffusionpipe.models.parameters.exported_layers import put_exported_layers, width_of
 from diffusionpipe.models.parameters.lora_file import adapted_components, has_norms, load_adapters
 from diffusionpipe.models.parameters.lora_read import ADAPTERS
@@ -344,6 +351,7 @@ def graph_of(source: Source) -> LayerGraph:
         clip=source.clip,
         captions=source.captions,
         is_drawn=True,
+        is_placed=reads_coordinates(source.folder),
     )
     _put_exported(source, graph)
     return graph

@@ -21,7 +21,6 @@ from diffusionpipe.models.objectives.objective_settings import DEFAULTS, Objecti
 from diffusionpipe.models.objectives.sample_weights import with_sample_weights
 from diffusionpipe.models.opening.folder import (
     build_graph,
-    component_config,
     family_of,
     model_index,
     resolve_folder,
@@ -35,15 +34,16 @@ from diffusionpipe.models.parameters.lora_start import StartedAdapters, started_
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.stored_linear import parts_of, store, stored_layers
 from diffusionpipe.models.parameters.weights import factors
-from diffusionpipe.models.parts.masks import reads_mask
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.data.patches import patch_sizes
 from diffusionpipe.trainer.model.decisions import decided_by_job
 from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of
 from diffusionpipe.trainer.optim.rounding import Rounding
 from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.recipe.model_folder import problem_of_masks
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat, FrozenArithmetic, stored_form
 from diffusionpipe.trainer.recipe.size_rules import sizes_of
 from diffusionpipe.trainer.recipe.training_section import Kept, Rounded, Summed
@@ -238,6 +238,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         ConfigError: the folder or the objective is not one that can be trained.
     """
     check_guidance(recipe, folder)
+    check_masks(folder, is_masked=recipe.data.masks is not None)
     low = low_resolution_of(recipe, folder, name, before)
     graph = build_graph(
         folder,
@@ -249,7 +250,8 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         low=low,
         clip=clip_of(recipe),
         captions=captions_of(recipe),
-        others=sizes_of(recipe.data)[1:],
+        others=_further_sizes(recipe, folder),
+        is_placed=recipe.data.patches is not None,
     )
     if recipe.data.is_weighted:
         first, *others = (with_sample_weights(one, is_masked=recipe.data.has_loss_masks) for one in graph.of_sizes)
@@ -258,13 +260,19 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         values_of_tables(recipe.model.class_embeddings, graph.components)  # refused here, before anything is read
         for table in class_tables(graph.components).values():
             table.requires_grad_(not recipe.model.freeze_class_embeddings)
-    check_masks(graph, folder, is_masked=recipe.data.masks is not None)
     if AdapterFormat.COMFY in recipe.lora.formats:
         _check_names(graph, folder)
     _store(graph, recipe)
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)
     return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
+
+
+def _further_sizes(recipe: Recipe, folder: Path) -> tuple[Clip, ...]:
+    """The sizes of samples beside the first one."""
+    if recipe.data.patches is None:
+        return sizes_of(recipe.data)[1:]
+    return patch_sizes(recipe.data.resolution, is_encoded="vae" in family_of(folder).components)[1:]
 
 
 def class_embeddings_of(member: Member) -> dict[str, Tensor]:
@@ -277,21 +285,11 @@ def class_embeddings_of(member: Member) -> dict[str, Tensor]:
     return {} if place is None else values_of_tables(place, member.graph.components)
 
 
-def check_masks(graph: LayerGraph, folder: Path, *, is_masked: bool) -> None:
+def check_masks(folder: Path, *, is_masked: bool) -> None:
     """Refuses masks for a model that reads none, and a model that fills holes without masks. Raises RecipeError."""
-    own = family_of(folder).trainable[0]
-    channels = component_config(folder, own).get("in_channels")
-    if reads_mask(graph) and not is_masked:
-        raise RecipeError(
-            f"data.masks: {folder} fills holes of pictures ({own}: in_channels {channels}); set it to "
-            '"edges", "boxes" or "file"'
-        )
-    if is_masked and not reads_mask(graph):
-        raise RecipeError(
-            f"data.masks: {folder} reads no masks ({own}: in_channels {channels}); use a folder of Stable Diffusion 1, "
-            "2 or XL for inpainting (unet: in_channels 9) or of FLUX.1 Fill (transformer: in_channels 384), or remove "
-            "masks"
-        )
+    problem = problem_of_masks(str(folder), is_masked=is_masked)
+    if problem is not None:
+        raise RecipeError(f"data.masks: {problem}")
 
 
 def _check_names(graph: LayerGraph, folder: Path) -> None:

@@ -27,7 +27,7 @@ _OF_DATA: Mapping[OnCache, str] = {
     "caption_chunks clip_skip",
     OnCache.MULTIPLIES: "flip",
     OnCache.REPLAYED: "caption_dropout",
-    OnCache.FORBIDS: "random_crop frames",
+    OnCache.FORBIDS: "random_crop frames patches",
 }
 _OF_CAPTIONS: Mapping[OnCache, str] = {
     OnCache.KEYED: "prefix suffix trigger keep_first keep_mark separator",
@@ -70,7 +70,11 @@ class Counts:
 
 def new_pictures(data: DataSection) -> list[str]:
     """The keys for which every picture or clip is another one each time."""
-    asked = (("data.random_crop", data.random_crop), ("data.frames", data.frames is not None))
+    asked = (
+        ("data.random_crop", data.random_crop),
+        ("data.frames", data.frames is not None),
+        ("data.patches", data.patches is not None),
+    )
     return [key for key, is_set in asked if is_set]
 
 

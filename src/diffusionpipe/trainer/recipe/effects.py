@@ -63,7 +63,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
     "data": {
         Effect.JUDGED: "train columns sources same_size",
         Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout captions "
-        "caption_chunks clip_skip masks mask_file loss_mask sizes aspects multiple max_cut min_side enlarge",
+        "caption_chunks clip_skip masks mask_file loss_mask sizes aspects multiple max_cut min_side enlarge patches",
         Effect.SAID: "validation on_error",
         Effect.SILENT: "workers max_skipped allow_growth",
     },

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from diffusionpipe.files.input_file import read_json
 from diffusionpipe.ir.home import expanded_path
+from diffusionpipe.models.parts.hole_channels import fills_holes
 
 
 def components_of_folder(path: str) -> tuple[str, ...]:
@@ -19,3 +20,29 @@ def components_of_folder(path: str) -> tuple[str, ...]:
     if not isinstance(index, dict):
         return ()
     return tuple(name for name in index if (folder / name / "config.json").is_file())
+
+
+def problem_of_masks(path: str, *, is_masked: bool) -> str | None:
+    """Why masks do not fit to the model in a local folder, or are missing; None where its files show no fault.
+
+    A hub id and a model in one file have None too: they are asked once they are folders.
+    """
+    try:
+        folder = expanded_path(Path(path))
+        index = read_json(folder / "model_index.json")
+        denoiser = "unet" if isinstance(index, dict) and "unet" in index else "transformer"
+        config, vae = (read_json(folder / name / "config.json") for name in (denoiser, "vae"))
+        if not isinstance(config, dict) or not isinstance(vae, dict):
+            return None
+        channels = f"({denoiser}: in_channels {config.get('in_channels')})"
+        fills = fills_holes(config, vae)
+    except (OSError, ValueError):
+        return None
+    if fills and not is_masked:
+        return f'{folder} fills holes of pictures {channels}; set it to "edges", "boxes" or "file"'
+    if is_masked and not fills:
+        return (
+            f"{folder} reads no masks {channels}; use a folder of Stable Diffusion 1, 2 or XL for inpainting (unet: "
+            "in_channels 9) or of FLUX.1 Fill (transformer: in_channels 384), or remove masks"
+        )
+    return None

@@ -27,7 +27,7 @@ from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
 from diffusionpipe.trainer.recipe.in_backward_check import updates_in_backward_suit
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
-from diffusionpipe.trainer.recipe.model_folder import components_of_folder
+from diffusionpipe.trainer.recipe.model_folder import components_of_folder, problem_of_masks
 from diffusionpipe.trainer.recipe.model_section import (
     FrozenArithmetic,
     FrozenDtype,
@@ -40,6 +40,7 @@ from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_w
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
 from diffusionpipe.trainer.recipe.optimizer_check import optimizer_suits_the_training
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
+from diffusionpipe.trainer.recipe.patches_section import PatchesSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
@@ -114,6 +115,8 @@ class DataSection(Section):
     """The section [data.columns]: the columns of tables."""
     captions: CaptionsSection = CaptionsSection()
     """The section [data.captions]: several captions, tags, alternatives, prefix, trigger word."""
+    patches: Maybe[PatchesSection] = None
+    """The section [data.patches]: most steps train on patches of pictures; "none": all on whole pictures."""
     caption_chunks: Annotated[int, Field(ge=1, le=4)] = 1
     """Parts of 75 tokens that are read of each caption, for Stable Diffusion 1, 2 and XL; 1 reads as diffusers does."""
     clip_skip: Maybe[Count] = None
@@ -243,6 +246,27 @@ class DataSection(Section):
                     problems.append(f"{key}: it does not go with several sizes; {ways}, or remove {key}")
             if self.allow_growth:
                 problems.append("allow_growth: new pictures would change the sizes of others; remove it")
+        raise_problems(problems)
+        return self
+
+    @model_validator(mode="after")
+    def _patches_have_what_they_need(self) -> Self:
+        if self.patches is None:
+            return self
+        problems = []
+        if self.has_sizes:
+            problems.append("patches: they are cut from squares of one size; give one side in resolution alone")
+        if self.frames is not None:
+            problems.append("patches: patches of clips are not supported; remove patches, or frames")
+        elif self.height is not None:
+            problems.append("patches: they are cut from squares; remove height, or patches")
+        if self.masks is not None:
+            problems.append("patches: a model that fills holes reads no coordinates; remove patches, or masks")
+        if self.has_loss_masks:
+            problems.append("patches: masks of the loss belong to whole pictures; remove patches, or loss_mask")
+        if self.resolution % 4:
+            nearest = max(4, round(self.resolution / 4) * 4)
+            problems.append(f"resolution: patches need a multiple of 4, not {self.resolution}; use e.g. {nearest}")
         raise_problems(problems)
         return self
 
@@ -447,6 +471,34 @@ def _sizes_go_with_the_rest(
         yield f"data.same_size: {data.same_size} does not divide training.batch = {training.batch}; use a divisor"
 
 
+def _masks_fit_the_model(
+    *, model: ModelSection, data: DataSection, models: Mapping[str, MemberSection]
+) -> Iterator[str]:
+    problem = None if models else problem_of_masks(model.path, is_masked=data.masks is not None)
+    if problem is not None:
+        yield f"data.masks: {problem}"
+
+
+def _patches_go_with_the_rest(
+    *,
+    data: DataSection,
+    pipeline: PipelineSection,
+    models: Mapping[str, MemberSection],
+    objective: ObjectiveSection,
+    lora: LoraSection,
+) -> Iterator[str]:
+    if data.patches is None:
+        return
+    if models:
+        yield f"data.patches: {refusal(Feature.SEVERAL_MODELS, Feature.PATCHES)}"
+    if objective.self_conditioning:
+        yield f"data.patches: {refusal(Feature.SELF_CONDITIONING, Feature.PATCHES)}"
+    if lora.rank is not None:
+        yield f"data.patches: {refusal(Feature.LORA, Feature.PATCHES)}"
+    if pipeline.versions is not Versions.FLUSHED:
+        yield f"data.patches: {refusal(Feature.VERSIONS, Feature.PATCHES)}"
+
+
 def _groups_can_be_trained(
     *,
     model: ModelSection,
@@ -592,6 +644,8 @@ _CHECKS: tuple[Check, ...] = (
     _batch_can_be_cut,
     _pictures_are_read_as_they_are,
     _sizes_go_with_the_rest,
+    _patches_go_with_the_rest,
+    _masks_fit_the_model,
     _drawn_sizes_are_trained,
     _groups_can_be_trained,
     _warmup_ends_before_the_run,

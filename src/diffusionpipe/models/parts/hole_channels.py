@@ -1,0 +1,57 @@
+"""The input channels of denoisers that fill holes, from configurations alone, so that no model need be opened.
+
+U-Nets of Stable Diffusion    C noisy latents, 1 of the mask, C of the picture without its hole
+FLUX.1 Fill                   patches of 2 x 2: C noisy latents, C of the picture, all f x f pixels of the mask
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Config = Mapping[str, Any]
+FLUX_PATCH = 2
+"""Side of the patches of latents that FLUX.1 reads as one token."""
+
+
+def unet_mask_channels(latent_channels: int) -> int:
+    """Channels that a U-Net reads of a mask and a picture beside its noisy latents."""
+    return 1 + latent_channels
+
+
+def fill_mask_channels(latent_channels: int, factor: int) -> int:
+    """Channels that FLUX.1 Fill reads of a picture and a mask; `factor`: how often the VAE shrinks a side."""
+    return latent_channels + factor**2
+
+
+def shrinking(vae: Config) -> int:
+    """How often an AutoencoderKL shrinks a side."""
+    return int(2 ** (len(vae["block_out_channels"]) - 1))
+
+
+def unet_fills_holes(unet: Config, vae: Config) -> bool:
+    """Whether a U-Net has the channels of one that reads a mask and a picture with a hole."""
+    latents = vae["latent_channels"]
+    found = (unet["in_channels"], unet["out_channels"])
+    return bool(found == (latents + unet_mask_channels(latents), latents))
+
+
+def flux_fills_holes(transformer: Config, vae: Config) -> bool:
+    """Whether the transformer reads a patch of latents, of a picture with a hole, and of all pixels of the mask."""
+    latents = vae["latent_channels"]
+    channels = latents + fill_mask_channels(latents, shrinking(vae))
+    return bool(transformer["in_channels"] == channels * FLUX_PATCH**2)
+
+
+_RULES = {"UNet2DConditionModel": unet_fills_holes, "FluxTransformer2DModel": flux_fills_holes}
+"""The rule of each class of denoisers that may fill holes."""
+
+
+def fills_holes(denoiser: Config, vae: Config) -> bool:
+    """Whether the denoiser of a folder fills holes, by the configurations in its files.
+
+    A file that leaves out a field of its rule is not one of a model that fills holes, so the answer is no.
+    """
+    rule = _RULES.get(str(denoiser.get("_class_name")))
+    try:
+        return rule is not None and rule(denoiser, vae)
+    except (KeyError, TypeError):
+        return False

@@ -1,0 +1,143 @@
+"""Runs on patches of pictures, from the recipe to the export and back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+from tiny_class_unet import save_class_pair
+from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, train, train_here
+
+from diffusionpipe import cli
+from diffusionpipe.errors import ModelError
+from diffusionpipe.trainer.data.patch_order import PatchOrder
+from diffusionpipe.trainer.data.patches import shares_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIDE = 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_stable_diffusion(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return save_pictures(tmp_path_factory.mktemp("data") / "pictures", count=6, resolution=SIDE)
+
+
+def patched(model, pictures, folder, /, share=0.5, **sections):
+    data = {"resolution": SIDE, "patches": {"share_whole": share}, **sections.pop("data", {})}
+    return recipe_of(model, pictures, folder, data=data, **sections)
+
+
+def sizes_of_steps(settings, num_sizes, count):
+    order = PatchOrder(
+        sizes=(None,) * num_sizes,
+        shares=shares_of(settings.data.patches.share_whole, num_sizes),
+        num_samples=6,
+        growth=(),
+        seed=settings.training.seed,
+        run=settings.training.batch,
+    )
+    return order.size_numbers(range(0, count * settings.training.batch, settings.training.batch))
+
+
+@pytest.mark.parametrize("family", ["stable diffusion", "class U-Net"])
+def test_steps_on_whole_pictures_have_the_bits_of_the_plain_model(family, model, pictures, tmp_path):
+    """Until the first patch, whose gradients give the coordinates weights that are not zero."""
+    source = model if family == "stable diffusion" else save_class_pair(tmp_path / "model") / "base"
+    sections = {"training": {"steps": 1, "clip_norm": "none"}, "validation": {"every": 1, "timesteps": [0.3]}}
+    data = {"validation": str(pictures)}
+    first = next(
+        seed
+        for seed in range(20)
+        if sizes_of_steps(patched(source, pictures, tmp_path, training={"seed": seed}), 3, 1) == (0,)
+    )
+    sections["training"]["seed"] = first
+    train_here(patched(source, pictures, tmp_path / "patches", data=data, **sections))
+    train_here(recipe_of(source, pictures, tmp_path / "plain", data={"resolution": SIDE, **data}, **sections))
+    assert losses_of(tmp_path / "patches") == losses_of(tmp_path / "plain")
+    stored = "export/unet/diffusion_pytorch_model.safetensors"
+    found, expected = (load_file(tmp_path / run / stored) for run in ("patches", "plain"))
+    wide = found["conv_in.weight"]
+    assert wide[:, -2:].abs().min() > 0
+    found["conv_in.weight"] = wide[:, :-2]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_patches_train_validate_and_resume_on_two_stages_as_on_one_rank(model, pictures, tmp_path, crew):
+    sections = {
+        "data": {"validation": str(pictures), "random_crop": True, "flip": True},
+        "validation": {"every": 3, "timesteps": [0.3]},
+        "training": {"precision": "float64"},
+    }
+    one = patched(model, pictures, tmp_path / "one", **sections)
+    assert set(sizes_of_steps(one, 2, 6)) == {0, 1}
+    assert train_here(one) == 6
+    half = {**sections, "training": {"precision": "float64", "steps": 3}}
+    train_here(patched(model, pictures, tmp_path / "two", **half))
+    two = patched(model, pictures, tmp_path / "two", pipeline={"microbatches": 4, "fill": True}, **sections)
+    assert crew.run(train, two, "latest") == [6, 6]
+    for key in ("loss", "validation_loss"):
+        expected, found = losses_of(tmp_path / "one", key), losses_of(tmp_path / "two", key)
+        assert found[6] == pytest.approx(expected[6], rel=1e-12)
+    assert losses_of(tmp_path / "one")[5] == pytest.approx(losses_of(tmp_path / "two")[5], rel=1e-12)
+
+
+def test_an_export_draws_whole_pictures_and_trains_on(model, pictures, tmp_path):
+    drawn = {"every": 2, "steps": 2, "prompts": ["a"], "guidance": 2.0}
+    train_here(patched(model, pictures, tmp_path / "run", training={"steps": 2}, sampling=drawn))
+    export = tmp_path / "run" / "export"
+    assert json.loads((export / "unet" / "config.json").read_text())["in_channels"] == 6
+    assert "diffusionpipe sample" in (export / "README.md").read_text(encoding="utf-8")
+    again = tmp_path / "again.png"
+    words = ["sample", str(export), "--prompt", "a", "--steps", "2", "--guidance", "2.0", "--resolution", str(SIDE)]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--device", "cpu", "--keep", str(tmp_path / "kept"), "--out", str(again)])
+    assert ended.value.code == 0
+    (kept,) = (tmp_path / "run" / "samples" / "step-00000002").glob("*.png")
+    (found,) = (tmp_path / "kept").glob("*.png")
+    assert np.array_equal(np.asarray(Image.open(found)), np.asarray(Image.open(kept)))
+    weights = export / "unet" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(weights)
+    assert tensors["conv_in.weight"].shape[1] == 6
+    tensors["conv_in.weight"][:, 4:] += 10
+    save_file(tensors, weights)
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--device", "cpu", "--keep", str(tmp_path / "other"), "--out", str(again)])
+    (other,) = (tmp_path / "other").glob("*.png")
+    assert not np.array_equal(np.asarray(Image.open(other)), np.asarray(Image.open(kept)))
+    assert train_here(patched(export, pictures, tmp_path / "more", training={"steps": 1})) == 1
+    with pytest.raises(ModelError, match=r"in_channels and out_channels .6, 4.*on patches.*data.patches"):
+        train_here(recipe_of(export, pictures, tmp_path / "plain", data={"resolution": SIDE}))
+
+
+@pytest.mark.parametrize(
+    ("data", "others", "says"),
+    [
+        ({"frames": 5}, {}, "patches of clips are not supported; remove patches, or frames"),
+        ({"height": 8}, {}, "they are cut from squares; remove height"),
+        ({"resolution": [16, 8]}, {}, "they are cut from squares of one size; give one side in resolution alone"),
+        ({"resolution": 18}, {}, "patches need a multiple of 4, not 18; use e.g. 16"),
+        ({"masks": "edges"}, {}, "a model that fills holes reads no coordinates"),
+        ({"loss_mask": "masks/{name}.png"}, {}, "masks of the loss belong to whole pictures"),
+        ({}, {"objective": {"self_conditioning": 0.5}}, "estimates are read at one size alone"),
+        ({}, {"lora": {"rank": 2}}, "adapters leave the first convolution as it is"),
+        ({}, {"pipeline": {"versions": "stashed", "microbatches": 2}}, "training without a flush has one size"),
+    ],
+)
+def test_keys_that_do_not_go_with_patches_are_refused(model, pictures, tmp_path, data, others, says):
+    with pytest.raises(ValidationError, match=says):
+        patched(model, pictures, tmp_path / "run", data=data, **others)
+
+
+def test_a_model_with_absolute_positions_is_refused_by_name(pictures, tmp_path):
+    dit = save_dit(tmp_path / "dit")
+    with pytest.raises(ModelError, match=r"data.patches: the denoiser has absolute positions.*StableDiffusionPipeline"):
+        train_here(patched(dit, pictures, tmp_path / "run"))
