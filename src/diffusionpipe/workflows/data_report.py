@@ -49,6 +49,7 @@ def report_on_folder(
     Raises:
         ConfigError: it holds no pictures, or none that can be read.
     """
+    from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
     from diffusionpipe.trainer.data.sizes import SizeRules, cut_away, sizes_of_area
     from diffusionpipe.trainer.recipe import DataSection
