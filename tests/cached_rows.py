@@ -1,5 +1,7 @@
 """The rows that stages read in each step of a run, with a cache of encoders' results or without, but no training."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
@@ -17,8 +19,10 @@ from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.model.members import open_model
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.setup.caching import Cacheable
 from diffusionpipe.trainer.setup.planning import Planning
-from diffusionpipe.trainer.setup.session import open_session
+from diffusionpipe.trainer.setup.session import Session, open_session
+from diffusionpipe.trainer.step.cache_writer import CacheWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,25 +36,35 @@ class Seen:
     num_written: int = 0
 
 
-def rows_seen(recipe: Recipe) -> Seen:
-    """The rows of each step on one rank, whose frozen layers run before the first forward."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRun:
+    """A run before its first step."""
+
+    session: Session
+    found: Cacheable | None
+    cache: CacheWriter | None
+    loader: StepLoader
+
+
+@contextmanager
+def opened_run(recipe: Recipe, *, briefly: bool = True) -> Iterator[OpenedRun]:
+    """The run of a recipe on one rank; `briefly`: layers are measured once."""
     from diffusionpipe.cli.text.planned import make_plan
 
     with (
         mock.patch.object(members, "describe", described),
         traced_once(),
-        measured_briefly(),
+        measured_briefly() if briefly else nullcontext(),
         joined(membership({}), device="cpu") as job,
     ):
         opened = open_model(recipe, job)
         with Screen(speaks=False).work("reading") as work:
             opened, data = read_data(opened, work)
         recipe = opened.recipe
+        recipe.run.folder.mkdir(parents=True, exist_ok=True)
         found = cache_of(opened, data)
         session = open_session(recipe, job, Planning(make_plan=make_plan), opened, kept=names_of_kept(found))
         data, cache = with_cache(found, session, data)
-        executor, encoded = session.worker.train, session.worker.encoded
-        assert encoded is not None
         loader = StepLoader(
             source=data.train,
             batch=session.plan.batch,
@@ -61,11 +75,20 @@ def rows_seen(recipe: Recipe) -> Seen:
             num_steps=recipe.training.num_steps,
             workers=0,
         )
+        yield OpenedRun(session=session, found=found, cache=cache, loader=loader)
+
+
+def rows_seen(recipe: Recipe) -> Seen:
+    """The rows of each step on one rank, whose frozen layers run before the first forward."""
+    with opened_run(recipe) as run:
+        worker, cache = run.session.worker, run.cache
+        executor, encoded = worker.train, worker.encoded
+        assert encoded is not None
         rows = []
-        for batch in loader:
+        for batch in run.loader:
             if cache is not None:
                 cache.feed(batch)
-            session.worker.feed(executor, batch)
+            worker.feed(executor, batch)
             store = executor.store
             executor.run()
             edges = (edge for pipeline in executor.schedule.placement.pipelines for edge in pipeline.edges)

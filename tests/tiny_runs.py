@@ -28,6 +28,7 @@ from diffusionpipe.runtime.job.process_group import Job, joined
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.course import run as run_module
+from diffusionpipe.trainer.course.caching import JudgeCache
 from diffusionpipe.trainer.course.run_samples import sampling_settings
 from diffusionpipe.trainer.course.run_state import Hooks
 from diffusionpipe.trainer.inference.cascade_drawing import draw_in_session
@@ -134,12 +135,13 @@ def train(
     check: RunCheck | None = None,
     announce: Callable[[Start], None] | None = None,
     tell_data: Callable[[Sequence[Line]], None] | None = None,
+    judge_cache: JudgeCache | None = None,
 ) -> int:
     """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
 
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
     where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is,
-    `tell_data`: what its data are.
+    `tell_data`: what its data are. `judge_cache`: who says what a cache is worth.
     """
     from diffusionpipe.cli.text.plan_memory import check_plan_memory
     from diffusionpipe.cli.text.planned import make_plan
@@ -152,6 +154,7 @@ def train(
         judge=check,
         announce=announce,
         tell_data=tell_data,
+        judge_cache=judge_cache,
     )
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),

@@ -114,7 +114,19 @@ def without_flush(**sizes):
 def nothing_to_keep():
     counts = Counts(pictures=1, views=1.0, texts=1, variants=1.0)
     recipe = recipe_with(pipeline={"encoders": "cache", "fill": False})()
-    check_cache(Cacheable(kept=(), counts=counts, size=0, encoded_anew=()), recipe)
+    check_cache(
+        Cacheable(
+            kept=(),
+            counts=counts,
+            sizes=(),
+            variants=(),
+            size=0,
+            num_samples=1,
+            spared=frozenset(),
+            encoded_anew=(),
+        ),
+        recipe,
+    )
 
 
 CLIPPED = {"training": {"clip": "block"}}

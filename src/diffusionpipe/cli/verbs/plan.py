@@ -47,6 +47,7 @@ from diffusionpipe.cli.verbs.plan_show import show
 from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName, cluster_named
 from diffusionpipe.cli.verbs.terminal import TERMINAL
 from diffusionpipe.workflows.alternatives_file import write_alternatives
+from diffusionpipe.workflows.cache_worth import worth_of_recipe
 from diffusionpipe.workflows.plan_question import (
     PlanQuestion,
     answered,
@@ -239,6 +240,10 @@ def _answer(
     else:
         shown = with_alternatives(choice.comparison(), choice, fill=fill, asking=command)
         _print_screen(screen_lines(_title(asked, setting), tried, choice, shown, band_of(choice, fill=fill)))
+    if asked.recipe is not None and asked.recipe.pipeline.may_cache:
+        plan = choice.plan(sample_batch=asked.sample_batch)
+        for line in worth_of_recipe(asked.recipe, plan, choice.setting, TERMINAL):
+            typer.echo(line)
     if out:
         _write(choice, asked, out)
         write_alternatives(shown, choice.plan(sample_batch=asked.sample_batch), out)

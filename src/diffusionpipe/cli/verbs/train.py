@@ -229,6 +229,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.runtime.machine.error_file import out_of_memory
     from diffusionpipe.trainer.course.run import run
     from diffusionpipe.trainer.course.run_state import Hooks
+    from diffusionpipe.workflows.cache_worth import verdict_of_run
     from diffusionpipe.workflows.job_profiles import CachedProfiles
     from diffusionpipe.workflows.profile_cache import cache_folder
     from diffusionpipe.workflows.run_check import RunCheck
@@ -250,6 +251,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
                 judge=check,
+                judge_cache=verdict_of_run,
                 stated=stated_values(part.command.recipe, part.command.overrides, recipe),
                 settled=report.settle,
                 tell_data=report.data,

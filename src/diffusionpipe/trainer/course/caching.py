@@ -1,17 +1,32 @@
 """The cache of a run: checked before anything is measured, and opened once the weights are read."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
+from diffusionpipe.ir import Plan
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.trainer.course.preparation import Data
 from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.model.members import Model
-from diffusionpipe.trainer.setup.caching import Cacheable, cache_folder, cacheable, check_cache, open_cache
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.pipeline_section import Encoders
+from diffusionpipe.trainer.setup.caching import (
+    Cacheable,
+    CacheVerdict,
+    cache_folder,
+    cacheable,
+    check_cache,
+    open_cache,
+    problem_of_cache,
+)
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.step.cache_writer import CacheWriter
 
 logger = logging.getLogger(__name__)
+
+JudgeCache = Callable[[Recipe, Plan, Cacheable], CacheVerdict]
+"""The planning half, handed in from above: what a cache is worth in a run whose layers are measured; on rank 0."""
 
 
 def cache_of(opened: Model, data: Data) -> Cacheable | None:
@@ -26,8 +41,17 @@ def cache_of(opened: Model, data: Data) -> Cacheable | None:
     order = None if data.sizes is None else data.sizes.order
     assignment = order.assignment if isinstance(order, SizeOrder) else None
     found = cacheable(opened.graph, opened.model, recipe, data.train.dataset, assignment)
-    from_first(lambda: check_cache(found, recipe))
-    return found
+    if recipe.pipeline.encoders is Encoders.CACHE:
+        from_first(lambda: check_cache(found, recipe))
+        return found
+    return None if from_first(lambda: _is_left(problem_of_cache(found, recipe))) else found
+
+
+def _is_left(why_not: str | None) -> bool:
+    """Whether a cache is left out, which rank 0 says."""
+    if why_not is not None:
+        logger.info('encoders=fill reason="%s"', why_not)
+    return why_not is not None
 
 
 def names_of_kept(found: Cacheable | None) -> tuple[str, ...]:
@@ -35,13 +59,17 @@ def names_of_kept(found: Cacheable | None) -> tuple[str, ...]:
     return () if found is None else tuple(kept.name for kept in found.kept)
 
 
-def with_cache(found: Cacheable | None, session: Session, data: Data) -> tuple[Data, CacheWriter | None]:
+def with_cache(
+    found: Cacheable | None, session: Session, data: Data, judge: JudgeCache | None = None
+) -> tuple[Data, CacheWriter | None]:
     """Data whose batches take from the cache, and the writer that fills it; every rank calls it.
+
+    `judge`: says what the cache is worth where layers are measured; with `encoders = "auto"` it decides.
 
     Raises:
         ConfigError: on every rank, where the cache cannot be written.
     """
-    if found is None:
+    if found is None or from_first(lambda: _is_worthless(found, session, judge)):
         return data, None
     models = (session.model, *session.others)
     parts = open_cache(
@@ -60,3 +88,14 @@ def with_cache(found: Cacheable | None, session: Session, data: Data) -> tuple[D
         sources = (replace(source, cached=part) for source, part in zip(sizes.sources, parts, strict=True))
         sizes = replace(sizes, sources=tuple(sources))
     return replace(data, train=replace(data.train, cached=parts[0]), sizes=sizes), CacheWriter(parts[0].tensors)
+
+
+def _is_worthless(found: Cacheable, session: Session, judge: JudgeCache | None) -> bool:
+    """Whether the run has the choice and the cache does not pay; says the numbers where layers are measured."""
+    recipe = session.recipe
+    if judge is None or not recipe.pipeline.is_profiled:
+        return False
+    verdict = judge(recipe, session.plan, found)
+    for line in verdict.lines:
+        logger.info("%s", line)
+    return recipe.pipeline.encoders is Encoders.AUTO and _is_left(verdict.why_not)

@@ -191,7 +191,8 @@ class FirstSteps:
     def __init__(self, state: RunState) -> None:
         session, recipe = state.session, state.session.recipe
         self._state, self._first = state, state.step + WARM_UP
-        has_prediction = recipe.pipeline.is_profiled and session.worker.window is None
+        # Steps that read results of encoders are shorter than predicted.
+        has_prediction = recipe.pipeline.is_profiled and session.worker.window is None and state.cache is None
         is_long_enough = recipe.training.num_steps - state.step > WARM_UP + COUNTED
         wanted = state.hooks.judge is not None and has_prediction and is_long_enough
         self._recorder = StepRecorder(session) if wanted else None

@@ -130,7 +130,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
         found = cache_of(opened, data)
         planning = planning_of(hooks, screen, is_resumed=checkpoint is not None)
         session = open_session(recipe, job, planning, opened, kept=names_of_kept(found))
-        data, cache = with_cache(found, session, data)
+        data, cache = with_cache(found, session, data, hooks.judge_cache)
     except BaseException:
         trackers.close()
         raise

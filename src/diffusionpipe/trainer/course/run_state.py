@@ -11,6 +11,7 @@ from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.data_survey import Line
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from diffusionpipe.trainer.course.caching import JudgeCache
 from diffusionpipe.trainer.course.preparation import Data
 from diffusionpipe.trainer.data.sized import turns_at
 from diffusionpipe.trainer.inference.drawing import Picture
@@ -68,6 +69,8 @@ class Hooks:
     """The screen on which rank 0 shows the work under way."""
     judge: PredictionMonitor | None = None
     """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""
+    judge_cache: JudgeCache | None = None
+    """Says on rank 0 what a cache of encoders' results is worth; None: nothing is said of it."""
     stated: Mapping[str, JsonValue] = field(default_factory=dict)
     """Keys that the command line sets for this start, with the values that the recipe's file has for them."""
     settled: Callable[[Recipe], None] | None = None

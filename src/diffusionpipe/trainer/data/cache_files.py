@@ -125,6 +125,13 @@ def write_settings(folder: Path, settings: Mapping[str, object]) -> None:
         write_atomically(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
+def existing(folder: Path) -> Path:
+    """The folder, or the innermost one around it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def num_bytes(folder: Path) -> Bytes:
     """Bytes of the shards of all folders below a cache's folder."""
     return sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))

@@ -51,6 +51,7 @@ class Encoders(StrEnum):
 
     FILL = "fill"
     CACHE = "cache"
+    AUTO = "auto"
 
 
 class Replan(StrEnum):
@@ -109,7 +110,8 @@ class PipelineSection(Section):
     "none": false, or with plan = "auto" the faster choice that fits."""
     encoders: Maybe[Choice[Encoders]] = None
     """"fill": the frozen layers run for each step, in bubbles; "cache": their results are kept on disk as they are
-    computed first, and read afterwards; "none": for each step, as `fill` says."""
+    computed first, and read afterwards; "auto": "cache" where it can be and pays before the run ends, else "fill";
+    "none": for each step, as `fill` says."""
     cache: Maybe[Place] = None
     """Folder of the results that are kept; several runs may share it. "none": the folder cache in run.folder."""
     versions: Choice[Versions] = Versions.FLUSHED
@@ -153,7 +155,7 @@ class PipelineSection(Section):
     @property
     def may_cache(self) -> bool:
         """Whether results of frozen layers may be kept."""
-        return self.encoders is Encoders.CACHE
+        return self.encoders in (Encoders.CACHE, Encoders.AUTO)
 
     @property
     def is_replanned(self) -> bool:
@@ -242,10 +244,15 @@ class PipelineSection(Section):
             problems.append(
                 f'encoders: the plan file {self.plan} says whether frozen layers fill; set "cache", or remove it'
             )
+        if self.encoders is Encoders.AUTO and not self.is_profiled:
+            problems.append(
+                'encoders: "auto" needs measured layers, and nothing measures them here; set fill = true or '
+                'plan = "auto", or choose "cache"'
+            )
         if self.encoders is not None and self.versions is not Versions.FLUSHED:
             problems.append(f"encoders: {refusal(Feature.CACHE, Feature.VERSIONS)}")
         if self.cache is not None and not self.may_cache:
-            problems.append('cache: nothing is kept; set encoders = "cache", or remove cache')
+            problems.append('cache: nothing is kept; set encoders = "cache" or "auto", or remove cache')
         raise_problems(problems)
         return self
 

@@ -23,7 +23,15 @@ from diffusionpipe.models.graphs.kept import Kept, in_parts, kept_tensors
 from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.comm.exchange import form_of, gather
 from diffusionpipe.trainer.data.batch import kind_of
-from diffusionpipe.trainer.data.cache_files import SETTINGS, Shards, num_bytes, row_bytes, shards_of, write_settings
+from diffusionpipe.trainer.data.cache_files import (
+    SETTINGS,
+    Shards,
+    existing,
+    num_bytes,
+    row_bytes,
+    shards_of,
+    write_settings,
+)
 from diffusionpipe.trainer.data.cached import CachedPart, CachedTensor
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.levels import is_picture
@@ -49,10 +57,28 @@ class Cacheable:
 
     kept: tuple[Kept, ...]
     counts: Counts
+    sizes: tuple[Bytes, ...]
+    """Bytes of a result of each."""
+    variants: tuple[float, ...]
+    """Results of each sample, on average, of each."""
     size: Bytes
-    """Bytes of all of them."""
+    """Bytes of all results."""
+    num_samples: int
+    """The number of different samples."""
+    spared: frozenset[str]
+    """The layers that do not run where all results are there."""
     encoded_anew: tuple[str, ...]
     """The parts that are not kept, with the keys that forbid it, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheVerdict:
+    """The worth of a cache in a run, as the planning half judges it."""
+
+    lines: tuple[str, ...]
+    """The numbers, in words."""
+    why_not: str | None
+    """Why it does not pay; None where it does."""
 
 
 def cache_folder(recipe: Recipe) -> Path:
@@ -85,8 +111,30 @@ def cacheable(
     distinct = {sample.name: (sample.source, sample.captions) for sample in dataset.samples}
     counts = counts_of(recipe.data, distinct.values(), _sizes_of_each(assignment))
     draws = recipe.training.num_steps * recipe.training.batch
-    size = sum(num_entries(one, counts, draws) * _bytes_of(one, graph, model) for one in kept)
-    return Cacheable(kept=tuple(kept), counts=counts, size=size, encoded_anew=tuple(anew))
+    sizes = tuple(_bytes_of(one, graph, model) for one in kept)
+    return Cacheable(
+        kept=tuple(kept),
+        counts=counts,
+        sizes=sizes,
+        variants=tuple(_variants(one, counts) for one in kept),
+        size=sum(num_entries(one, counts, draws) * size for one, size in zip(kept, sizes, strict=True)),
+        num_samples=len(distinct),
+        spared=_spared_layers(kept, graph, model),
+        encoded_anew=tuple(anew),
+    )
+
+
+def _variants(kept: Kept, counts: Counts) -> float:
+    """Results of each sample, on average."""
+    views = counts.views if _reads_pictures(kept.reads) else 1.0
+    return views * (counts.variants if _reads_texts(kept.reads) else 1.0)
+
+
+def _spared_layers(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
+    """The layers that do not run where all kept tensors are there."""
+    frozen, outputs = _frozen(graph, model)
+    needed = needed_layers(frozen, outputs, given=[one.name for one in kept])
+    return frozenset(layer.name for one in kept for layer in one.layers) - {layer.name for layer in needed}
 
 
 def num_entries(kept: Kept, counts: Counts, draws: int) -> int:
@@ -110,7 +158,7 @@ def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
         check_folder(folder)
     except OSError as error:
         return f"nothing can be written in {folder}: {reason_of(error)}; set pipeline.cache to another folder"
-    missing, free = found.size - num_bytes(folder), shutil.disk_usage(_existing(folder)).free
+    missing, free = found.size - num_bytes(folder), shutil.disk_usage(existing(folder)).free
     if missing <= free:
         return None
     return (
@@ -320,9 +368,3 @@ def _looked_at(place: Path) -> Shards:
     shards = shards_of(place)
     shards.look()
     return shards
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
