@@ -165,7 +165,6 @@ def test_plan_says_the_break_even_of_the_times_that_the_run_measures(model, data
         for one in profile.layers
     )
     measured = worth_of(found, run.session.plan, replace(setting, profile=replace(profile, layers=layers)), rate)
-    print(f"planned {planned}, measured {measured}")
     assert planned.pays is not None
     assert measured.pays is not None
     assert isclose(planned.pays, measured.pays, rel_tol=0.1), (planned, measured)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.setup.caching import Cacheable, CacheVerdict
 
 MOST_PASSES = 1000
-"""Passes over the data after which a cache that has not paid never does."""
+"""Passes over the data within which a cache pays, or never does."""
 _PROBE: Bytes = 4 * 2**20
 _PROBES = 5
 _NOTHING: Seconds = 1e-12
@@ -67,7 +67,7 @@ class Worth:
 
 
 def break_even(shares: Sequence[KeptShare], *, gain: Seconds, writing: Seconds, steps_of_pass: float) -> int | None:
-    """The first step after which the seconds gained outweigh those of writing; None within `MOST_PASSES` passes.
+    """The first step after which the seconds gained outweigh the seconds of writing; None within `MOST_PASSES` passes.
 
     `gain`: of a step that reads all results. `writing`: of one that writes all. `steps_of_pass`: steps in which each
     sample is seen once.

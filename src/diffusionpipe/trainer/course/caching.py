@@ -26,7 +26,7 @@ from diffusionpipe.trainer.step.cache_writer import CacheWriter
 logger = logging.getLogger(__name__)
 
 JudgeCache = Callable[[Recipe, Plan, Cacheable], CacheVerdict]
-"""The planning half, handed in from above: what a cache is worth in a run whose layers are measured; on rank 0."""
+"""The planning half, handed in from above: the worth of a cache in a run whose layers are measured; on rank 0."""
 
 
 def cache_of(opened: Model, data: Data) -> Cacheable | None:
@@ -64,7 +64,7 @@ def with_cache(
 ) -> tuple[Data, CacheWriter | None]:
     """Data whose batches take from the cache, and the writer that fills it; every rank calls it.
 
-    `judge`: says what the cache is worth where layers are measured; with `encoders = "auto"` it decides.
+    `judge`: says the worth of the cache where layers are measured; with `encoders = "auto"` it decides.
 
     Raises:
         ConfigError: on every rank, where the cache cannot be written.

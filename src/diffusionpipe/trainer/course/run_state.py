@@ -70,7 +70,7 @@ class Hooks:
     judge: PredictionMonitor | None = None
     """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""
     judge_cache: JudgeCache | None = None
-    """Says on rank 0 what a cache of encoders' results is worth; None: nothing is said of it."""
+    """Says on rank 0 the worth of a cache of encoders' results; None: nothing is said of it."""
     stated: Mapping[str, JsonValue] = field(default_factory=dict)
     """Keys that the command line sets for this start, with the values that the recipe's file has for them."""
     settled: Callable[[Recipe], None] | None = None
