@@ -50,6 +50,7 @@ class OpenedRun:
 def opened_run(recipe: Recipe, *, briefly: bool = True) -> Iterator[OpenedRun]:
     """The run of a recipe on one rank; `briefly`: layers are measured once."""
     from diffusionpipe.cli.text.planned import make_plan
+    from diffusionpipe.planner.unequal.cutting import cutting_of
 
     with (
         mock.patch.object(members, "describe", described),
@@ -63,7 +64,9 @@ def opened_run(recipe: Recipe, *, briefly: bool = True) -> Iterator[OpenedRun]:
         recipe = opened.recipe
         recipe.run.folder.mkdir(parents=True, exist_ok=True)
         found = cache_of(opened, data)
-        session = open_session(recipe, job, Planning(make_plan=make_plan), opened, kept=names_of_kept(found))
+        session = open_session(
+            recipe, job, Planning(make_plan=make_plan, make_cutting=cutting_of), opened, kept=names_of_kept(found)
+        )
         data, cache = with_cache(found, session, data)
         loader = StepLoader(
             source=data.train,

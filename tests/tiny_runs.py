@@ -145,9 +145,11 @@ def train(
     """
     from diffusionpipe.cli.text.plan_memory import check_plan_memory
     from diffusionpipe.cli.text.planned import make_plan
+    from diffusionpipe.planner.unequal.cutting import cutting_of
 
     hooks = Hooks(
         make_plan=make_plan,
+        make_cutting=cutting_of,
         check_plan=check_plan_memory,
         save_grid=save_array,
         profiles=profiles,
@@ -236,8 +238,9 @@ def train_here(recipe: Recipe, resume: str | None = None, **options: Any) -> int
 def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     """What the recipe would draw before its first step, on the rank that shows it."""
     from diffusionpipe.cli.text.planned import make_plan
+    from diffusionpipe.planner.unequal.cutting import cutting_of
 
-    session = open_session(recipe, job, Planning(make_plan=make_plan))
+    session = open_session(recipe, job, Planning(make_plan=make_plan, make_cutting=cutting_of))
     wish = SampleRequest(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
     drawn = draw_in_session(session, wish, [sampling_settings(member) for member in session.members])
     return None if drawn is None else drawn[-1]
@@ -266,8 +269,9 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
     from diffusionpipe.cli.text.planned import make_plan
+    from diffusionpipe.planner.unequal.cutting import cutting_of
 
-    session = open_session(recipe, job, Planning(make_plan=make_plan))
+    session = open_session(recipe, job, Planning(make_plan=make_plan, make_cutting=cutting_of))
     names = [p.name for p in session.model.parameters if p.is_trainable]
     known = {name: p for p, name in canonical_names(session.graph.components).items()}
     held = sum(known[name].numel() for name in names if known[name].untyped_storage().size())

@@ -135,9 +135,10 @@ def test_an_encoder_has_a_rate_of_its_own(recipe):
 def predicted(made):
     """Raw inputs of the denoiser's conditions and times, and what our modules predict from them."""
     from diffusionpipe.cli.text.planned import make_plan
+    from diffusionpipe.planner.unequal.cutting import cutting_of
 
     with joined(membership({}), device="cpu") as job:
-        session = open_session(made, job, Planning(make_plan=make_plan))
+        session = open_session(made, job, Planning(make_plan=make_plan, make_cutting=cutting_of))
         load_training(latest(made.run.folder), session.state)
         generator = torch.Generator().manual_seed(0)
         noisy = torch.rand((2, 4, 4, 4), generator=generator, dtype=torch.float64)

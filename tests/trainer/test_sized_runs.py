@@ -11,8 +11,10 @@ from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_
 
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.trainer.course import preparation
+from diffusionpipe.trainer.data.batch import BatchSource
+from diffusionpipe.trainer.data.size_lines import lines_of_sizes
 from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sized import agree_on_sizes
+from diffusionpipe.trainer.data.sized import agree_on_sizes, sized
 from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign
 from diffusionpipe.trainer.recipe import load_recipe
 
@@ -25,6 +27,9 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_stable_diffusion(tmp_path_factory.mktemp("model"))
+
+
+TOKENS = {"same_size": "auto", "batching": "tokens"}
 
 
 def recipe(model, data, folder, /, **sections):
@@ -107,8 +112,63 @@ def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(mode
         ({"pipeline": {"microbatches": 1}}, "data.same_size: 2 samples in a row .* multiple of 4"),
         ({"data": {"allow_growth": True}}, "allow_growth: new pictures would change the sizes"),
         ({"sampling": {"every": 1, "prompts": ["a"], "sizes": ["9x9"]}}, "the nearest is 8x8"),
+        ({"data": {"batching": "tokens"}}, "same_size: with batching .* remove same_size"),
+        ({"data": {"resolution": 8, "same_size": "auto", "weigh": "tokens"}}, "weigh: all samples have one size"),
+        ({"data": TOKENS, "pipeline": {"fill": True}}, "pipeline.fill: fills, and caches .* remove fill and encoders"),
+        ({"data": TOKENS, "pipeline": {"microbatches": 1}}, "pipeline.microbatches: a step of several sizes has more"),
+        ({"data": TOKENS, "pipeline": {"encoders": "cache"}}, "pipeline.fill: fills, and caches that they write"),
+        ({"data": TOKENS, "pipeline": {"schedule": "zb-h1"}}, "the plan splits its backwards"),
     ],
 )
 def test_recipes_of_sizes_that_cannot_be_had_are_refused_by_name(model, data, tmp_path, sections, message):
     with pytest.raises((ConfigError, ValueError), match=message):
         train_here(recipe(model, data, tmp_path / "run", **sections))
+
+
+def losses(folder, steps=6):
+    found = losses_of(folder)
+    return [found[step] for step in range(1, steps + 1)]
+
+
+def test_steps_cut_by_tokens_have_the_losses_of_the_same_samples_one_by_one(model, data, tmp_path):
+    cut = recipe(model, data, tmp_path / "cut", data=TOKENS, pipeline={"microbatches": 2}, training={"steps": 2})
+    one_by_one = recipe(
+        model, data, tmp_path / "one", data={"same_size": 1}, pipeline={"microbatches": 4}, training={"steps": 2}
+    )
+    train_here(cut)
+    train_here(one_by_one)
+    assert losses(tmp_path / "cut", 2) == pytest.approx(losses(tmp_path / "one", 2), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_steps_cut_by_tokens_train_and_resume_on_two_stages_and_two_copies_as_on_one_rank(model, data, tmp_path, crew):
+    def made(folder, steps=6, **pipeline):
+        own = {"batch": 8, "steps": steps}
+        return recipe(
+            model, data, tmp_path / folder, data={**TOKENS, "weigh": "tokens"}, pipeline=pipeline, training=own
+        )
+
+    train_here(made("one", microbatches=4))
+    train_here(made("two", 2, microbatches=2))
+    crew.run(train, made("two", 4, microbatches=4), "latest")
+    crew.run(train, made("two", microbatches=2, data_parallel=2), "latest")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
+
+
+def test_samples_weigh_as_much_as_their_pixels_and_one_in_the_mean():
+    pictures = [(16, 8), (8, 16), (8, 8), (8, 8), (8, 8)]
+    order = SizeOrder(
+        assignment=assign(pictures, SizeRules(areas=areas_of(["16x8", "8x16", 8], None)), 1), seed=0, run=1
+    )
+    source, inputs = BatchSource(dataset=None, inputs=(), seed=0), dict.fromkeys(order.sizes, ())
+    weights = [one.size_weight for one in sized(source, order, inputs, order.assignment.mean_pixels).sources]
+    visits = [share.visits for share in order.assignment.shares]
+    assert sum(weight * count for weight, count in zip(weights, visits, strict=True)) == pytest.approx(sum(visits))
+    pixels = [size.num_pixels for size in order.sizes]
+    assert [weight / weights[0] for weight in weights] == [size / pixels[0] for size in pixels]
+
+
+def test_sizes_without_a_picture_are_named():
+    assignment = assign([(16, 8)] * 4, SizeRules(areas=areas_of(["16x8", "8x16", 8], None)), 1)
+    lines = {name: text for name, text, _ in lines_of_sizes(assignment, ["a"] * 4, 1)}
+    assert lines["no picture"] == "8 x 16 pixels"

@@ -18,6 +18,7 @@ from diffusionpipe.cli.text.planned import make_plan
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names import Adapter
 from diffusionpipe.models.parameters.lora_start import resized
+from diffusionpipe.planner.unequal.cutting import cutting_of
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
@@ -199,7 +200,7 @@ def test_more_ranks_and_norms_beside_plain_adapters_change_no_product(dora, rank
 def test_adapters_of_a_higher_rank_are_cut_to_the_nearest_product_and_the_loss_is_said(of_rank_3, recipe, caplog):
     made = recipe("cut", lora={"start": str(of_rank_3), "resize": True, "alpha": 4.0})
     with caplog.at_level(logging.WARNING), joined(membership({}), device="cpu") as job:
-        session = open_session(made, job, Planning(make_plan=make_plan))
+        session = open_session(made, job, Planning(make_plan=make_plan, make_cutting=cutting_of))
         found = {name: parameter.detach().double().numpy() for name, parameter in session.worker.parameters.items()}
     stored = {name: tensor.double().numpy() for name, tensor in load_file(of_rank_3).items()}
     lost = total = 0.0

@@ -224,6 +224,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.cli.text.stated_values import stated_values
     from diffusionpipe.cli.verbs.run_report import RunReport
     from diffusionpipe.errors import TrainingError
+    from diffusionpipe.planner.unequal.cutting import cutting_of
     from diffusionpipe.runtime.job.process_group import joined, leave
     from diffusionpipe.runtime.machine.determinism import be_deterministic
     from diffusionpipe.runtime.machine.error_file import out_of_memory
@@ -246,6 +247,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 job.agree("the recipe", recipe.model_dump_json())
             hooks = Hooks(
                 make_plan=make_plan,
+                make_cutting=cutting_of,
                 check_plan=check_plan_memory,
                 save_grid=_save_grid,
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,

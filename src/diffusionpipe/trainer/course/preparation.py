@@ -49,6 +49,7 @@ from diffusionpipe.trainer.model.optimizer_states import optimizer_states
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import DataSection, OnError, Recipe, with_values
+from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.recipe.size_rules import rules_of, run_of, sizes_of
 from diffusionpipe.trainer.reporting.screen import Work
 
@@ -224,7 +225,10 @@ def _sized(opened: Model, source: BatchSource, order: SizeOrder | PatchOrder | N
         return None
     graphs = opened.graph.of_sizes
     assert all(graph.size is not None for graph in graphs), "a graph of several sizes names them"
-    return sized(source, order, {graph.size: graph.inputs for graph in graphs if graph.size is not None})
+    inputs = {graph.size: graph.inputs for graph in graphs if graph.size is not None}
+    if opened.recipe.data.weigh is Measure.TOKENS and isinstance(order, SizeOrder):
+        return sized(source, order, inputs, order.assignment.mean_pixels)
+    return sized(source, order, inputs)
 
 
 def _held(opened: Model, source: BatchSource) -> HeldSizes | None:

@@ -59,6 +59,7 @@ from diffusionpipe.trainer.model.decisions import decided_for_run
 from diffusionpipe.trainer.model.members import Member, Model, open_model
 from diffusionpipe.trainer.optim.named_rates import LossRates, kept_rates
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.rank_memory import RankMemory
@@ -134,6 +135,8 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     except BaseException:
         trackers.close()
         raise
+    if recipe.data.batching is Measure.TOKENS and data.sizes is not None:
+        data = replace(data, sizes=replace(data.sizes, pipelines=session.plan.mesh.data_parallel))
     stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
     with stopping.listening():
         state = RunState(

@@ -21,7 +21,7 @@ from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.job_profile import ProfileCache
-from diffusionpipe.trainer.setup.planning import CheckPlan, MakePlan, Planning
+from diffusionpipe.trainer.setup.planning import CheckPlan, MakeCutting, MakePlan, Planning
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.setup.start import Start
 from diffusionpipe.trainer.step.cache_writer import CacheWriter
@@ -60,6 +60,7 @@ class Hooks:
     """The functions that the command line hands in."""
 
     make_plan: MakePlan
+    make_cutting: MakeCutting
     check_plan: CheckPlan | None = None
     """Refuses a plan file that does not fit in memory; None for no check."""
     save_grid: SaveGrid
@@ -85,6 +86,7 @@ def planning_of(hooks: Hooks, screen: Screen, *, is_resumed: bool) -> Planning:
     """How a run with these hooks comes by its plan."""
     return Planning(
         make_plan=hooks.make_plan,
+        make_cutting=hooks.make_cutting,
         check_plan=hooks.check_plan,
         shelf=hooks.profiles,
         screen=screen,

@@ -128,6 +128,8 @@ class BatchSource:
     null_label: int | None = None
     """The label of dropped labels, above all others; needed for "labels"."""
     augmentation: Augmentation = Augmentation()
+    size_weight: float = 1.0
+    """Factor of the loss of samples of this size."""
     skipping: Skipping | None = None
     """Replace pictures that cannot be decoded; None: they are errors."""
     frame_rate: float | None = None
@@ -556,7 +558,7 @@ def _sample_weights(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor
             path = mask_path(treatment.loss_mask, source.dataset.own_name(sample))
             latents = spec.shape[-2], spec.shape[-1]
             weights[row] = load_loss_mask(path, size=size, latents=latents, crop=view.crop, flip=view.flip)
-        weights[row] *= treatment.loss_weight
+        weights[row] *= treatment.loss_weight * source.size_weight
     return weights
 
 

@@ -27,6 +27,8 @@ def lines_of_sizes(assignment: Assignment, names: Sequence[str], run: int) -> It
     if len(ranked) > _MOST:
         rest = sum(share.visits for share in ranked[_MOST:])
         yield "sizes", f"{len(ranked) - _MOST} more: {_percent(rest / total)} of the visits", False
+    if assignment.empty:
+        yield "no picture", ", ".join(map(str, assignment.empty)), False
     for size, other, count in assignment.joined:
         few = f"{counted(count, 'pictures')} of {size}"
         yield "joined", f"{few} trained at {other}, because {run} lie side by side", True

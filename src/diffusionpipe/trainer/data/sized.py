@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.ir.cells import rows_by_size
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.runtime.compute.runs import joined_runs
 from diffusionpipe.runtime.job.agreement import agree
@@ -26,16 +27,42 @@ class Sized:
     """The number of each of the order's sizes among those that the model is built for."""
     sources: tuple[BatchSource, ...]
     """The source with the inputs of each size that the model is built for."""
+    pipelines: int = 0
+    """Equal parts of a step's batch, in each of which rows lie size by size; 0: rows are in the order of positions."""
 
 
-def sized(source: BatchSource, order: SizeOrder | PatchOrder, inputs: Mapping[Clip, tuple[TensorSpec, ...]]) -> Sized:
-    """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order."""
+def sized(
+    source: BatchSource,
+    order: SizeOrder | PatchOrder,
+    inputs: Mapping[Clip, tuple[TensorSpec, ...]],
+    mean_pixels: float | None = None,
+) -> Sized:
+    """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order.
+
+    `mean_pixels`: the pixels with which a sample counts 1 in the loss, and others in proportion; None: all count 1.
+    """
     built = list(inputs)
     return Sized(
         order=order,
         numbers=tuple(built.index(size) for size in order.sizes),
-        sources=tuple(replace(source, inputs=own) for own in inputs.values()),
+        sources=tuple(
+            replace(source, inputs=own, size_weight=size.num_pixels / mean_pixels if mean_pixels else 1.0)
+            for size, own in inputs.items()
+        ),
     )
+
+
+def samples_in_rows(sizes: Sized, *, batch: int, step: int, rows: Sequence[int]) -> tuple[int, ...]:
+    """The positions of a step's global batch whose samples lie in these of its rows."""
+    if not sizes.pipelines:
+        return tuple(rows)
+    count = batch // sizes.pipelines
+    place_of: dict[int, int] = {}
+    for first in {row // count * count for row in rows}:
+        start = step * batch + first
+        own = [sizes.numbers[size] for size in sizes.order.size_numbers(range(start, start + count))]
+        place_of |= {first + row: first + place for row, place in enumerate(rows_by_size(own))}
+    return tuple(place_of[row] for row in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +148,9 @@ def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
 def turns_at(
     source: BatchSource, sizes: Sized | None, *, batch: int, step: int, positions: Sequence[int]
 ) -> tuple[Turn, ...]:
-    """The samples at some positions of a step's global batch."""
+    """The samples in some rows of a step's global batch."""
     if sizes is not None:
+        positions = samples_in_rows(sizes, batch=batch, step=step, rows=positions)
         places = (sizes.order.at(step * batch + position) for position in positions)
         return tuple(Turn(place.sample, place.epoch) for place in places)
     count, growth = len(source.dataset.samples), source.dataset.growth
@@ -132,16 +160,17 @@ def turns_at(
 def sized_batch(
     sizes: Sized, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
 ) -> dict[str, Tensor]:
-    """The raw inputs at some positions of a step's global batch, in runs of one size.
+    """The raw inputs in some rows of a step's global batch, in runs of one size.
 
-    `group`: the positions of all rows of the pipeline's batch, whose sizes every rank is given.
+    `group`: all rows of the pipeline's batch, whose sizes every rank is given.
 
     Raises:
         DataError: as `make_batch`.
     """
     start, order = step * batch, sizes.order
+    positions, group = (samples_in_rows(sizes, batch=batch, step=step, rows=rows) for rows in (positions, group))
     runs = []
-    for _, own in groupby(positions, lambda position: (start + position) // order.run):
+    for _, own in groupby(positions, lambda position: order.at(start + position).size):
         places = tuple(own)
         found = [order.at(start + place) for place in places]
         _check_files(sizes.sources[0], [one.sample for one in found])

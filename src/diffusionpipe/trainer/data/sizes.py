@@ -88,11 +88,18 @@ class Assignment:
     """Why a picture is left out, by its number."""
     joined: tuple[tuple[Clip, Clip, int], ...] = ()
     """(size, the size that has its pictures now, their number)."""
+    empty: tuple[Clip, ...] = ()
+    """Sizes to which no picture goes."""
 
     @property
     def visits(self) -> int:
         """Visits of pictures in a cycle."""
         return sum(share.visits for share in self.shares)
+
+    @property
+    def mean_pixels(self) -> float:
+        """Pixels of a picture, in the mean of all visits."""
+        return sum(share.size.num_pixels * share.visits for share in self.shares) / self.visits
 
     @property
     def cut(self) -> float:
@@ -194,6 +201,7 @@ def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int) -> A
                 members[visited[(epoch + place) % len(visited)]][epoch].append(number)
     if len(left_out) == len(pictures):
         raise DataError("data.train: every picture is left out; lower data.min_side, or set data.enlarge = true")
+    empty = tuple(size for size, epochs in members.items() if not any(epochs))
     joined = _join(members, pictures, rules, side_by_side)
     shares = []
     for size, epochs in members.items():
@@ -208,7 +216,9 @@ def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int) -> A
             repeats=len(set(numbers)) < side_by_side,
         )
         shares.append(share)
-    return Assignment(shares=tuple(shares), cycle=len(rules.areas), left_out=left_out, joined=tuple(joined))
+    return Assignment(
+        shares=tuple(shares), cycle=len(rules.areas), left_out=left_out, joined=tuple(joined), empty=empty
+    )
 
 
 def _visited(picture: Pixels, rules: SizeRules) -> Iterator[Clip]:

@@ -21,8 +21,8 @@ class OnCache(StrEnum):
 
 
 _OF_DATA: Mapping[OnCache, str] = {
-    OnCache.NOTHING: "validation same_size min_side workers allow_growth on_error max_skipped masks mask_file "
-    "loss_mask",
+    OnCache.NOTHING: "validation same_size batching weigh min_side workers allow_growth on_error max_skipped masks "
+    "mask_file loss_mask",
     OnCache.KEYED: "train sources columns captions resolution sizes aspects multiple max_cut enlarge height frame_rate "
     "caption_chunks clip_skip",
     OnCache.MULTIPLIES: "flip",

@@ -61,9 +61,10 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         " time_range shift weighting loss huber_delta offset_noise self_conditioning variance guidance",
     },
     "data": {
-        Effect.JUDGED: "train columns sources same_size",
+        Effect.JUDGED: "train columns sources same_size batching",
         Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout captions "
-        "caption_chunks clip_skip masks mask_file loss_mask sizes aspects multiple max_cut min_side enlarge patches",
+        "caption_chunks clip_skip masks mask_file loss_mask sizes aspects multiple max_cut min_side enlarge patches "
+        "weigh",
         Effect.SAID: "validation on_error",
         Effect.SILENT: "workers max_skipped allow_growth",
     },

@@ -71,6 +71,13 @@ class OnError(StrEnum):
     SKIP = "skip"
 
 
+class Measure(StrEnum):
+    """The things that are counted alike: samples, or the tokens of samples."""
+
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+
+
 class DataSection(Section):
     """[data]: pictures or clips, and captions."""
 
@@ -95,6 +102,10 @@ class DataSection(Section):
     same_size: Auto[Count] = None
     """Samples in a row that have one size, where there are several; micro-batches lie within them. "auto": the samples
     of a micro-batch, or of a whole step where a plan chooses the micro-batches."""
+    batching: Choice[Measure] = Measure.SAMPLES
+    """Micro-batches of equally many samples ("samples"), or of as many tokens at most, cut in every step ("tokens")."""
+    weigh: Choice[Measure] = Measure.SAMPLES
+    """Whether every sample counts alike in the loss ("samples"), or as much as it has pixels ("tokens")."""
     min_side: Maybe[Count] = None
     """Pictures with a shorter side are left out, by name; "none": none are."""
     enlarge: bool = True
@@ -180,7 +191,8 @@ class DataSection(Section):
     @property
     def is_weighted(self) -> bool:
         """Whether samples or their parts count differently in the loss."""
-        return self.has_loss_masks or any(one.loss_weight != 1 for one in self.treatments)
+        is_by_source = any(one.loss_weight != 1 for one in self.treatments)
+        return self.has_loss_masks or is_by_source or self.weigh is not Measure.SAMPLES
 
     @model_validator(mode="after")
     def _has_folders(self) -> Self:
@@ -237,7 +249,8 @@ class DataSection(Section):
         if self.aspects is None and self.multiple != MULTIPLE:
             problems.append("multiple: only sizes of an area have it; set aspects, or remove multiple")
         if not self.has_sizes:
-            idle = [key for key in ("max_cut", "same_size") if getattr(self, key) != _default(DataSection, key)]
+            keys = "max_cut", "same_size", "batching", "weigh"
+            idle = [key for key in keys if getattr(self, key) != _default(DataSection, key)]
             way = "set aspects or several sizes"
             problems += [f"{key}: all samples have one size; {way}, or remove {key}" for key in idle]
         else:
@@ -246,6 +259,8 @@ class DataSection(Section):
                     problems.append(f"{key}: it does not go with several sizes; {ways}, or remove {key}")
             if self.allow_growth:
                 problems.append("allow_growth: new pictures would change the sizes of others; remove it")
+            if self.batching is Measure.TOKENS and self.same_size is not None:
+                problems.append('same_size: with batching = "tokens" any size may follow any other; remove same_size')
         raise_problems(problems)
         return self
 
@@ -469,6 +484,23 @@ def _sizes_go_with_the_rest(
         yield 'pipeline.versions: training without a flush has one size; set it to "flushed", or give one resolution'
     if data.same_size is not None and training.batch % data.same_size:
         yield f"data.same_size: {data.same_size} does not divide training.batch = {training.batch}; use a divisor"
+    if data.batching is Measure.TOKENS:
+        yield from _problems_of_tokens(pipeline)
+
+
+def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
+    way = 'or remove data.batching = "tokens"'
+    if pipeline.is_searched:
+        yield f"pipeline.plan: a search looks for equal micro-batches; set pipeline.microbatches, {way}"
+    elif pipeline.plan is None and pipeline.sizes.microbatches == 1:
+        yield f"pipeline.microbatches: a step of several sizes has more than one; set it to 2 or more, {way}"
+    elif pipeline.fill:
+        yield (
+            "pipeline.fill: fills, and caches that they write, belong to fixed micro-batches; remove fill and "
+            f"encoders, {way}"
+        )
+    elif pipeline.parts:
+        yield f"pipeline.sharded: sharded copies gather for fixed micro-batches; remove it, {way}"
 
 
 def _masks_fit_the_model(

@@ -2,7 +2,7 @@
 
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.trainer.data.sizes import SizeRules
-from diffusionpipe.trainer.recipe.schema import DataSection, Recipe
+from diffusionpipe.trainer.recipe.schema import DataSection, Measure, Recipe
 
 
 def rules_of(data: DataSection) -> SizeRules | None:
@@ -29,6 +29,8 @@ def sizes_of(data: DataSection) -> tuple[Clip, ...]:
 def run_of(recipe: Recipe) -> int:
     """The samples in a row that have one size."""
     pipeline, batch = recipe.pipeline, recipe.training.batch
+    if recipe.data.batching is Measure.TOKENS:
+        return 1
     if recipe.data.same_size is not None:
         return recipe.data.same_size
     if pipeline.is_searched or pipeline.plan_file is not None:

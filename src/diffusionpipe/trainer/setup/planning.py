@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from diffusionpipe.costs import Cluster, Device, ModelGraph, Profile
 from diffusionpipe.ir import Plan
+from diffusionpipe.ir.cells import Cutting
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler.links import usable_memory
@@ -26,6 +27,9 @@ MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], P
 The layers are measured where the recipe fills or searches, and the cluster is there where they are.
 """
 
+MakeCutting = Callable[[Sequence[ModelGraph], Plan], Cutting]
+"""(model for each size of samples, plan) -> how steps are cut into micro-batches of unequal tokens; on every rank."""
+
 CheckPlan = Callable[[Plan, Model, Sequence[Device]], None]
 """(plan, model, device of each rank): refuses a plan that does not fit in the memory of these devices."""
 
@@ -35,6 +39,7 @@ class Planning:
     """How a job comes by its plan."""
 
     make_plan: MakePlan
+    make_cutting: MakeCutting
     shelf: ProfileCache | None = None
     """The cache of profiles of other runs, which takes this one's too; None to measure always."""
     check_plan: CheckPlan | None = None

@@ -55,6 +55,7 @@ from diffusionpipe.trainer.optim.read_weights import ReadWeights
 from diffusionpipe.trainer.optim.staleness_rates import fading_staleness
 from diffusionpipe.trainer.recipe import Recipe, planned
 from diffusionpipe.trainer.recipe.in_backward_check import ONE_COPY, ONE_MICROBATCH, WHOLE_BACKWARDS
+from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.recipe.size_rules import run_of
 from diffusionpipe.trainer.recipe.weights_check import SHARDED
 from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
@@ -139,7 +140,7 @@ class Session:
 
 def _check_runs(plan: Plan, recipe: Recipe) -> None:
     """Refuse micro-batches that would hold samples of several sizes. Raises ConfigError."""
-    if not recipe.data.has_sizes:
+    if not recipe.data.has_sizes or recipe.data.batching is Measure.TOKENS:
         return
     run, rows = run_of(recipe), plan.batch // plan.mesh.data_parallel
     cells = [len(cell) for cell in cells_of(plan.train)]
@@ -202,6 +203,8 @@ def open_session(
     check_plan_file(plan, opened, job, planning)
     _check_runs(plan, recipe)
     _check_in_backward(plan, recipe)
+    is_cut = recipe.data.batching is Measure.TOKENS
+    cutting = planning.make_cutting((model, *opened.others), plan) if is_cut else None
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
     if plan.mesh.shard > 1 and trained_dtype(recipe) is not None:
         raise RecipeError(f"training.weights: {SHARDED}")
@@ -237,6 +240,7 @@ def open_session(
         node=node,
         others=opened.others,
         kept=kept,
+        cutting=cutting,
     )
     worker.tables = level_tables(graph.inputs, job.device)
     groups = parameter_groups(recipe, model)

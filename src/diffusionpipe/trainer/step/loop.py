@@ -140,7 +140,8 @@ class Stepper:
         self._times: list[StepTimes] = []
         self._phases: list[str] = []
         every = session.recipe.training.noise_scale_every
-        self._noise_every = every if every is not None and unmeasurable(session.plan) is None else None
+        has_noise = session.worker.cut is None and unmeasurable(session.plan) is None
+        self._noise_every = every if has_noise else None
         self._noise = NoiseMeter(session.worker, session.job.device) if self._noise_every else None
 
     def phases(self) -> tuple[Phase, ...]:
@@ -224,6 +225,8 @@ class Stepper:
             self._set_rates(step)
             self._session.in_backward.begin(step)
         worker.feed(worker.train, inputs)
+        if worker.cut is not None:
+            self._session.job.progress.executors = list(worker.executors.values())
         outputs = worker.train.run()
         return _Iteration(outputs=outputs, recording=worker.train.recording)
 

@@ -1,0 +1,1 @@
+"""Steps by tokens beside steps of one size, simulated."""
