@@ -7,12 +7,14 @@ python -m benchmarks.recipes patches          # patches of pictures, about eight
 python -m benchmarks.recipes narrow           # exports in 8 and 4 bits, about fifteen minutes
 python -m benchmarks.recipes weights          # trained weights in bfloat16, about ten minutes
 python -m benchmarks.recipes muon             # Muon beside AdamW, about five minutes
+python -m benchmarks.recipes adapters         # adapters on bases in bfloat16 and nf4, about ten minutes
 """
 
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.recipes.adapters import adapters
 from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
 from benchmarks.recipes.patches import patches
@@ -28,6 +30,7 @@ RECIPES = {
     "narrow": narrow,
     "weights": weights,
     "muon": muon,
+    "adapters": adapters,
 }
 
 

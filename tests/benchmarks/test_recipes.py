@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from benchmarks.recipes.adapters import adapters
 from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
 from benchmarks.recipes.prototypes import prototypes
@@ -38,3 +39,10 @@ def test_narrow_digits_are_recognised_as_often_and_ranges_at_one_time_are_worse(
 def test_a_recipe_reaches_the_plain_loss_at_all(recipe, tmp_path):
     lines = recipe(tmp_path, STEPS)
     assert any("by None" not in line for line in lines[1:3]), lines
+
+
+def test_digits_of_adapters_on_nf4_are_recognised_as_often_as_on_bfloat16(tmp_path):
+    lines = adapters(tmp_path, 160)
+    shares = numbers(r"([0-9.]+)% of [0-9]+ digits", lines)
+    assert shares["adapters on nf4"] >= shares["adapters on bfloat16"] - 2, lines
+    assert min(numbers(r"([0-9.]+)% of the numbers", lines).values()) >= 80
