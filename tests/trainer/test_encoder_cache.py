@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import re
 import shutil
+import zlib
 from contextlib import contextmanager
 from functools import partialmethod
 from random import Random
@@ -243,13 +244,26 @@ def test_damaged_shards_are_computed_again(make, plain, tmp_path, caplog):
     shards = sorted((tmp_path / "run" / "cache").glob("*/*.safetensors"))
     shards[0].write_bytes(shards[0].read_bytes()[:-4])
     shards[1].write_bytes(b"")
+    turned = bytearray(shards[3].read_bytes())
+    turned[-2] ^= 0x40
+    shards[3].write_bytes(turned)
     (shards[2].parent / ".draft.safetensors.1.tmp").write_bytes(b"x")
     shards_of.cache_clear()  # the run is another process
     again = make(tmp_path / "again", "cache", pipeline={"cache": str(tmp_path / "run" / "cache")})
     train_here(again)
     assert_close(again, plain)
     assert counts_in(caplog)["written"] > 0
-    assert [one.getMessage() for one in caplog.records if str(shards[1]) in one.getMessage()]
+    for shard in (shards[1], shards[3]):
+        assert [one.getMessage() for one in caplog.records if str(shard) in one.getMessage()]
+    assert all(_is_whole(shard) for shard in (tmp_path / "run" / "cache").glob("*/*.safetensors"))
+
+
+def _is_whole(shard):
+    """Whether a shard has the checksums of its own bytes."""
+    with safe_open(shard, "pt") as opened:
+        sums = opened.metadata()
+        rows = {key: opened.get_tensor(key).numpy().tobytes() for key in sums}
+    return all(f"{zlib.crc32(row):08x}" == sums[key] for key, row in rows.items())
 
 
 def test_two_runs_write_one_cache_at_the_same_time(make, plain, tmp_path):

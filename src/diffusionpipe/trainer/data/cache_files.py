@@ -5,12 +5,15 @@
                                        a07c....safetensors
 
 A shard is whole or not there, and is never changed. So any number of processes and runs may write into one folder, and
-a writer that is killed leaves all its shards but the last. A shard is named by its keys, so the
-same tensors always have the same file.
+a writer that is killed leaves all its shards but the last. A shard is named by its keys, so the same tensors always
+have the same file. Its header has a checksum of each tensor, which is compared whenever the tensor is read. A damaged
+shard is removed, so that its results are written again.
 """
 
 import json
+import logging
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -24,6 +27,8 @@ from torch import Tensor
 
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.units import Bytes, Seconds
+
+logger = logging.getLogger(__name__)
 
 SETTINGS = "settings.json"
 _TICK: Seconds = 1.0
@@ -39,11 +44,10 @@ class Shards:
         """`folder` may not exist yet."""
         self._folder = folder
         self._shard_of: dict[str, Path] = {}
+        self._sums: dict[str, str] = {}
         self._seen: set[str] = set()
         self._dated = -1.0
         self._looked = 0.0
-        self.unreadable: dict[Path, str] = {}
-        """Shards that cannot be read, with the reasons; their tensors count as missing."""
 
     def __len__(self) -> int:
         return len(self._shard_of)
@@ -53,6 +57,10 @@ class Shards:
         if key not in self._shard_of:
             self.look()
         return key in self._shard_of
+
+    def holds(self, key: str) -> bool:
+        """Whether the folder has a tensor, and its shard is still there."""
+        return self.has(key) and self._shard_of[key].exists()
 
     def look(self) -> None:
         """Learn of new shards."""
@@ -73,8 +81,10 @@ class Shards:
         try:
             with safe_open(path, framework="pt") as shard:
                 found: Tensor = shard.get_tensor(key)
+            if _checksum(found) != self._sums.get(key):
+                raise SafetensorError("its bytes differ from their checksum")
         except (OSError, SafetensorError) as error:
-            self._forget(path, str(error))
+            self._forget(path, error)
             return None
         return found
 
@@ -83,11 +93,14 @@ class Shards:
         try:
             with safe_open(path, framework="pt") as shard:
                 self._shard_of |= dict.fromkeys(shard.keys(), path)
+                self._sums |= shard.metadata() or {}
         except (OSError, SafetensorError) as error:
-            self.unreadable[path] = str(error)
+            self._forget(path, error)
 
-    def _forget(self, path: Path, reason: str) -> None:
-        self.unreadable[path] = reason
+    def _forget(self, path: Path, error: Exception) -> None:
+        logger.warning('cache=%s reason="%s; its results are computed again"', path, error)
+        if isinstance(error, SafetensorError):
+            path.unlink(missing_ok=True)  # writers, which read no tensor, see then that its results are missing
         self._shard_of = {key: own for key, own in self._shard_of.items() if own != path}
 
 
@@ -106,7 +119,8 @@ def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     name = blake2b(" ".join(sorted(tensors)).encode(), digest_size=16).hexdigest()
     path = folder / f"{name}.safetensors"
-    write_atomically(path, save({key: tensor.contiguous() for key, tensor in sorted(tensors.items())}))
+    rows = {key: tensor.contiguous() for key, tensor in sorted(tensors.items())}
+    write_atomically(path, save(rows, metadata={key: _checksum(row) for key, row in rows.items()}))
     return path
 
 
@@ -135,6 +149,11 @@ def existing(folder: Path) -> Path:
 def num_bytes(folder: Path) -> Bytes:
     """Bytes of the shards of all folders below a cache's folder."""
     return sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+
+
+def _checksum(row: Tensor) -> str:
+    """A checksum of a tensor's bytes, in hexadecimal digits."""
+    return f"{zlib.crc32(row_bytes(row)):08x}"
 
 
 def row_bytes(row: Tensor) -> bytes:

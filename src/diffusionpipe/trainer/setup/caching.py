@@ -345,10 +345,11 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _note_others(place: Path, settings: Mapping[str, object]) -> None:
-    """Write the settings, and warn of results beside them that are true for others."""
+    """Write the settings; where nothing is kept for them yet, warn of results beside them that are true for others."""
     prefix = place.name[:-_SHOWN]
+    has_own = len(_looked_at(place)) > 0
     for other in sorted(place.parent.glob(f"{prefix}*/{SETTINGS}")):
-        if other.parent != place:
+        if other.parent != place and not has_own:  # else this run has read or written its own before
             try:
                 theirs = json.loads(other.read_text(encoding="utf-8"))
             except (OSError, ValueError):
@@ -360,8 +361,6 @@ def _note_others(place: Path, settings: Mapping[str, object]) -> None:
                 ", ".join(changed),
             )
     write_settings(place, settings)
-    for shard, reason in _looked_at(place).unreadable.items():
-        logger.warning('cache=%s reason="%s; its results are computed again"', shard, reason)
 
 
 def _looked_at(place: Path) -> Shards:

@@ -108,7 +108,7 @@ class CacheWriter:
         if self._is_over:
             return
         known = self._known[folder]
-        missing = {name: value for name, value in tensors.items() if not known.has(name)}
+        missing = {name: value for name, value in tensors.items() if not known.holds(name)}
         if not missing:
             return
         try:
