@@ -60,6 +60,14 @@ def test_a_narrow_page_does_not_scroll_sideways(browser, pages):
         assert tab.page.evaluate("document.documentElement.scrollWidth") == 400
 
 
+def test_pictures_are_shown_without_scrolling_to_them(browser, pages):
+    """So a printed page and a picture of the whole page have them."""
+    tab = Tab(browser, pages["run"], width=400)
+    widths = tab.page.evaluate("[...document.querySelectorAll('.pictures img')].map((one) => one.naturalWidth)")
+    assert widths
+    assert all(widths)
+
+
 def value_in(folder, file, key):
     """The number that a key names in a file of a run, computed without the code of the page; None for other keys."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -17,10 +17,13 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.profiler import profile_model
 from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.workflows import recipe_profile
+from diffusionpipe.workflows.page import report_page
 from diffusionpipe.workflows.recipe_setting import restriction_of
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples/digits"
+SHORT = 12
+"""Steps of a short run of the demo."""
 
 
 def script(name):
@@ -142,3 +145,25 @@ def test_under_a_real_limit_copies_run_out_of_memory_and_the_pipeline_trains(tmp
     assert re.search(r"a whole copy of the model needs [0-9.]+ GiB more than a device has", verdict)
     assert "data parallelism   fails with" in done.stdout
     assert "pipeline           trains" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_report_of_the_demo_has_less_than_300_kilobytes_beside_its_pictures(tmp_path, monkeypatch):
+    """A short run of the demo's recipe, whose rows stand for those of all its steps."""
+    monkeypatch.chdir(tmp_path)
+    here = [f"model.path={DIGITS}/model", "data.train=data/train", "data.validation=data/validation", "run.folder=run"]
+    short = [f"training.steps={SHORT}", "learning_rate.warmup_steps=2", "validation.every=6", "sampling.every=6"]
+    for command in (
+        [str(DIGITS / "dataset.py"), "--out", "data"],
+        ["-m", "diffusionpipe", "train", str(DIGITS / "recipe.toml"), "--ranks", "2", *here, *short],
+    ):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    metrics = Path("run/metrics.jsonl")
+    rows = [row for line in metrics.read_text().splitlines() if (row := json.loads(line)).get("step")]
+    repeated = [row | {"step": row["step"] + first} for first in range(0, 400, SHORT) for row in rows]
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in repeated))
+    page = report_page([Path("run")])
+    pictures = re.findall(r"data:image/[^\"]*", page)
+    assert len(pictures) >= 20
+    assert len(page.encode()) - sum(map(len, pictures)) < 300_000

@@ -232,7 +232,7 @@ dp.samples = function (report) {
     return dp.el("div", { class: "drawn" },
       dp.el("h3", {}, shown.length > 1 ? `${item.name}, ` : "", `step ${near.step.toLocaleString("en-US")}`),
       dp.el("div", { class: "pictures" }, near.pictures.map((one) => dp.el("figure", {},
-        dp.el("img", { src: one.source, alt: one.caption, title: `${one.name}, ${one.size}`, loading: "lazy" }), dp.el("figcaption", { dir: "auto" }, one.caption)))));
+        dp.el("img", { src: one.source, alt: one.caption, title: `${one.name}, ${one.size}` }), dp.el("figcaption", { dir: "auto" }, one.caption)))));
   };
   const slider = (label, value) => {
     const reading = dp.el("output", {}, `step ${steps[value].toLocaleString("en-US")}`);
