@@ -12,4 +12,3 @@ class MaskKind(StrEnum):
     EDGES = "edges"
     BOXES = "boxes"
     FILE = "file"
-    FIRST = "first"

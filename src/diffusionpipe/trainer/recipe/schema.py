@@ -133,8 +133,7 @@ class DataSection(Section):
     clip_skip: Maybe[Count] = None
     """The last layer but n - 1 of CLIP gives the states, for Stable Diffusion 1 and 2; 1 is the last; "none": 1."""
     masks: Maybe[Choice[MaskKind]] = None
-    """The holes that a model fills: "edges", "boxes", from files ("file"), or all of a clip but its first frame
-    ("first"); "none": no masks."""
+    """The holes that a model for inpainting fills: "edges", "boxes", or from files ("file"); "none": no masks."""
     mask_file: Maybe[Annotated[str, Field(min_length=1), AfterValidator(of_user)]] = None
     """For masks = "file": the path of a picture's mask, where {name} stands for the picture's name without ending."""
     loss_mask: Maybe[MaskPattern] = None
@@ -223,10 +222,8 @@ class DataSection(Section):
             )
         if self.mask_file is not None and self.masks is not MaskKind.FILE:
             problems.append('mask_file: only masks = "file" reads it; set masks = "file", or remove mask_file')
-        if self.masks is MaskKind.FILE and self.frames is not None:
-            problems.append('masks: holes of clips are not read from files; set masks to "edges", "boxes" or "first"')
-        if self.masks is MaskKind.FIRST and self.frames is None:
-            problems.append('masks: "first" is the first frame of a clip; set frames, or masks to "edges" or "boxes"')
+        if self.masks is not None and self.frames is not None:
+            problems.append("masks: holes of clips are not supported; remove masks, or frames to train on pictures")
         raise_problems(problems)
         return self
 
