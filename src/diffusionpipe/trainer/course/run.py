@@ -302,9 +302,8 @@ def _train(state: RunState) -> None:
             _keep(state)
         while state.step < recipe.training.num_steps:
             started, progress.step = perf_counter(), state.step + 1
-            inputs = (
-                _noted(state, next(batches)) if worker.window is None else {}
-            )  # a window takes the batches that begin in it
+            # A window takes the batches that begin in it.
+            inputs = _noted(state, next(batches)) if worker.window is None else {}
             waited = perf_counter() - started
             is_traced = worker.window is None and state.step >= recipe.training.num_steps - NUM_TRACED
             if is_traced:

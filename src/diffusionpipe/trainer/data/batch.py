@@ -487,10 +487,10 @@ def _picture_paths(source: BatchSource, rows: Rows, spec: TensorSpec) -> list[Co
 def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, spared: frozenset[int]) -> Tensor:
     """Levels of the samples' pictures or clips; those that steer are seen as those that they belong to."""
     paths = _picture_paths(source, rows, spec)
-    levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
-    decoded: dict[tuple[Content, View], int] = {}
     if source.whole is not None and source.whole != _size_of(spec):
         return _patches(source, rows, spec, paths)
+    levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
+    decoded: dict[tuple[Content, View], int] = {}
     for row, key in enumerate(zip(paths, _views(source, rows), strict=True)):
         if row in spared:
             levels[row] = 0

@@ -170,9 +170,9 @@ def sized_batch(
     start, order = step * batch, sizes.order
     positions, group = (samples_in_rows(sizes, batch=batch, step=step, rows=rows) for rows in (positions, group))
     runs = []
-    for _, own in groupby(positions, lambda position: order.at(start + position).size):
-        places = tuple(own)
-        found = [order.at(start + place) for place in places]
+    placed = [(position, order.at(start + position)) for position in positions]
+    for size, own in groupby(placed, lambda one: one[1].size):
+        places, found = zip(*own, strict=True)
         _check_files(sizes.sources[0], [one.sample for one in found])
         rows = Rows(
             samples=tuple(one.sample for one in found),
@@ -180,6 +180,6 @@ def sized_batch(
             positions=places,
             step=step,
         )
-        runs.append(make_batch(sizes.sources[sizes.numbers[found[0].size]], rows, has_levels=has_levels))
+        runs.append(make_batch(sizes.sources[sizes.numbers[size]], rows, has_levels=has_levels))
     numbers = order.size_numbers([start + position for position in group])
     return joined_runs([sizes.numbers[number] for number in numbers], runs)

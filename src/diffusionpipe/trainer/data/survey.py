@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from diffusionpipe.ir.data_survey import Line, Survey, TrainedSize
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.words import counted
@@ -70,11 +67,32 @@ class Use:
     """With `sizes`: samples in a row that have one."""
 
 
+class _Captions(NamedTuple):
+    """The captions of a folder, each at its longest."""
+
+    places: list[int]
+    """The place of each one's sample."""
+    texts: list[str]
+
+
+class _Brought(NamedTuple):
+    """A sample as it is brought to the size of training."""
+
+    place: int
+    size: Size
+    """Width and height of its file."""
+    scale: float
+    """The factor by which it is enlarged."""
+    cut: float
+    """The share of it that is cut away."""
+
+
 def kept_survey(train: Folder, held_out: Folder | None, use: Use) -> Survey:
     """The facts as the run keeps them: all that is printed, how long captions are, and the sizes of training."""
-    texts = _longest_texts(train.dataset, use.treatments)[1] if use.readings else []
+    captions = _longest_texts(train.dataset, use.treatments)
+    texts = captions.texts if use.readings else []
     return Survey(
-        lines=survey(train, held_out, use),
+        lines=_lines(train, held_out, use, captions),
         further=tuple(_words(train, "captions", texts)) if use.readings is not None else (),  # else they are in `lines`
         sizes=tuple(_trained_sizes(train, use)),
     )
@@ -92,24 +110,37 @@ def _trained_sizes(train: Folder, use: Use) -> Iterator[TrainedSize]:
                 enlarged=share.enlarged,
             )
         return
-    size = Clip(width=use.size[0], height=use.size[1])
-    known = [one for one in train.findings.sizes if one is not None]
+    known = list(_brought(train, use))
     yield TrainedSize(
         size=_of_size(use.size),
         samples=len({sample.name for sample in train.dataset.samples}),
         visits=len(train.dataset.samples),
-        cut=sum(cut_away(one, size) for one in known) / len(known) if known else None,
-        enlarged=max(enlargement(one, size) for one in known) if known else None,
+        cut=sum(one.cut for one in known) / len(known) if known else None,
+        enlarged=max(one.scale for one in known) if known else None,
     )
+
+
+def _brought(train: Folder, use: Use) -> Iterator[_Brought]:
+    """The samples whose sizes are known."""
+    wanted = Clip(width=use.size[0], height=use.size[1])
+    for place, size in enumerate(train.findings.sizes):
+        if size is not None:
+            yield _Brought(place, size, enlargement(size, wanted), cut_away(size, wanted))
 
 
 def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]:
     """The facts about the data, in at most 25 lines."""
+    return _lines(train, held_out, use, _longest_texts(train.dataset, use.treatments))
+
+
+def _lines(train: Folder, held_out: Folder | None, use: Use, captions: _Captions) -> tuple[Line, ...]:
+    """The facts about the data; `captions`: the training captions."""
+    others = _longest_texts(held_out.dataset, use.treatments) if held_out is not None else None
     lines = [*_counts(train, held_out, use), *(_pixels(train, use) if use.sizes is None else _sizes(train, use))]
-    lines += _captions(train, "captions", use)
-    if held_out is not None:
-        lines += _captions(held_out, "validation", use)
-    lines += [*_braces(train, use), *_unused_chunks(train, held_out, use)]
+    lines += _captions(train, "captions", use, captions)
+    if held_out is not None and others is not None:
+        lines += _captions(held_out, "validation", use, others)
+    lines += [*_braces(train, use), *_unused_chunks([*captions.texts, *(others.texts if others else ())], use)]
     lines += [
         Line(
             name="prompts", text=f"{_are_longer(cut)}, the longest {_quoted(use.prompts[cut.longest])}", is_warning=True
@@ -162,25 +193,22 @@ def _growing(train: Folder, since: int, count: int, use: Use) -> str:
 
 def _pixels(train: Folder, use: Use) -> Iterator[Line]:
     """How many are enlarged, and which share of them is cut away."""
-    known = [(place, size) for place, size in enumerate(train.findings.sizes) if size is not None]
+    known = list(_brought(train, use))
     if not known:
         return
-    sizes: NDArray[np.float64] = np.array([size for _, size in known], dtype=np.float64)  # (N, 2)
-    scales = (np.array(use.size) / sizes).max(axis=1)
 
-    def named(number: int) -> str:
-        place, size = known[number]
-        return f"{_name(train.dataset, place)}, {_of_size(size)} pixels"
+    def named(one: _Brought) -> str:
+        return f"{_name(train.dataset, one.place)}, {_of_size(one.size)} pixels"
 
-    if many := int((scales > ENLARGED).sum()):
-        worst = int(scales.argmax())
-        most = f"the most {named(worst)}, by {scales[worst]:.3g}"
+    if many := sum(one.scale > ENLARGED for one in known):
+        worst = max(known, key=lambda one: one.scale)
+        most = f"the most {named(worst)}, by {worst.scale:.3g}"
         text = f"{many:,} by more than {ENLARGED:g} to {_of_size(use.size)}, {most}"
         yield Line(name="enlarged", text=text, is_warning=True)
-    cut = 1 - np.prod(use.size) / (sizes.prod(axis=1) * scales**2)
-    text, worst = f"{_percent(float(cut.mean()))} of the pixels", int(cut.argmax())
-    if float(cut[worst]) >= 0.005:  # rounds to 1 %
-        text += f", the most of {named(worst)}: {_percent(float(cut[worst]))}"
+    text = f"{_percent(sum(one.cut for one in known) / len(known))} of the pixels"
+    worst = max(known, key=lambda one: one.cut)
+    if worst.cut >= 0.005:  # rounds to 1 %
+        text += f", the most of {named(worst)}: {_percent(worst.cut)}"
     yield Line(name="cut away", text=text)
 
 
@@ -192,9 +220,9 @@ def _sizes(train: Folder, use: Use) -> Iterator[Line]:
         yield Line(name=name, text=text, is_warning=is_warning)
 
 
-def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
+def _captions(folder: Folder, name: str, use: Use, found: _Captions) -> Iterator[Line]:
     """Captions that are longer than a text encoder reads, and empty ones."""
-    places, texts = _longest_texts(folder.dataset, use.treatments)
+    places, texts = found
     if use.readings is None:
         yield from _words(folder, name, texts)
         return
@@ -249,24 +277,22 @@ def _words(folder: Folder, name: str, texts: Sequence[str]) -> Iterator[Line]:
         yield Line(name=name, text=text, is_warning=True)
 
 
-def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> tuple[list[int], list[str]]:
-    """Each caption at its longest, and the place of its sample."""
-    places, texts = [], []
+def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> _Captions:
+    """Each caption at its longest."""
+    places, texts = list[int](), list[str]()
     for place, sample in enumerate(dataset.samples):
         rules = treatments[sample.source].captions
         for text in texts_of(sample.captions, rules):
             places.append(place)
             texts.append(plain_text(text, rules, lambda parts: max(parts, key=len)))
-    return places, texts
+    return _Captions(places, texts)
 
 
-def _unused_chunks(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
+def _unused_chunks(texts: Sequence[str], use: Use) -> Iterator[Line]:
     """More chunks than any text fills."""
     asked = max((reading.chunks for reading in use.readings or ()), default=1)
     if asked == 1 or use.readings is None:
         return
-    folders = (train, held_out) if held_out is not None else (train,)
-    texts = [text for folder in folders for text in _longest_texts(folder.dataset, use.treatments)[1]]
     needed = chunks_in_use([*texts, *use.prompts], use.readings)
     if needed < asked:
         text = f"fit into {counted(needed, 'chunks')}; data.caption_chunks = {needed} is faster than {asked}"

@@ -39,7 +39,6 @@ from diffusionpipe.trainer.data.sizes import Assignment
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.cached_keys import Counts, counts_of, new_pictures, new_texts
-from diffusionpipe.trainer.recipe.pipeline_section import Encoders
 from diffusionpipe.units import Bytes
 
 logger = logging.getLogger(__name__)
@@ -132,8 +131,7 @@ def _variants(kept: Kept, counts: Counts) -> float:
 
 def _spared_layers(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
     """The layers that do not run where all kept tensors are there."""
-    frozen, outputs = _frozen(graph, model)
-    needed = needed_layers(frozen, outputs, given=[one.name for one in kept])
+    needed = _needed(kept, graph, model)
     return frozenset(layer.name for one in kept for layer in one.layers) - {layer.name for layer in needed}
 
 
@@ -181,10 +179,9 @@ def check_cache(found: Cacheable, recipe: Recipe) -> None:
     Raises:
         ConfigError: names the keys, or the sizes.
     """
-    if recipe.pipeline.encoders is Encoders.CACHE:
-        problem = problem_of_cache(found, recipe)
-        if problem is not None:
-            raise ConfigError(f"pipeline.encoders: {problem}")
+    problem = problem_of_cache(found, recipe)
+    if problem is not None:
+        raise ConfigError(f"pipeline.encoders: {problem}")
 
 
 def open_cache(
@@ -242,14 +239,17 @@ def _frozen(graph: LayerGraph, model: ModelGraph) -> tuple[tuple[Layer, ...], se
     return in_parts(layers), (read | results) & written
 
 
+def _needed(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> Sequence[Layer]:
+    """The frozen layers that run where all kept tensors are there."""
+    frozen, outputs = _frozen(graph, model)
+    return needed_layers(frozen, outputs, given=[one.name for one in kept])
+
+
 def _spared(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
     """The pictures that nothing reads where all kept tensors are there."""
-    frozen, outputs = _frozen(graph, model)
-    needed = needed_layers(frozen, outputs, given=[one.name for one in kept])
     names = set(model.frozen_layers)
-    read = {
-        name for layer in (*needed, *(one for one in graph.layers if one.name not in names)) for name in layer.reads
-    }
+    trained = (one for one in graph.layers if one.name not in names)
+    read = {name for layer in (*_needed(kept, graph, model), *trained) for name in layer.reads}
     return frozenset(spec.name for spec in graph.inputs if is_picture(kind_of(spec.name)) and spec.name not in read)
 
 

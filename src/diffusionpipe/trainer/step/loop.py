@@ -34,7 +34,7 @@ from diffusionpipe.trainer.recipe import OnSpike
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.step.host_sum import HostSum
 from diffusionpipe.trainer.step.noise_scale import NoiseMeter, unmeasurable
-from diffusionpipe.trainer.step.not_finite import NamesOf, bad_positions, not_finite
+from diffusionpipe.trainer.step.not_finite import NOTHING_UPDATED, NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.step.spikes import Spikes
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
 from diffusionpipe.trainer.step.stopping import Stopping
@@ -279,9 +279,8 @@ class Stepper:
             if step.is_updated:
                 self._backup.restore()
             bad = bad_positions(session, self._trained, step.outputs, broken)
-            if session.in_backward is not None:
-                raise not_finite(session, step.step, self._names_of, broken, bad, _UPDATED)
-            raise not_finite(session, step.step, self._names_of, broken, bad)
+            consequence = NOTHING_UPDATED if session.in_backward is None else _UPDATED
+            raise not_finite(session, step.step, self._names_of, broken, bad, consequence)
         loss, norm = sum(one.loss for one in results), hypot(*(one.norm for one in results))
         spike = self._spikes.judge(loss, norm)
         factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]

@@ -29,13 +29,17 @@ def bad_positions(
     )
 
 
+NOTHING_UPDATED = "; nothing was updated"
+"""The end of the sentence where a loss is not finite before the update."""
+
+
 def not_finite(
     session: Session,
     step: int,
     names_of: NamesOf,
     found: BackboneResult,
     bad: tuple[int, ...],
-    consequence: str = "; nothing was updated",
+    consequence: str = NOTHING_UPDATED,
 ) -> NonFiniteLossError:
     """The error; every rank calls it, with its own bad positions."""
     names = canonical_names(session.graph.components)
