@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -79,9 +80,10 @@ def test_every_link_to_a_heading_finds_it(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_function_that_a_document_names_exists(document):
-    named = re.findall(r"`([a-z_]+/[a-z_0-9]+\.py): ?([A-Za-z_.]+)`", document.read_text(encoding="utf-8"))
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py): ?([A-Za-z_.]+)`", document.read_text(encoding="utf-8"))
     for path, name in named:
-        assert name in names_in(ast.parse((SOURCE / path).read_text(encoding="utf-8"))), f"{path}: {name}"
+        file = next(base / path for base in (SOURCE, ROOT) if (base / path).exists())
+        assert name in names_in(ast.parse(file.read_text(encoding="utf-8"))), f"{path}: {name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -90,6 +92,22 @@ def test_every_source_file_that_a_document_names_exists(document):
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md))\b", document.read_text(encoding="utf-8")))
     missing = [path for path in named if not any((base / path).exists() for base in (ROOT, SOURCE, document.parent))]
     assert [path for path in missing if "eager_one_f_one_b" not in path] == []
+
+
+@pytest.mark.parametrize(
+    ("document", "below"),
+    [("ARCHITECTURE.md", set()), ("docs/tour.md", {"errors", "units", "version", "hidden_packages"})],
+)
+def test_the_pictures_of_the_house_have_every_package_in_the_order_of_its_layer(document, below):
+    settings = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    [house] = [contract for contract in settings if contract["name"] == "The hourglass, from top to bottom"]
+    layers = [set(layer.split(" | ")) - below for layer in house["layers"] if layer != "__main__"]
+    picture = next(
+        part for part in re.findall(r"(?:^ {3,}.*\n|^\n)+", text_of(document), re.MULTILINE) if "cli" in part
+    )
+    line_of = {name: line for line, text in enumerate(picture.splitlines()) for name in re.findall(r"[a-z_]{2,}", text)}
+    lines = [sorted(line_of[name] for name in layer) for layer in layers if layer]
+    assert all(above[-1] <= beneath[-1] and above[0] <= beneath[0] for above, beneath in pairwise(lines))
 
 
 @pytest.mark.parametrize(("section", "key"), [(name, key) for name in SECTIONS for key in SECTIONS[name].model_fields])
@@ -128,7 +146,7 @@ def test_the_page_of_schedules_is_that_of_the_code():
 
 def test_the_schedule_that_contributing_adds_is_legal_and_its_tests_pass(monkeypatch):
     module_source, test_source, *_ = blocks(text_of("CONTRIBUTING.md"), "python")
-    module = ModuleType("diffusionpipe.schedules.eager_one_f_one_b")
+    module = ModuleType("diffusionpipe.schedules.families.eager_one_f_one_b")
     exec(module_source, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     results = doctest.testmod(module)

@@ -74,7 +74,7 @@ class OperationReport:
         return sum(use.seconds for use in self.uses)
 
     def of_layer(self, name: str) -> Seconds:
-        """The time of one layer, forward and backward."""
+        """Seconds of one layer, forward and backward together, at the report's number of samples."""
         return sum(use.seconds for use in self.uses if use.layer == name)
 
 

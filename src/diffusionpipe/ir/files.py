@@ -167,7 +167,11 @@ def schedule_to_text(schedule: Schedule) -> str:
 
 
 def schedule_from_text(text: str, *, source: str = "schedule") -> Schedule:
-    """The schedule of a text; not checked for legality."""
+    """The schedule in the JSON text of a schedule file; not checked for legality.
+
+    Raises:
+        FileFormatError: the text has another format; its message names the text as `source`.
+    """
     return from_text(text, SCHEDULE, source=source)
 
 

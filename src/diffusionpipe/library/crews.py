@@ -31,7 +31,7 @@ from diffusionpipe.runtime.job.process_group import Job, joined
 
 
 class Crew(Protocol):
-    """All ranks of a run, as far as this process can see them."""
+    """The ranks of a run: `here` calls a method on the ranks of this process, `everywhere` on all ranks."""
 
     @property
     def speaks(self) -> bool:

@@ -119,7 +119,10 @@ class PlanPage:
         return found
 
     def memory(self) -> Json:
-        """The predicted memory of each rank at its peak, by kind, with the room of its device."""
+        """The predicted peak memory of each worker by kind, and the smallest memory of a device of its ranks.
+
+        Where memory is not predicted, the reason.
+        """
         times = self.times
         if times is None:
             return absent(f"memory is not known: {self.predicted}")

@@ -46,9 +46,10 @@ def tried_widths(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion])
 
 
 def fastest_of(widths: Sequence[Width]) -> Width:
-    """The fastest width that fits, of near-ties the widest; the narrowest where none fits.
+    """The width to recommend, out of widths in order from wide to narrow; the last one if none fits.
 
-    A narrower one has larger errors, so it has to be clearly faster, or the first that fits.
+    A narrower width has larger errors. So it replaces the one taken so far only if its step is faster by more than a
+    near-tie, or if none fitted before.
     """
     found: Width | None = None
     for width in widths:

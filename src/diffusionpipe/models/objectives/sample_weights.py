@@ -23,10 +23,12 @@ SAMPLE_WEIGHT = "sample_weight"
 
 
 def with_sample_weights(graph: LayerGraph, *, is_masked: bool) -> LayerGraph:
-    """The graph whose last layer reads weights, of latents where `is_masked`.
+    """The graph whose last layer multiplies the loss by the raw input `sample_weight`.
+
+    The input is a number of each sample, shape (B,), or with `is_masked` a number of each latent, shape (B, 1, h, w).
 
     Raises:
-        ModelError: the model's loss has no latents of pictures.
+        ModelError: `is_masked`, and the loss is more than the error of a picture's latents.
     """
     last, noise = graph.layers[-1], next(spec for spec in graph.inputs if spec.name == "noise")
     plain = loss_layer()

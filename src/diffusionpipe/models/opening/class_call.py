@@ -77,7 +77,7 @@ def tokens(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def sound(config: Config, grid: Grid) -> tuple[int, ...]:
-    """The shape of sound latents, (C, N)."""
+    """The shape of a sample's sound latents: (channels, latents in time)."""
     return config["in_channels"], grid.frames
 
 

@@ -22,7 +22,7 @@ _LISTED = 3
 
 
 class Breadth(StrEnum):
-    """A word for all layers of a kind."""
+    """A word of `lora.target_modules` in place of layers' names: all linear layers, or all layers."""
 
     LINEAR = "linear"
     ALL = "all"

@@ -115,7 +115,7 @@ class ComputeGraph:
         return tuple(tuple(sorted(gaps, key=lambda gap: gap.position)) for gaps in found)
 
     def is_shifted(self, times: Times) -> bool:
-        """Whether some action ends later than with empty rooms."""
+        """Whether at `times` some action ends later than it does without fills."""
         return any(times.ends[event] > self.times.ends[event] * (1 + 1e-12) for event in self.action_behind)
 
     def filled(self, work: Mapping[Place, Seconds]) -> Times:

@@ -116,7 +116,10 @@ Partitioner = Callable[[Judge, Arrangement, int], tuple[int, ...] | None]
 
 
 def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
-    """Stages of about equal forward and backward time, communication and gradients left out."""
+    """The first layer of each stage, so that the slowest stage takes as little forward and backward time as possible.
+
+    Transfers and sums of gradients do not count.
+    """
     sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     return balanced_cuts(sums.steps(), arrangement.units)
 
@@ -190,7 +193,10 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
 
 
 def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
-    """The ways to accumulate gradients, as (samples of a rank, parts in which they are computed)."""
+    """Pairs (a rank's samples of a batch, equal parts in which the rank computes them).
+
+    No pairs if the ranks cannot share the batch equally.
+    """
     batch, ranks = judge.setting.workload.batch, judge.setting.cluster.num_ranks
     if batch % ranks == 0:
         rows = batch // ranks
@@ -198,7 +204,10 @@ def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
 
 
 def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
-    """A baseline in which every rank does the same."""
+    """A baseline in which every rank does the same.
+
+    `step` and `busy` are seconds without the encoders, whose time is added here; `held` is the peak memory of a rank.
+    """
     smallest = min(device.memory for device in judge.setting.cluster.devices)
     return Baseline(
         name=name,

@@ -88,10 +88,10 @@ def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> b
 
 
 def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> Judged | None:
-    """Add the chains that hold less: one micro-batch at a time, encoders on some units alone.
+    """Add chains that hold less memory to the pool; return the last one that is better and fits, else None.
 
-    Only a place where a stage that was fast enough did not fit may gain by it. One whose chains are too slow even if
-    nothing were encoded is not asked again.
+    They run one micro-batch at a time, or keep encoders on some ranks alone. A place at which memory has refused no
+    fast stage is skipped, and so is one whose chains are too slow even without encoders.
     """
     given, memories = pool.judge.setting.given, pool.judge.tables.ground(arrangement).memories
     place = arrangement, microbatches

@@ -67,11 +67,12 @@ def best_pairs(
     limit: Seconds = float("inf"),
     effort: float = float("inf"),
 ) -> tuple[PairPartition, ...]:
-    """The pairs of partitions on the Pareto fronts of all numbers of blocks, best value first; () where none is left.
+    """The pairs of partitions that no pair of as many blocks beats in every number, best value first; () if none fits.
 
-    The first one is optimal among those under the cap as long as no front is longer than `width`. Ties are broken by
-    fewer blocks, then by earlier starts. States that can only become worse than the limit are not looked at. Where more
-    than `effort` states would be, nothing is found.
+    At most `width` pairs are kept for each number of blocks and replicas of the first block. The first pair is optimal
+    among the pairs under the cap as long as no front is longer than `width`. Ties are broken by fewer blocks, then by
+    earlier starts. States that can only become worse than the limit are not looked at. () also if more than `effort`
+    states would be looked at.
     """
     return _pairs_of(_Program(question, objective, width, limit, effort))
 

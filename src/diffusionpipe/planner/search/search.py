@@ -116,7 +116,7 @@ class Search:
         return least_step(self.judge, self.places, self.winner[1].step if self.winner else float("inf"))
 
     def may_be_beaten(self, step: Seconds) -> bool:
-        """Whether the bound is below this step. Takes less time than the bound itself."""
+        """Whether a layout may take less than `step` seconds: False if `bound` excludes it. Cheaper than `bound`."""
         if not self.places:
             return self.bound < step
         return is_step_possible(self.judge, self.places, step)

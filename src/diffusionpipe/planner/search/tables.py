@@ -93,7 +93,10 @@ class Tables:
 
     @cached_property
     def frozen_seconds_ahead(self) -> Seconds:
-        """Frozen work of a number of samples without waits for weights, which copies of the model hide."""
+        """Seconds of frozen work for a rank's equal share of the batch on the slowest device.
+
+        Waits for weights are left out, because copies of the model hide them.
+        """
         return self._equal_share(self.encoding_ahead)
 
     def _equal_share(self, encoding: Callable[[int], Seconds]) -> Seconds:
@@ -115,7 +118,10 @@ class Tables:
 
     @cached_property
     def computing(self) -> Callable[[int], Seconds]:
-        """Frozen work of a number of samples without the start of each fill."""
+        """A function from a number of samples to seconds of the frozen layers' compute on a device of speed 1.
+
+        Starts of fills and waits for weights in host memory are left out.
+        """
         return self._encoding(partial(computing, self.setting.profile), start=0.0)
 
     def _encoding(

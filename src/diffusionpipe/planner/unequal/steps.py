@@ -59,7 +59,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step in one of its orders."""
+    """One training step: its micro-batches, the actions of each worker in order, and the simulated timeline."""
 
     cells: tuple[Cell, ...]
     orders: tuple[tuple[Action, ...], ...]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Work(Protocol):
-    """Something under way."""
+    """A send, receive or collective that has begun; `wait` blocks until it is done."""
 
     def wait(self) -> object:
         """Block the host (CPU) or the current stream (GPU) until it is done."""

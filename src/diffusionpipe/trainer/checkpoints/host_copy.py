@@ -23,7 +23,11 @@ _ALIGNMENT: Bytes = 64
 
 
 class HostCopy:
-    """Host memory for copies of tensors, and the tensors in it, which change with each copy."""
+    """Copies of tensors in page-locked host memory, made while the device computes.
+
+    `start` begins a copy, `complete` ends it in another thread, `protect` waits before the tensors change. The next
+    copy overwrites the last one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

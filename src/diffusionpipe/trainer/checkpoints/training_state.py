@@ -46,7 +46,7 @@ class TrainingState:
 
 
 def training_tensors(state: TrainingState) -> dict[str, Tensor]:
-    """The tensors to be saved."""
+    """All tensors of a checkpoint by their names: weights, the average, states of the optimizer and its groups."""
     return {
         **_weights(state),
         **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable)),

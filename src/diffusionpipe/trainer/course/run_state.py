@@ -83,7 +83,7 @@ class Hooks:
 
 
 def planning_of(hooks: Hooks, screen: Screen, *, is_resumed: bool) -> Planning:
-    """How a run with these hooks comes by its plan."""
+    """The functions and the cache of profiles in these hooks; a resumed run keeps the plan in its folder."""
     return Planning(
         make_plan=hooks.make_plan,
         make_cutting=hooks.make_cutting,

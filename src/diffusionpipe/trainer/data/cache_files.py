@@ -38,7 +38,7 @@ _OLD: Seconds = 24 * 3600.0
 
 
 class Shards:
-    """The shards of a folder, as they are known to this process. Mutable: others write more of them."""
+    """The safetensors files of a cache folder, and the file of each key. Mutable: other processes add files."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` may not exist yet."""

@@ -84,7 +84,9 @@ class FlowWalk:
 
 
 def walk_of(scheduler: object) -> Walk:
-    """The walk of a diffusers scheduler that has its time steps.
+    """The time steps of a scheduler after its `set_timesteps`, and its step from any of them to any later one.
+
+    Known are DDIM without noise and Euler along a flow.
 
     Raises:
         RecipeError: it makes more than one deterministic step at a time, or changes samples otherwise.

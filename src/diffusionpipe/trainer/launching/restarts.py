@@ -41,7 +41,7 @@ class Reached:
 
 
 def reached_in(run_folder: Path) -> Reached:
-    """How far the run in a folder has come."""
+    """The highest step in the metrics of a run folder, and the number of checkpoints that were written there."""
     return Reached(last_step(run_folder), num_written(run_folder))
 
 

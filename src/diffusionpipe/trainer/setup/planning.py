@@ -36,7 +36,7 @@ CheckPlan = Callable[[Plan, Model, Sequence[Device]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """How a job comes by its plan."""
+    """The functions that make a plan, cut steps of unequal tokens and check a plan file; the cache of profiles."""
 
     make_plan: MakePlan
     make_cutting: MakeCutting
