@@ -103,7 +103,7 @@ def _fewest_of(cells: Sequence[Cell]) -> str:
     if found is None:
         nearest = max(cells, key=lambda cell: cell.case.number)
         return f"none; {nearest.case.number} lack {nearest.overflow / GIB:.1f} GiB each"
-    remarks = ["narrow"] if found.state != "float32" else []
+    remarks = [found.marked] if found.state != "float32" else []
     remarks += ["one sample a step"] if found.batch < found.case.number else []
     return f"{found.case.number}" + (f" ({', '.join(remarks)})" if remarks else "")
 
@@ -119,7 +119,7 @@ def _show(cells: Sequence[Cell]) -> None:
             case.model,
             case.trained,
             f"{case.number} x {case.cards}",
-            cell.state,
+            cell.marked,
             cell.layout,
             str(cell.batch),
             f"{cell.stored:.0%}",

@@ -17,6 +17,7 @@ from diffusionpipe.holding.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.naming import SHARDED
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
@@ -57,9 +58,9 @@ class State:
 
 WIDE = State(name="float32", parameter=4, gradient=4, optimizer=8)
 NARROW = State(name="narrow", parameter=2, gradient=2, optimizer=2)
-"""About as `training.weights` and `training.gradients` in bfloat16 with an 8-bit AdamW, which has 2.03 bytes."""
-"""Narrow: bfloat16 weights and gradients, with Adam's moments in 8 bits; tried where whole training does not fit
-otherwise."""
+"""Bfloat16 weights and gradients, with Adam's moments in 8 bits; tried where whole training does not fit otherwise.
+
+About as `training.weights` and `training.gradients` in bfloat16 with an 8-bit AdamW, which has 2.03 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,15 @@ class Cell:
     def fits(self) -> bool:
         """Whether it can be run."""
         return self.overflow <= 0
+
+    @property
+    def marked(self) -> str:
+        """The state in words, and whether the trainer has it: in this layout, and for this model."""
+        if MODELS[self.case.model].is_class:
+            return f"{self.state}, the trainer lacks the model"
+        if self.state == NARROW.name and self.layout.startswith(SHARDED):
+            return f"{self.state}, the trainer lacks it in shards"
+        return f"{self.state}, the trainer does this"
 
 
 def cases() -> list[Case]:

@@ -1,7 +1,7 @@
 """benchmarks/fits: what fits on how many cards."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from planner import synthetic
@@ -59,6 +59,17 @@ def test_what_fits_is_planned_in_float32_what_does_not_narrower_and_adapters_as_
     assert found.fullest == pytest.approx(found.overflow + 22 * GIB, rel=1e-6)
 
 
+def test_a_row_says_what_the_trainer_lacks(sized):
+    sized(30)
+    found = measure(case())
+    assert replace(found, layout="1f1b, 4 stages").marked == "narrow, the trainer does this"
+    in_parts = replace(found, layout="sharded data parallel, 4 copies")
+    assert in_parts.marked == "narrow, the trainer lacks it in shards"
+    assert replace(in_parts, state="float32").marked == "float32, the trainer does this"
+    (clips,) = [name for name, stated in MODELS.items() if stated.is_class and "480p" in name]
+    assert replace(found, case=replace(case(), model=clips)).marked == "narrow, the trainer lacks the model"
+
+
 def test_the_summary_counts_what_fits(sized):
     sized(60)
     found = [measure(case(number, has_adapters=has)) for number in (2, 8) for has in (True, False)]
@@ -74,7 +85,7 @@ def test_the_summary_counts_what_fits(sized):
     }
     assert list(fewest(found)) == [
         (MODEL, "adapters on bfloat16", ["none; 8 lack 8.0 GiB each", "", ""]),
-        (MODEL, "whole", ["8 (narrow)", "", ""]),
+        (MODEL, "whole", ["8 (narrow, the trainer does this)", "", ""]),
     ]
     assert json.loads(json.dumps([asdict(cell) for cell in found]))[0]["case"]["number"] == 2
 
