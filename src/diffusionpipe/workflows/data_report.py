@@ -103,7 +103,8 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
     held_out = None if data.validation is None else scanned(data.validation, None, data.columns_of(""))
     run = 1 if recipe is None or rules is None else run_of(recipe)
     pictures = [size or (1, 1) for size in train.findings.sizes]
-    sizes = None if rules is None else assign(pictures, rules, run)
+    sources = [sample.source for sample in train.dataset.samples]
+    sizes = None if rules is None else assign(pictures, rules, run, sources)
     steps, batch, count = None, 1, len(train.dataset.samples) - (len(sizes.left_out) if sizes is not None else 0)
     if recipe is not None:
         batch, steps = recipe.training.batch, recipe.training.steps

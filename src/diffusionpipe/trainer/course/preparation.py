@@ -194,7 +194,7 @@ def _size_order(recipe: Recipe, dataset: Dataset) -> SizeOrder | None:
     if rules is None:
         return None
     run = run_of(recipe)
-    assignment = assign(_sizes_of_pictures(dataset), rules, run)
+    assignment = assign(_sizes_of_pictures(dataset), rules, run, [sample.source for sample in dataset.samples])
     return SizeOrder(assignment=assignment, seed=recipe.training.seed, run=run)
 
 
@@ -237,7 +237,7 @@ def _held(opened: Model, source: BatchSource) -> HeldSizes | None:
     if rules is None:
         return None
     pictures = _sizes_of_pictures(source.dataset)
-    found = assign(pictures, replace(rules, min_side=1, enlarge=True), 1)
+    found = assign(pictures, replace(rules, min_side=1, enlarge=True, of_sources=()), 1)
     built = sizes_of(opened.recipe.data)
     numbers = {picture: built.index(share.size) for share in found.shares for picture in share.members[0]}
     return HeldSizes(

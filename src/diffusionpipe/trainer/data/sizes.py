@@ -8,14 +8,17 @@ several areas, a picture visits one after the other: in epoch e it has the area 
 
 A size needs as many pictures as lie side by side in a micro-batch. One with fewer gives them to the size that cuts
 least of them away, within a limit. So no picture is dropped but those that a recipe leaves out.
+
+A source may have areas of its own. Its pictures visit these alone. A size that several sources have is one size.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import log
+from math import lcm, log
 from statistics import fmean
+from typing import NamedTuple
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.size import Clip
@@ -23,6 +26,8 @@ from diffusionpipe.ir.words import counted
 
 Pixels = tuple[int, int]
 """Width and height of a picture."""
+Areas = tuple[tuple[Clip, ...], ...]
+"""The sizes of each area."""
 MOST_CUT = 0.35
 """The share of a picture that may be cut away where a size gives its pictures to another one, unless a recipe says."""
 MULTIPLE = 64
@@ -37,8 +42,9 @@ _AREA = (0.85, 1.07)
 class SizeRules:
     """The sizes that pictures may have, and the pictures that are left out."""
 
-    areas: tuple[tuple[Clip, ...], ...]
-    """The sizes of each area."""
+    areas: Areas
+    of_sources: tuple[Areas, ...] = ()
+    """The areas of each source; () where all have `areas`."""
     most_cut: float = MOST_CUT
     min_side: int = 1
     """Pictures with a shorter side are left out."""
@@ -47,8 +53,8 @@ class SizeRules:
 
     @property
     def sizes(self) -> tuple[Clip, ...]:
-        """All sizes, area after area."""
-        return tuple(dict.fromkeys(size for area in self.areas for size in area))
+        """All sizes, area after area, the general ones first."""
+        return tuple(dict.fromkeys(size for areas in (self.areas, *self.of_sources) for area in areas for size in area))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +125,7 @@ def sides_of(size: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def areas_of(
-    stated: Sequence[int | str], aspects: tuple[float, float] | None, multiple: int = MULTIPLE
-) -> tuple[tuple[Clip, ...], ...]:
+def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, multiple: int = MULTIPLE) -> Areas:
     """The sizes of each area that a recipe states.
 
     A side is an area of its own. Sizes are one area where the largest has at most one and a half times the pixels of
@@ -174,35 +178,44 @@ def enlargement(picture: Pixels, size: Clip) -> float:
     return max(size.width / picture[0], size.height / picture[1])
 
 
-def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int) -> Assignment:
+def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int, sources: Sequence[int] = ()) -> Assignment:
     """The size of every picture, by its width and height; a micro-batch has `side_by_side` pictures of one size.
+
+    `sources`: the source of each picture, where sources have areas of their own.
 
     Raises:
         DataError: there is no size, no picture is left, or sizes with too few pictures can neither give them away nor
             repeat them.
     """
-    if not rules.sizes:
+    asked = rules.of_sources or (rules.areas,)
+    if not all(map(any, asked)):
         raise DataError(
             "data.resolution: no size of this area has sides that are multiples of data.multiple; give a larger area "
             "or a smaller multiple"
         )
+    groups = [asked.index(areas) for areas in asked]
+    group_of = [groups[source] for source in sources] if rules.of_sources else [0] * len(pictures)
+    grouped = _Grouped(pictures, group_of, asked)
+    cycle = lcm(*map(len, asked))
     left_out: dict[int, str] = {}
-    members: dict[Clip, list[list[int]]] = {size: [[] for _ in rules.areas] for size in rules.sizes}
-    order = sorted(range(len(pictures)), key=lambda number: (pictures[number], number))
-    for place, number in enumerate(order):
-        visited = list(_visited(pictures[number], rules))
+    members: dict[Clip, list[list[int]]] = {size: [[] for _ in range(cycle)] for size in rules.sizes}
+    places: Counter[int] = Counter()
+    for number in sorted(range(len(pictures)), key=lambda number: (pictures[number], number)):
+        group = grouped.group_of[number]
+        visited = list(_visited(pictures[number], asked[group], rules))
         if min(pictures[number]) < rules.min_side:
             left_out[number] = f"a side of {min(pictures[number])} pixels is below data.min_side"
         elif not visited:
             left_out[number] = "it is smaller than every size, and data.enlarge is false"
         else:
-            for epoch in range(len(rules.areas)):
+            for epoch in range(cycle):
                 # By the place among pictures alike, so that each area has its share of every aspect in every epoch.
-                members[visited[(epoch + place) % len(visited)]][epoch].append(number)
+                members[visited[(epoch + places[group]) % len(visited)]][epoch].append(number)
+        places[group] += 1
     if len(left_out) == len(pictures):
         raise DataError("data.train: every picture is left out; lower data.min_side, or set data.enlarge = true")
     empty = tuple(size for size, epochs in members.items() if not any(epochs))
-    joined = _join(members, pictures, rules, side_by_side)
+    joined = _join(members, grouped, rules, side_by_side)
     shares = []
     for size, epochs in members.items():
         numbers = [number for epoch in epochs for number in epoch]
@@ -216,27 +229,40 @@ def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int) -> A
             repeats=len(set(numbers)) < side_by_side,
         )
         shares.append(share)
-    return Assignment(
-        shares=tuple(shares), cycle=len(rules.areas), left_out=left_out, joined=tuple(joined), empty=empty
-    )
+    return Assignment(shares=tuple(shares), cycle=cycle, left_out=left_out, joined=tuple(joined), empty=empty)
 
 
-def _visited(picture: Pixels, rules: SizeRules) -> Iterator[Clip]:
+class _Grouped(NamedTuple):
+    """Pictures in groups that have the same areas."""
+
+    pixels: Sequence[Pixels]
+    group_of: Sequence[int]
+    areas: Sequence[Areas]
+    """The areas of each group."""
+
+    def split(self, numbers: Sequence[int]) -> dict[int, list[int]]:
+        """The pictures of each group."""
+        found: dict[int, list[int]] = {}
+        for number in numbers:
+            found.setdefault(self.group_of[number], []).append(number)
+        return found
+
+
+def _visited(picture: Pixels, areas: Areas, rules: SizeRules) -> Iterator[Clip]:
     """The sizes that a picture visits, one for each area."""
-    for area in rules.areas:
+    for area in areas:
         able = [size for size in area if rules.enlarge or enlargement(picture, size) <= 1]
         if able:
             yield min(able, key=lambda size: cut_away(picture, size))
 
 
 def _join(
-    members: dict[Clip, list[list[int]]], pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int
+    members: dict[Clip, list[list[int]]], pictures: _Grouped, rules: SizeRules, side_by_side: int
 ) -> list[tuple[Clip, Clip, int]]:
-    """Gives the pictures of sizes with too few to others, the smallest first."""
+    """Gives the pictures of sizes with too few to others of their own areas, the smallest first."""
     joined: list[tuple[Clip, Clip, int]] = []
     settled: set[Clip] = set()
     problems: list[str] = []
-    area_of = {size: number for number, area in enumerate(rules.areas) for size in area}
 
     def numbers_of(size: Clip) -> list[int]:
         return [number for epoch in members[size] for number in epoch]
@@ -247,24 +273,24 @@ def _join(
         if not few:
             break
         size = min(few, key=lambda one: counts[one])
-        costs: defaultdict[Clip, float] = defaultdict(float)
-        for other in members:
-            if other != size and numbers_of(other):
-                costs[other] = max(cut_away(pictures[number], other) for number in numbers_of(size))
-        able = [other for other, cut in costs.items() if cut <= rules.most_cut]
-        able = [other for other in able if rules.enlarge or _fill(numbers_of(size), pictures, other)]
         settled.add(size)
-        if able:
-            to = min(able, key=lambda other: (area_of[other] != area_of[size], costs[other]))
-            joined.append((size, to, counts[size]))
-            for mine, theirs in zip(members[size], members[to], strict=True):
-                theirs += mine
+        others = [other for other in members if other != size and numbers_of(other)]
+        groups = pictures.split(numbers_of(size))
+        costs = {group: _costs(numbers, pictures, others) for group, numbers in groups.items()}
+        moves = {group: _nearest(size, groups[group], pictures, costs[group], rules) for group in groups}
+        if None not in moves.values():
+            for group, to in moves.items():
+                assert to is not None, "each group has a size to go to"
+                joined.append((size, to, len(set(groups[group]))))
+                for mine, theirs in zip(members[size], members[to], strict=True):
+                    theirs += pictures.split(mine).get(group, [])
+            for mine in members[size]:
                 mine.clear()
         elif counts[size] < side_by_side - 1:
-            least = min(costs.values(), default=1.0)
+            least = max(min(own.values(), default=1.0) for own in costs.values())
             problems.append(
                 f"{size} has {counted(counts[size], 'pictures')} where {side_by_side} lie side by side"
-                + (f", and the nearest size would cut {100 * least:.0f} % away" if costs else "")
+                + (f", and the nearest size would cut {100 * least:.0f} % away" if all(costs.values()) else "")
             )
     if problems:
         raise DataError(
@@ -272,6 +298,25 @@ def _join(
             "pictures."
         )
     return joined
+
+
+def _costs(numbers: Sequence[int], pictures: _Grouped, others: Sequence[Clip]) -> dict[Clip, float]:
+    """The largest share that each other size of a group's areas would cut away of these pictures of it."""
+    own = {size for area in pictures.areas[pictures.group_of[numbers[0]]] for size in area}
+    return {
+        other: max(cut_away(pictures.pixels[number], other) for number in numbers) for other in others if other in own
+    }
+
+
+def _nearest(
+    size: Clip, numbers: Sequence[int], pictures: _Grouped, costs: Mapping[Clip, float], rules: SizeRules
+) -> Clip | None:
+    """The size to which a group's pictures of a size may go, of the same area where there is one; None: to none."""
+    areas = pictures.areas[pictures.group_of[numbers[0]]]
+    area_of = {one: number for number, area in enumerate(areas) for one in area}
+    able = [other for other, cut in costs.items() if cut <= rules.most_cut]
+    able = [other for other in able if rules.enlarge or _fill(numbers, pictures.pixels, other)]
+    return min(able, key=lambda other: (area_of[other] != area_of[size], costs[other]), default=None)
 
 
 def _fill(numbers: Sequence[int], pictures: Sequence[Pixels], size: Clip) -> bool:

@@ -123,6 +123,8 @@ def _facts(repeats: int, treatment: Treatment) -> Iterator[str]:
         yield f"loss_weight {treatment.loss_weight:g}"
     if treatment.loss_mask is not None:
         yield f"loss_mask {treatment.loss_mask}"
+    if treatment.resolution:
+        yield f"resolution {' and '.join(map(str, treatment.resolution))}"
     for field in fields(treatment.captions):
         value = getattr(treatment.captions, field.name)
         if value != getattr(AS_THEY_ARE, field.name):

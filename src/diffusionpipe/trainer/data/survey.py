@@ -165,9 +165,14 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
             text += f" to {_of_size(ranked[-1])} (median {_of_size(ranked[len(ranked) // 2])})"
         text += " pixels"
     yield Line(name=noun, text=text)
-    for part in (part for part in parts if part.name):
+    for place, part in enumerate(parts):
+        if not part.name:
+            continue
         own = f"{part.count:,} in {part.folder}" + (f", each {part.repeats:,} times" if part.repeats > 1 else "")
-        yield Line(name=part.name, text=f"{own}: {_percent(part.count * part.repeats / number)} of an epoch")
+        own += f": {_percent(part.count * part.repeats / number)} of an epoch"
+        resolution = use.treatments[place].resolution
+        own += f", resolution {' and '.join(map(str, resolution))}" if resolution else ""
+        yield Line(name=part.name, text=own)
     if held_out is not None:
         yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.where}")
     if use.steps is None:

@@ -1,4 +1,4 @@
-"""How the samples of a source are used: their captions, and their weight in the loss."""
+"""How the samples of a source are used: their captions, sizes, and weight in the loss."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ class Treatment:
     loss_weight: float = 1.0
     loss_mask: str | None = None
     """The path of a picture's mask of the loss, with `mask_kinds.NAME` in it."""
+    resolution: tuple[int | str, ...] = ()
+    """Sides and sizes of the source alone, as `sizes.areas_of` reads them; () where it has those of all."""
 
 
 PLAIN = Treatment()

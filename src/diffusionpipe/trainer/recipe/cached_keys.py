@@ -37,7 +37,7 @@ _OF_CAPTIONS: Mapping[OnCache, str] = {
 }
 _OF_SOURCES: Mapping[OnCache, str] = {
     OnCache.NOTHING: "repeats loss_weight loss_mask",
-    OnCache.KEYED: "path regularisation columns captions",
+    OnCache.KEYED: "path regularisation columns captions resolution",
 }
 ON_CACHE: Mapping[str, OnCache] = {
     f"{section}.{key}": effect

@@ -20,7 +20,7 @@ from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
-from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, areas_of, sides_of
+from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, Areas, areas_of, sides_of
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
@@ -58,7 +58,7 @@ from diffusionpipe.trainer.recipe.section import (
     of_user,
     raise_problems,
 )
-from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, MaskPattern, SourceSection
+from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, MaskPattern, SourceSection, stated_sizes
 from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
 from diffusionpipe.trainer.recipe.weights_check import weights_suit_the_training
@@ -179,6 +179,7 @@ class DataSection(Section):
                 else general,
                 loss_weight=one.loss_weight,
                 loss_mask=one.loss_mask or self.loss_mask,
+                resolution=one.resolution or (),
             )
             for one in self.sources.values()
         )
@@ -230,16 +231,15 @@ class DataSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _several_sizes_are_a_list(cls, values: object) -> object:
-        stated = values.get("resolution") if isinstance(values, Mapping) else None
-        if not isinstance(values, Mapping) or not isinstance(stated, list | tuple):
+        if not isinstance(values, Mapping):
+            return values
+        stated = values["resolution"] if "resolution" in values else _sizes_of_sources(values.get("sources"))
+        if not isinstance(stated, list | tuple):
             return values
         try:
-            sides = [side for one in stated for side in (sides_of(one) if isinstance(one, str) else (one,))]
+            return {**values, "resolution": max(stated_sizes(stated)), "sizes": list(stated)}
         except ValueError as error:
             raise ValueError(f"resolution: {error}") from None
-        if not sides or not all(type(side) is int and 0 < side <= 65_536 for side in sides):
-            raise ValueError('resolution: give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]')
-        return {**values, "resolution": max(sides), "sizes": list(stated)}
 
     @model_validator(mode="after")
     def _sizes_have_what_they_need(self) -> Self:
@@ -286,21 +286,41 @@ class DataSection(Section):
         return self
 
     @property
-    def areas(self) -> tuple[tuple[Clip, ...], ...]:
+    def areas(self) -> Areas:
         """The sizes of each area, where there are several."""
+        return self._areas_of(self.sizes or (self.resolution,))
+
+    @property
+    def areas_of_sources(self) -> tuple[Areas, ...]:
+        """The sizes of each area of each source; () where no source has its own."""
+        if not any(one.resolution for one in self.sources.values()):
+            return ()
+        return tuple(self._areas_of(one.resolution) if one.resolution else self.areas for one in self.sources.values())
+
+    def _areas_of(self, stated: Sequence[int | str]) -> Areas:
         aspects = None if self.aspects is None else (self.aspects[0], self.aspects[1])
-        return areas_of(self.sizes or (self.resolution,), aspects, self.multiple)
+        return areas_of(stated, aspects, self.multiple)
 
     @property
     def has_sizes(self) -> bool:
         """Whether pictures are brought to several sizes, or some are left out by theirs."""
-        return bool(self.sizes) or self.aspects is not None or self.min_side is not None or not self.enlarge
+        is_by_source = any(one.resolution for one in self.sources.values())
+        is_several = bool(self.sizes) or self.aspects is not None or is_by_source
+        return is_several or self.min_side is not None or not self.enlarge
 
     @model_validator(mode="after")
     def _frame_rate_has_an_effect(self) -> Self:
         if self.frame_rate is not None and self.frames is None:
             raise ValueError("frame_rate: only clips have frames; set data.frames, or remove frame_rate")
         return self
+
+
+def _sizes_of_sources(sources: object) -> list[object] | None:
+    """The sizes of all sources as they are written, where each has its own; else None."""
+    own = [one.get("resolution") for one in sources.values()] if isinstance(sources, Mapping) else []
+    if not own or not all(own) or "none" in own:
+        return None
+    return list(dict.fromkeys(size for one in own for size in (one if isinstance(one, list | tuple) else [one])))
 
 
 def _default(section: type[Section], key: str) -> object:
@@ -450,7 +470,8 @@ def _pictures_are_read_as_they_are(*, data: DataSection, models: Mapping[str, Me
 def _drawn_sizes_are_trained(*, data: DataSection, sampling: SamplingSection) -> Iterator[str]:
     if not sampling.sizes:
         return
-    built = [size for area in data.areas for size in area] if data.has_sizes else []
+    areas = (data.areas, *data.areas_of_sources) if data.has_sizes else ()
+    built = [size for one in areas for area in one for size in area]
     for stated in sampling.sizes:
         try:
             width, height = sides_of(stated)

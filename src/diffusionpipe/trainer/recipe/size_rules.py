@@ -11,6 +11,7 @@ def rules_of(data: DataSection) -> SizeRules | None:
         return None
     return SizeRules(
         areas=data.areas,
+        of_sources=data.areas_of_sources,
         most_cut=data.max_cut,
         min_side=data.min_side or 1,
         enlarge=data.enlarge,

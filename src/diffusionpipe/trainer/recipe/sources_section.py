@@ -1,13 +1,15 @@
 """[data.sources.NAME]: one of several folders that are trained on together."""
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME
+from diffusionpipe.trainer.data.sizes import sides_of
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
-from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, of_user
+from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, Several, of_user
 
 
 def pattern_of_masks(pattern: str) -> str:
@@ -17,6 +19,33 @@ def pattern_of_masks(pattern: str) -> str:
     return pattern
 
 
+def one_or_several(value: object) -> object:
+    """The list of one size, if a recipe gives a size in place of a list."""
+    return [value] if isinstance(value, int | str) and value != "none" else value
+
+
+def stated_sizes(stated: Sequence[object]) -> list[int]:
+    """All sides of the sizes that a recipe states.
+
+    Raises:
+        ValueError: one of them is not a size.
+    """
+    sides = [side for one in stated for side in (sides_of(one) if isinstance(one, str) else (one,))]
+    whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and 0 < side <= 65_536]
+    if not sides or len(whole) < len(sides):
+        raise ValueError('give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]')
+    return whole
+
+
+def _are_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
+    try:
+        stated_sizes(stated)
+    except ValueError as error:
+        raise ValueError(f": {error}") from None
+    return stated
+
+
+Resolutions = Annotated[Several[int | str], BeforeValidator(one_or_several), AfterValidator(_are_sizes)]
 MaskPattern = Annotated[str, Field(min_length=1), AfterValidator(of_user), AfterValidator(pattern_of_masks)]
 
 
@@ -43,6 +72,8 @@ class SourceSection(Section):
 
     path: Place
     """Folder of pictures or clips, as data.train is."""
+    resolution: Maybe[Resolutions] = None
+    """The sizes of its samples, as in data.resolution; "none": the sizes of all sources."""
     repeats: Auto[Annotated[int, Field(ge=1, le=10_000)]] = None
     """Times that an epoch has each of its samples; "auto": 1, of a regularisation set as many as give it about the
     samples of all others."""
