@@ -9,14 +9,18 @@ from PIL import Image
 from sized_pictures import SIZED, save_sized
 from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_here
 
+from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.trainer.course import preparation
 from diffusionpipe.trainer.data.batch import BatchSource
 from diffusionpipe.trainer.data.size_lines import lines_of_sizes
 from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.data.sized import agree_on_sizes, sized
 from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign
+from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import load_recipe
+from diffusionpipe.workflows.recipe_profile import make_profile_of
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +118,9 @@ def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(mode
         ({"sampling": {"every": 1, "prompts": ["a"], "sizes": ["9x9"]}}, "the nearest is 8x8"),
         ({"data": {"batching": "tokens"}}, "same_size: with batching .* remove same_size"),
         ({"data": {"resolution": 8, "same_size": "auto", "weigh": "tokens"}}, "weigh: all samples have one size"),
-        ({"data": TOKENS, "pipeline": {"fill": True}}, "pipeline.fill: fills, and caches .* remove fill and encoders"),
+        ({"data": TOKENS, "pipeline": {"fill": True}}, "pipeline.fill: bubbles are filled with the next step"),
         ({"data": TOKENS, "pipeline": {"microbatches": 1}}, "pipeline.microbatches: a step of several sizes has more"),
-        ({"data": TOKENS, "pipeline": {"encoders": "cache"}}, "pipeline.fill: fills, and caches that they write"),
+        ({"data": TOKENS, "pipeline": {"encoders": "cache"}}, "pipeline.encoders: the fills that write a cache"),
         ({"data": TOKENS, "pipeline": {"schedule": "zb-h1"}}, "the plan splits its backwards"),
     ],
 )
@@ -172,3 +176,22 @@ def test_sizes_without_a_picture_are_named():
     assignment = assign([(16, 8)] * 4, SizeRules(areas=areas_of(["16x8", "8x16", 8], None)), 1)
     lines = {name: text for name, text, _ in lines_of_sizes(assignment, ["a"] * 4, 1)}
     assert lines["no picture"] == "8 x 16 pixels"
+
+
+def test_a_plan_of_a_recipe_has_the_mean_time_of_its_sizes_and_the_memory_of_the_largest(model, data, tmp_path):
+    sizes = {"resolution": ["16x32", "32x16", "24x16", 16]}
+    settings = recipe(model, data, tmp_path / "run", data=sizes, training={"precision": "float32"})
+    profile = make_profile_of(settings, load_cluster("rtx3090x2"), uses_cache=False)
+    opened = build_model(settings, "cpu")
+    graphs, models = opened.graph.of_sizes, (opened.model, *opened.others)
+    assert len(profile.sizes) == len(graphs) == 4
+    alone = [
+        analytic_profile(graph, own, device="rtx3090", precision="float32", batch_sizes=profile.batch_sizes)
+        for graph, own in zip(graphs, models, strict=True)
+    ]
+    names = profile.graph.backbone_layers
+    times = [sum(own.forward(name, 2) + own.weight_grad(name, 2) for name in names) for own in (profile, *alone)]
+    mean = sum(size.share * own for size, own in zip(profile.sizes, times[1:], strict=True))
+    assert times[0] == pytest.approx(mean, rel=0.05)
+    for name in names:
+        assert profile.activation(name, 2) == max(own.activation(name, 2) for own in alone)

@@ -59,6 +59,19 @@ class LayerProfile:
     kept_reads: tuple[str, ...] = ()
     """Tensors that the layer reads and that stay for W besides, under the names with which they were written first;
     their bytes are not in `kept`."""
+    by_size: tuple[float, ...] = ()
+    """Where samples have several sizes: the layer's time at each of them over the mean of all, which the other fields
+    hold. () where they have one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeShare:
+    """A size of the samples of a profile; the times of layers at it are in `LayerProfile.by_size`."""
+
+    share: float
+    """Its part of all samples."""
+    crossing: float
+    """The bytes of the tensors between layers of a sample of this size, over the largest's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +109,8 @@ class Profile:
     decoding: Decoding | None = None
     """The memory that the model's VAE needs to decode a sample that it draws; None for a model without one, and in
     files that do not say it."""
+    sizes: tuple[SizeShare, ...] = ()
+    """The sizes of samples, the one of the graph first, where times are a mean of several; () where there is one."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -119,6 +134,8 @@ class Profile:
                     problems.append(f"{layer.name}: {name} has {len(values)} entries for {len(self.batch_sizes)} sizes")
                 if any(not 0 <= value < inf for value in values):
                     problems.append(f"{layer.name}: {name} holds a value that is negative or no number")
+            if len(layer.by_size) != len(self.sizes) or not all(0 <= factor < inf for factor in layer.by_size):
+                problems.append(f"{layer.name}: by_size has one factor, not negative, for each of the profile's sizes")
             if not (layer.cast >= 0 and layer.copies >= 0):
                 problems.append(f"{layer.name}: cast and copies must not be negative")
             if not any(layer.forward):
@@ -126,6 +143,8 @@ class Profile:
         waits = [wait for wait, _ in self.waking]
         if waits != sorted({wait for wait in waits if wait > 0}) or not all(extra >= 0 for _, extra in self.waking):
             problems.append(f"waking must be (wait, extra time) of ascending waits, none negative; got {self.waking}")
+        if self.sizes and not abs(sum(size.share for size in self.sizes) - 1) < 1e-6:
+            problems.append("the shares of sizes must add up to 1")
         if not self.update >= 0:
             problems.append(f"update must not be negative; got {self.update}")
         if problems:
@@ -135,6 +154,11 @@ class Profile:
     def counts_kept(self) -> bool:
         """Whether every trained layer says what a split backward keeps."""
         return all(layer.kept or not any(layer.weight_grad) for layer in self.layers)
+
+    @property
+    def crossing(self) -> float:
+        """The mean bytes of the tensors between layers of a sample, over the graph's, which are the largest size's."""
+        return sum(size.share * size.crossing for size in self.sizes) if self.sizes else 1.0
 
     @cached_property
     def _layer(self) -> dict[str, LayerProfile]:

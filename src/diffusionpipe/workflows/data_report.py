@@ -80,6 +80,7 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
     from diffusionpipe.trainer.data.clips import FrameSelection
     from diffusionpipe.trainer.data.columns import Columns
     from diffusionpipe.trainer.data.dataset import Condition, Rules
+    from diffusionpipe.trainer.data.listing import is_same
     from diffusionpipe.trainer.data.order import num_epochs, num_positions
     from diffusionpipe.trainer.data.scanning import examine_place
     from diffusionpipe.trainer.data.sizes import assign
@@ -98,7 +99,10 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
             *examine_place(folder, Condition.NOTHING, columns=columns, taken=taken, rules=rules_of_scan(apart))
         )
 
-    own = {name: scanned(path, data.validation, data.columns_of(name)) for name, path in data.folders.items()}
+    own = {}
+    for name, path in data.folders.items():
+        apart = None if data.validation is None or is_same(path, data.validation) else data.validation
+        own[name] = scanned(path, apart, data.columns_of(name))
     train = Folder(*joined_of(own, data.sources)) if data.sources else own[""]
     held_out = None if data.validation is None else scanned(data.validation, None, data.columns_of(""))
     run = 1 if recipe is None or rules is None else run_of(recipe)

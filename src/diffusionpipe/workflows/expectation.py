@@ -54,7 +54,9 @@ def expectation_of(start: "Start") -> Expectation:
     """The prediction of the run's own profile and cluster, or the file beside its plan; memory from shapes at least."""
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner import predicted_period, predicted_timeline
+    from diffusionpipe.planner.mixed import mean_step
     from diffusionpipe.planner.pricing.stage_costs import update_time
+    from diffusionpipe.trainer.recipe.size_rules import run_of
     from diffusionpipe.workflows.prediction_file import read_prediction
     from diffusionpipe.workflows.run_facts import cluster_of_run
 
@@ -76,10 +78,13 @@ def expectation_of(start: "Start") -> Expectation:
                 decoding=decoding,
             )
         timeline = predicted_timeline(profile, plan, cluster)
+        iteration = timeline.makespan
+        if profile.sizes:  # steps that mix sizes take longer than ones of the mean size
+            iteration = max(iteration, mean_step(profile, plan, run_of(recipe), cluster))
         return Expectation(
-            iteration=timeline.makespan,
+            iteration=iteration,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
-            loading=loading_in(start.loading, plan, timeline.makespan, timeline.bubble),
+            loading=loading_in(start.loading, plan, iteration, timeline.bubble),
             memory=memory,
             has_activations=True,
             decoding=decoding,

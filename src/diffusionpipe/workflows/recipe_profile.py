@@ -1,13 +1,13 @@
 """The profile of a recipe's model for a cluster: read and checked, computed, or measured here."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
 from diffusionpipe.costs.devices import DEVICES, device_rates
 from diffusionpipe.costs.files import (
     ANY_CPU,
@@ -20,7 +20,9 @@ from diffusionpipe.costs.files import (
 )
 from diffusionpipe.costs.graph import frozen_store
 from diffusionpipe.costs.operations import OperationReport
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.holding.sizes import profile_of_sizes, smallest_of
+from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.decoding import decoding_of_graph
 from diffusionpipe.profiler.layer_operations import computed_operations, measured_operations
@@ -28,10 +30,11 @@ from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.trainer.model.decisions import has_bfloat16
-from diffusionpipe.trainer.model.members import build_model
+from diffusionpipe.trainer.model.members import Model, build_model
 from diffusionpipe.trainer.recipe import Precision, Recipe, decided, load_recipe
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.data_report import report_on_recipe
 from diffusionpipe.workflows.device import chosen_device
 from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
 from diffusionpipe.workflows.recipe_setting import decided_for
@@ -92,28 +95,54 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     if rates is not None:
         device_rates(rates.name, precision=precision)
     opened = build_model(recipe, device)
-    graph, model = opened.graph, opened.model
 
-    def make() -> Profile:
-        with tell.progress() as report:
-            if rates is not None:
-                return analytic_profile(
-                    graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
+    def found(graph: LayerGraph, model: ModelGraph) -> Profile:
+        def make() -> Profile:
+            with tell.progress() as report:
+                if rates is not None:
+                    return analytic_profile(
+                        graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
+                    )
+                return profile_model(
+                    graph, model, device=device, precision=precision, batch_sizes=sizes, progress=report
                 )
-            return profile_model(graph, model, device=device, precision=precision, batch_sizes=sizes, progress=report)
 
-    key = ProfileKey(
-        model=model,
-        precision=precision,
-        batch_sizes=sizes,
-        device=rates.title if rates is not None else device_name(torch.device(device)),
-        rates=rates,
-        versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
-    )
-    profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
-    named = said_of(rates) if rates is not None else profile.device
-    tell.say(f"profile: {profile.source}, {named}, {precision}{f', kept as {path}' if path else ''}")
-    return profile
+        key = ProfileKey(
+            model=model,
+            precision=precision,
+            batch_sizes=sizes,
+            device=rates.title if rates is not None else device_name(torch.device(device)),
+            rates=rates,
+            versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
+        )
+        profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
+        named = said_of(rates) if rates is not None else profile.device
+        tell.say(f"profile: {profile.source}, {named}, {precision}{f', kept as {path}' if path else ''}")
+        return profile
+
+    return _over_sizes(opened, found, tell)
+
+
+def _over_sizes(opened: Model, found: Callable[[LayerGraph, ModelGraph], Profile], tell: Telling) -> Profile:
+    """The profile of a model over the sizes of its data, whose headers are read; `found` makes the one of a size.
+
+    Where the data cannot be read, every size counts alike.
+    """
+    profile, recipe = found(opened.graph, opened.model), opened.recipe
+    if not opened.others or not recipe.data.has_sizes:
+        return profile
+    models, graphs = (opened.model, *opened.others), opened.graph.of_sizes
+    try:
+        assignment = report_on_recipe(recipe, tell=tell).use.sizes
+    except DataError as error:  # it may lie on another machine
+        tell.say(f"note: {error}; every size is counted alike")
+        shares: tuple[float, ...] = (1 / len(graphs),) * len(graphs)
+    else:
+        assert assignment is not None, "the recipe has sizes"
+        shares = assignment.parts([graph.size for graph in graphs])
+    least = smallest_of(models)
+    tell.say(f"sizes: {len(models)}; times are the mean over pictures, and there is room for the largest")
+    return profile_of_sizes(profile, found(graphs[least], models[least]) if least else profile, models, shares)
 
 
 def measured_profile(
@@ -143,17 +172,21 @@ def measured_profile(
     loaded, place = load_recipe(recipe, overrides), chosen_device(device)
     loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
     opened = build_model(loaded, place.type)
-    with tell.progress() as report:
-        profile = profile_model(
-            opened.graph,
-            opened.model,
-            batch_sizes=tuple(sizes),
-            device=place.type,
-            precision=loaded.training.precision.value,
-            repeats=repeats,
-            time_budget=time_budget,
-            progress=report,
-        )
+
+    def found(graph: LayerGraph, model: ModelGraph) -> Profile:
+        with tell.progress() as report:
+            return profile_model(
+                graph,
+                model,
+                batch_sizes=tuple(sizes),
+                device=place.type,
+                precision=loaded.training.precision.value,
+                repeats=repeats,
+                time_budget=time_budget,
+                progress=report,
+            )
+
+    profile = _over_sizes(opened, found, tell)
     return replace(profile, decoding=decoding_of_graph(opened.graph))
 
 
@@ -170,10 +203,14 @@ def computed_recipe_profile(
     precision = loaded.training.precision.value
     device_rates(device, precision=precision)  # a precision that it lacks is said before the model is built
     opened = build_model(loaded, "cpu")
-    with tell.progress() as report:
-        profile = analytic_profile(
-            opened.graph, opened.model, device=device, precision=precision, batch_sizes=tuple(sizes), progress=report
-        )
+
+    def found(graph: LayerGraph, model: ModelGraph) -> Profile:
+        with tell.progress() as report:
+            return analytic_profile(
+                graph, model, device=device, precision=precision, batch_sizes=tuple(sizes), progress=report
+            )
+
+    profile = _over_sizes(opened, found, tell)
     return replace(profile, decoding=decoding_of_graph(opened.graph))
 
 

@@ -1,10 +1,12 @@
 import pytest
 from pydantic import ValidationError
 
+from diffusionpipe.errors import RecipeError
 from diffusionpipe.models.parameters.lora import LoraSettings
 from diffusionpipe.trainer.model.lora import lora_identity, lora_of
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
+from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.recipe.schema import Recipe, RunSection, problems_between
 
 SMALL = {
@@ -211,3 +213,21 @@ def test_every_key_is_described_in_the_json_schema():
 def test_a_recipe_cannot_be_changed():
     with pytest.raises(ValidationError, match="frozen"):
         Recipe.model_validate(SMALL).training.steps = 3
+
+
+@pytest.mark.parametrize(
+    ("data", "messages"),
+    [
+        (
+            {"resolution": [8, "16x8"], "multiple": 8, "allow_growth": True, "frame_rate": 8.0, "mask_file": "a"},
+            ["data.multiple: only sizes", "data.allow_growth:", "data.frame_rate:", "data.mask_file:"],
+        ),
+        ({"resolution": [], "caption_dropout": 2.0}, ["data.resolution: give sides", "data.caption_dropout:"]),
+        ({"resolution": ["16"], "workers": -1}, ["data.resolution: '16' is not a width", "data.workers:"]),
+    ],
+)
+def test_every_fault_of_a_list_of_sizes_is_named_at_once(data, messages):
+    with pytest.raises(RecipeError) as found:
+        recipe_from_table({**SMALL, "data": {"train": "pictures", **data}}, source="a.toml")
+    for message in messages:
+        assert message in str(found.value)

@@ -74,7 +74,9 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         reduces=reductions(schedule, blocks, mesh, setting),
         unshards=gathers(schedule, blocks, mesh, setting),
         waking=setting.profile.waking,
-        tensor_bytes={tensor.name: tensor.num_bytes for tensor in setting.graph.tensors},
+        tensor_bytes={
+            tensor.name: round(setting.profile.crossing * tensor.num_bytes) for tensor in setting.graph.tensors
+        },
         link=setting.cluster.intra,
         links=links,
     )

@@ -59,7 +59,6 @@ from diffusionpipe.trainer.model.decisions import decided_for_run
 from diffusionpipe.trainer.model.members import Member, Model, open_model
 from diffusionpipe.trainer.optim.named_rates import LossRates, kept_rates
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.rank_memory import RankMemory
@@ -129,13 +128,13 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
         found = cache_of(opened, data)
-        planning = planning_of(hooks, screen, is_resumed=checkpoint is not None)
+        planning = planning_of(hooks, screen, data, is_resumed=checkpoint is not None)
         session = open_session(recipe, job, planning, opened, kept=names_of_kept(found))
         data, cache = with_cache(found, session, data, hooks.judge_cache)
     except BaseException:
         trackers.close()
         raise
-    if recipe.data.batching is Measure.TOKENS and data.sizes is not None:
+    if data.sizes is not None:  # micro-batches that follow each other are about as long: stages wait less
         data = replace(data, sizes=replace(data.sizes, pipelines=session.plan.mesh.data_parallel))
     stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
     with stopping.listening():

@@ -82,7 +82,7 @@ class Hooks:
     """Called on rank 0 before the first step; None to say nothing of the run."""
 
 
-def planning_of(hooks: Hooks, screen: Screen, *, is_resumed: bool) -> Planning:
+def planning_of(hooks: Hooks, screen: Screen, data: Data, *, is_resumed: bool) -> Planning:
     """The functions and the cache of profiles in these hooks; a resumed run keeps the plan in its folder."""
     return Planning(
         make_plan=hooks.make_plan,
@@ -90,6 +90,7 @@ def planning_of(hooks: Hooks, screen: Screen, *, is_resumed: bool) -> Planning:
         check_plan=hooks.check_plan,
         shelf=hooks.profiles,
         screen=screen,
+        shares=() if data.sizes is None else data.sizes.shares,
         is_resumed=is_resumed,
     )
 

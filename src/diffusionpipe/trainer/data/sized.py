@@ -30,6 +30,14 @@ class Sized:
     pipelines: int = 0
     """Equal parts of a step's batch, in each of which rows lie size by size; 0: rows are in the order of positions."""
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The part of the samples that has each size that the model is built for; () for patches."""
+        if not isinstance(self.order, SizeOrder):
+            return ()
+        visits = dict(zip(self.numbers, (share.visits for share in self.order.assignment.shares), strict=True))
+        return tuple(visits.get(number, 0) / sum(visits.values()) for number in range(len(self.sources)))
+
 
 def sized(
     source: BatchSource,

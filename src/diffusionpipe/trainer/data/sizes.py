@@ -112,6 +112,11 @@ class Assignment:
         """Mean share of a picture that is cut away."""
         return sum(share.cut * share.visits for share in self.shares) / self.visits
 
+    def parts(self, sizes: Sequence[Clip | None]) -> tuple[float, ...]:
+        """The part of the samples that has each of these sizes, among which all are that have samples."""
+        visits: dict[Clip | None, int] = {share.size: share.visits for share in self.shares}
+        return tuple(visits.get(size, 0) / self.visits for size in sizes)
+
 
 def sides_of(size: str) -> tuple[int, int]:
     """Width and height of a size such as "768x512".

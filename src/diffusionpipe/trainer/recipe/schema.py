@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
@@ -78,6 +78,16 @@ class Measure(StrEnum):
     TOKENS = "tokens"
 
 
+def _one_side(value: object) -> object:
+    """The side; a list that stands for sizes is gone by now. Raises ValueError."""
+    if isinstance(value, list | tuple):
+        try:
+            stated_sizes(value)
+        except ValueError as error:
+            raise ValueError(f": {error}") from None
+    return value
+
+
 class DataSection(Section):
     """[data]: pictures or clips, and captions."""
 
@@ -88,7 +98,7 @@ class DataSection(Section):
     """Several folders in place of `train`, with repeats, loss weights and captions of their own."""
     validation: Maybe[Place] = None
     """Folder of the same kind for validation; it is never used for training."""
-    resolution: Annotated[Count, Field(le=65_536)]
+    resolution: Annotated[Count, Field(le=65_536), BeforeValidator(_one_side)]
     """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width; or a list."""
     sizes: Several[int | str] = ()
     """Several sizes: sides, and texts such as "768x512", width and height. A list in `resolution` means these."""
@@ -196,37 +206,40 @@ class DataSection(Section):
         return self.has_loss_masks or is_by_source or self.weigh is not Measure.SAMPLES
 
     @model_validator(mode="after")
-    def _has_folders(self) -> Self:
-        problems = []
-        if self.train is None and not self.sources:
-            problems.append("train: a folder of pictures is required; name it here, or several as [data.sources.NAME]")
-        if self.train is not None and self.sources:
-            problems.append("train: [data.sources.NAME] names the folders; make it one of them, and remove data.train")
-        problems += [
-            f"sources.{name!r}: a name of a source has no slash and is not empty; rename it"
-            for name in self.sources
-            if not name or "/" in name or name in (".", "..")
-        ]
-        if self.sources and all(one.regularisation for one in self.sources.values()):
-            problems.append("sources: all are regularisation sets; set regularisation = false for one that is new")
-        if self.loss_mask is not None and self.frames is not None:
-            problems.append("loss_mask: masks of clips are not supported; remove loss_mask")
-        raise_problems(problems)
+    def _has_no_faults(self) -> Self:
+        raise_problems(
+            problem
+            for faults in (
+                self._faults_of_folders,
+                self._faults_of_masks,
+                self._faults_of_sizes,
+                self._faults_of_patches,
+                self._faults_of_clips,
+            )
+            for problem in faults()
+        )
         return self
 
-    @model_validator(mode="after")
-    def _masks_have_their_files(self) -> Self:
-        problems = []
+    def _faults_of_folders(self) -> Iterator[str]:
+        if self.train is None and not self.sources:
+            yield "train: a folder of pictures is required; name it here, or several as [data.sources.NAME]"
+        if self.train is not None and self.sources:
+            yield "train: [data.sources.NAME] names the folders; make it one of them, and remove data.train"
+        for name in self.sources:
+            if not name or "/" in name or name in (".", ".."):
+                yield f"sources.{name!r}: a name of a source has no slash and is not empty; rename it"
+        if self.sources and all(one.regularisation for one in self.sources.values()):
+            yield "sources: all are regularisation sets; set regularisation = false for one that is new"
+        if self.loss_mask is not None and self.frames is not None:
+            yield "loss_mask: masks of clips are not supported; remove loss_mask"
+
+    def _faults_of_masks(self) -> Iterator[str]:
         if self.masks is MaskKind.FILE and (self.mask_file is None or NAME not in self.mask_file):
-            problems.append(
-                f'mask_file: masks = "file" needs the path of each picture\'s mask, e.g. "masks/{NAME}.png"'
-            )
+            yield f'mask_file: masks = "file" needs the path of each picture\'s mask, e.g. "masks/{NAME}.png"'
         if self.mask_file is not None and self.masks is not MaskKind.FILE:
-            problems.append('mask_file: only masks = "file" reads it; set masks = "file", or remove mask_file')
+            yield 'mask_file: only masks = "file" reads it; set masks = "file", or remove mask_file'
         if self.masks is not None and self.frames is not None:
-            problems.append("masks: holes of clips are not supported; remove masks, or frames to train on pictures")
-        raise_problems(problems)
-        return self
+            yield "masks: holes of clips are not supported; remove masks, or frames to train on pictures"
 
     @model_validator(mode="before")
     @classmethod
@@ -238,52 +251,48 @@ class DataSection(Section):
             return values
         try:
             return {**values, "resolution": max(stated_sizes(stated)), "sizes": list(stated)}
-        except ValueError as error:
-            raise ValueError(f"resolution: {error}") from None
+        except ValueError:
+            return {**values, "resolution": stated}  # refused with all other faults of the section
 
-    @model_validator(mode="after")
-    def _sizes_have_what_they_need(self) -> Self:
-        problems = []
+    def _faults_of_sizes(self) -> Iterator[str]:
         if self.aspects is not None and self.aspects[0] > self.aspects[1]:
-            problems.append("aspects: the first is the least width / height; exchange them")
+            yield "aspects: the first is the least width / height; exchange them"
         if self.aspects is None and self.multiple != MULTIPLE:
-            problems.append("multiple: only sizes of an area have it; set aspects, or remove multiple")
+            yield "multiple: only sizes of an area have it; set aspects, or remove multiple"
         if not self.has_sizes:
             keys = "max_cut", "same_size", "batching", "weigh"
             idle = [key for key in keys if getattr(self, key) != _default(DataSection, key)]
             way = "set aspects or several sizes"
-            problems += [f"{key}: all samples have one size; {way}, or remove {key}" for key in idle]
-        else:
-            for key, ways in (("height", "list the sizes in resolution"), ("frames", "clips have one size")):
-                if getattr(self, key) is not None:
-                    problems.append(f"{key}: it does not go with several sizes; {ways}, or remove {key}")
-            if self.allow_growth:
-                problems.append("allow_growth: new pictures would change the sizes of others; remove it")
-            if self.batching is Measure.TOKENS and self.same_size is not None:
-                problems.append('same_size: with batching = "tokens" any size may follow any other; remove same_size')
-        raise_problems(problems)
-        return self
+            yield from (f"{key}: all samples have one size; {way}, or remove {key}" for key in idle)
+            return
+        for key, ways in (("height", "list the sizes in resolution"), ("frames", "clips have one size")):
+            if getattr(self, key) is not None:
+                yield f"{key}: it does not go with several sizes; {ways}, or remove {key}"
+        if self.allow_growth:
+            yield "allow_growth: new pictures would change the sizes of others; remove it"
+        if self.batching is Measure.TOKENS and self.same_size is not None:
+            yield 'same_size: with batching = "tokens" any size may follow any other; remove same_size'
 
-    @model_validator(mode="after")
-    def _patches_have_what_they_need(self) -> Self:
+    def _faults_of_patches(self) -> Iterator[str]:
         if self.patches is None:
-            return self
-        problems = []
+            return
         if self.has_sizes:
-            problems.append("patches: they are cut from squares of one size; give one side in resolution alone")
+            yield "patches: they are cut from squares of one size; give one side in resolution alone"
         if self.frames is not None:
-            problems.append("patches: patches of clips are not supported; remove patches, or frames")
+            yield "patches: patches of clips are not supported; remove patches, or frames"
         elif self.height is not None:
-            problems.append("patches: they are cut from squares; remove height, or patches")
+            yield "patches: they are cut from squares; remove height, or patches"
         if self.masks is not None:
-            problems.append("patches: a model that fills holes reads no coordinates; remove patches, or masks")
+            yield "patches: a model that fills holes reads no coordinates; remove patches, or masks"
         if self.has_loss_masks:
-            problems.append("patches: masks of the loss belong to whole pictures; remove patches, or loss_mask")
+            yield "patches: masks of the loss belong to whole pictures; remove patches, or loss_mask"
         if self.resolution % 4:
             nearest = max(4, round(self.resolution / 4) * 4)
-            problems.append(f"resolution: patches need a multiple of 4, not {self.resolution}; use e.g. {nearest}")
-        raise_problems(problems)
-        return self
+            yield f"resolution: patches need a multiple of 4, not {self.resolution}; use e.g. {nearest}"
+
+    def _faults_of_clips(self) -> Iterator[str]:
+        if self.frame_rate is not None and self.frames is None:
+            yield "frame_rate: only clips have frames; set data.frames, or remove frame_rate"
 
     @property
     def areas(self) -> Areas:
@@ -307,12 +316,6 @@ class DataSection(Section):
         is_by_source = any(one.resolution for one in self.sources.values())
         is_several = bool(self.sizes) or self.aspects is not None or is_by_source
         return is_several or self.min_side is not None or not self.enlarge
-
-    @model_validator(mode="after")
-    def _frame_rate_has_an_effect(self) -> Self:
-        if self.frame_rate is not None and self.frames is None:
-            raise ValueError("frame_rate: only clips have frames; set data.frames, or remove frame_rate")
-        return self
 
 
 def _sizes_of_sources(sources: object) -> list[object] | None:
@@ -515,12 +518,17 @@ def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
         yield f"pipeline.plan: a search looks for equal micro-batches; set pipeline.microbatches, {way}"
     elif pipeline.plan is None and pipeline.sizes.microbatches == 1:
         yield f"pipeline.microbatches: a step of several sizes has more than one; set it to 2 or more, {way}"
+    if pipeline.may_cache:
+        yield (
+            "pipeline.encoders: the fills that write a cache encode the next step, which is cut otherwise than this "
+            f"one; remove it, {way}"
+        )
     elif pipeline.fill:
         yield (
-            "pipeline.fill: fills, and caches that they write, belong to fixed micro-batches; remove fill and "
-            f"encoders, {way}"
+            "pipeline.fill: bubbles are filled with the next step's pictures, which are cut otherwise than this one's; "
+            f"remove it, {way}"
         )
-    elif pipeline.parts:
+    if pipeline.parts:
         yield f"pipeline.sharded: sharded copies gather for fixed micro-batches; remove it, {way}"
 
 

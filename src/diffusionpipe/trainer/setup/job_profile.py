@@ -14,6 +14,7 @@ from torch import nn
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
 from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.holding.rest import RESTS
+from diffusionpipe.holding.sizes import profile_of_sizes, smallest_of
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler import profile_job
 from diffusionpipe.profiler.analytic import with_kept
@@ -21,7 +22,7 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, optional
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.model.members import rounding_of, trained_dtype
+from diffusionpipe.trainer.model.members import Model, rounding_of, trained_dtype
 from diffusionpipe.trainer.model.parameter_groups import has_average
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
@@ -69,11 +70,51 @@ class ProfileCache(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measuring:
+    """How the layers of a job are measured, or found measured."""
+
+    recipe: Recipe
+    job: Job
+    shelf: ProfileCache | None
+    screen: Screen
+    links: Cluster | None
+    budget: Seconds
+
+    def found(self, graph: LayerGraph, model: ModelGraph) -> Profile:
+        """The profile of a model from the shelf, or measured now by all ranks at once; every rank calls this."""
+        measurement = _measurement(model, self.recipe, self.job)
+        shelf = self.shelf
+        kept = from_first(lambda: None if shelf is None else shelf.find(measurement), optional(form_of(Profile)))
+        sizes, num_layers = measurement.batch_sizes, len(graph.layers)
+        if kept is not None:
+            logger.info("measured=before batch_sizes=%s", _listed(kept.batch_sizes))
+            return kept
+        logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), self.budget)
+        started = perf_counter()
+        with self.screen.work("measuring layers", is_timed=True, budget=self.budget) as work:
+            work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
+            profile = profile_job(
+                self.job,
+                graph,
+                model,
+                batch_sizes=sizes,
+                precision=measurement.precision,
+                time_budget=self.budget,
+                make_update=partial(update_of, self.recipe),
+                links=self.links,
+                progress=lambda done, total: work.show(done, total, layer_words(done, total, num_layers, sizes)),
+            )
+        if self.job.membership.rank == 0 and shelf is not None:
+            shelf.keep(measurement, profile)
+        logger.info("measured layers=%d measure_layers_s=%.1f", num_layers, perf_counter() - started)
+        return profile
+
+
 def agree_on_profile(
-    graph: LayerGraph,
-    model: ModelGraph,
-    recipe: Recipe,
+    opened: Model,
     job: Job,
+    shares: Sequence[float],
     *,
     shelf: ProfileCache | None,
     screen: Screen,
@@ -82,40 +123,34 @@ def agree_on_profile(
     """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
 
     Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
-    the same plan and continues bit for bit. `links` is the measured cluster of this job, if there is one.
+    the same plan and continues bit for bit. `links` is the measured cluster of this job, if there is one. `shares`: the
+    part of the samples that has each of the model's sizes; then two sizes are measured (`profile_of_sizes`).
 
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
     """
+    recipe, graph, model = opened.recipe, opened.graph, opened.model
     path = recipe.run.folder / PROFILE
-    measurement = _measurement(model, recipe, job)
-    kept = from_first(
-        lambda: _kept_profile(path, graph, model, recipe, job) or _from_shelf(shelf, measurement, path),
-        optional(form_of(Profile)),
-    )
+    kept = from_first(lambda: _kept_profile(path, graph, model, recipe, job), optional(form_of(Profile)))
     if kept is not None:
         return kept
-    sizes, num_layers = measurement.batch_sizes, len(graph.layers)
-    logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), PROFILE_BUDGET)
-    started = perf_counter()
-    with screen.work("measuring layers", is_timed=True, budget=PROFILE_BUDGET) as work:
-        work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
-        profile = profile_job(
-            job,
-            graph,
-            model,
-            batch_sizes=sizes,
-            precision=measurement.precision,
-            time_budget=PROFILE_BUDGET,
-            make_update=partial(update_of, recipe),
-            links=links,
-            progress=lambda done, total: work.show(done, total, layer_words(done, total, num_layers, sizes)),
-        )
+    models = (model, *opened.others)
+    least = smallest_of(models) if shares else 0
+    measuring = _Measuring(
+        recipe=recipe,
+        job=job,
+        shelf=shelf,
+        screen=screen,
+        links=links,
+        budget=PROFILE_BUDGET / (2 if least else 1),
+    )
+    profile = measuring.found(graph, model)
+    if opened.others and shares:
+        smallest = measuring.found(graph.of_sizes[least], models[least]) if least else profile
+        profile = profile_of_sizes(profile, smallest, models, shares)
     if job.membership.rank == 0:
         write_profile(profile, path)
-        if shelf is not None:
-            shelf.keep(measurement, profile)
-    logger.info("measured layers=%d profile=%s measure_layers_s=%.1f", num_layers, path, perf_counter() - started)
+        logger.info("profile=%s", path)
     return profile
 
 
@@ -162,15 +197,6 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
         ranks=tuple(f"node {nodes.index(host)}: {device}" for host, device in zip(hosts, devices, strict=True)),
         update=json.dumps(update, sort_keys=True),
     )
-
-
-def _from_shelf(shelf: ProfileCache | None, measurement: Measurement, path: Path) -> Profile | None:
-    """The profile of another run that measured the same; a copy is put into this run's folder."""
-    profile = shelf.find(measurement) if shelf is not None else None
-    if profile is not None:
-        write_profile(profile, path)
-        logger.info("profile=%s measured=before batch_sizes=%s", path, _listed(profile.batch_sizes))
-    return profile
 
 
 def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:

@@ -7,7 +7,6 @@ from diffusionpipe.costs import Cluster, Device, ModelGraph, Profile
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.cells import Cutting
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
-from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler.links import usable_memory
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, gather
@@ -46,17 +45,19 @@ class Planning:
     """Looks at a plan file before the weights are loaded; None: no look. The same on all ranks."""
     screen: Screen = field(default_factory=Screen)
     """The screen on which rank 0 shows the progress of measurements."""
+    shares: tuple[float, ...] = ()
+    """The part of the training samples that has each of the model's sizes; () where they have one."""
     is_resumed: bool = False
     """Whether the run continues from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
 
 
-def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: Planning) -> Plan:
+def agree_on_plan(opened: Model, recipe: Recipe, job: Job, planning: Planning) -> Plan:
     """The plan, made on rank 0 or read from the recipe's plan file or the folder of a resumed run, for all ranks.
 
     Raises:
         ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
     """
-    pipeline, num_ranks = recipe.pipeline, job.membership.world_size
+    pipeline, num_ranks, model = recipe.pipeline, job.membership.world_size, opened.model
     screen = planning.screen
     cluster = profile = kept = None
     if planning.is_resumed and job.membership.rank == 0:  # before another profile is measured
@@ -64,7 +65,7 @@ def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job
     if pipeline.is_profiled:
         cluster = agree_on_cluster(recipe, job, screen)
         links = cluster if pipeline.cluster is None else None  # one that the recipe names has not been measured here
-        profile = agree_on_profile(graph, model, recipe, job, shelf=planning.shelf, screen=screen, links=links)
+        profile = agree_on_profile(opened, job, planning.shares, shelf=planning.shelf, screen=screen, links=links)
 
     def make() -> str:
         if pipeline.plan_file is not None:

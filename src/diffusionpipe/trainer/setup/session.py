@@ -199,7 +199,7 @@ def open_session(
     embeddings = {name: value for one in opened.members for name, value in class_embeddings_of(one).items()}
     for text in started.said if job.membership.rank == 0 else ():
         logger.warning("lora.start: %s", text)
-    plan = agree_on_plan(graph, model, recipe, job, planning)
+    plan = agree_on_plan(opened, recipe, job, planning)
     check_plan_file(plan, opened, job, planning)
     _check_runs(plan, recipe)
     _check_in_backward(plan, recipe)

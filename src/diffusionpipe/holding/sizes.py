@@ -1,0 +1,125 @@
+"""Samples of several sizes as tenants of the ledger: the maximum of memory and the mean of time.
+
+A rank has room for the largest sample, and a step takes the mean time of its samples. Layers are measured at two sizes,
+the one with the most work and the one with the least. The times of the others lie between, by counted operations:
+
+    time of a layer      ______/o  largest         operations grow with tokens, of attention with their square,
+                     o--'                          so times lie on a line over operations, not over pixels
+                 smallest    size 1   size 0
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from diffusionpipe.costs.graph import LayerSpec, ModelGraph
+from diffusionpipe.costs.profile import LayerProfile, Profile, SizeShare
+from diffusionpipe.units import Bytes
+
+
+def smallest_of(models: Sequence[ModelGraph]) -> int:
+    """The number of the model's size with the least work."""
+    return min(range(len(models)), key=lambda number: sum(_work(models[number], one) for one in models[number].layers))
+
+
+def profile_of_sizes(
+    largest: Profile, smallest: Profile, models: Sequence[ModelGraph], shares: Sequence[float]
+) -> Profile:
+    """The profile of samples of several sizes: times are means, bytes are maxima.
+
+    Args:
+        largest: the layers at the first size.
+        smallest: the layers at the size of `smallest_of`, at any batch sizes.
+        models: the model at each size.
+        shares: the part of samples that have each size; they add up to 1.
+    """
+    least = models[smallest_of(models)]
+    layers = []
+    for layer in largest.layers:
+        work = [_work(model, model.layer(layer.name)) for model in models]
+        low, high = _work(least, least.layer(layer.name)), work[0]
+        places = [max(0.0, (own - low) / (high - low)) if high != low else 1.0 for own in work]
+        written = [_written(model, model.layer(layer.name)) for model in models]
+        most = max(written) / written[0] if written[0] else 1.0
+        layers.append(_joined(largest, smallest, layer, places, shares, most))
+    crossing = [_crossing(model) for model in models]
+    sizes = [SizeShare(share=share, crossing=own / crossing[0]) for share, own in zip(shares, crossing, strict=True)]
+    return replace(largest, layers=tuple(layers), sizes=tuple(sizes))
+
+
+def at_size(profile: Profile, number: int) -> Profile:
+    """The profile of samples that all have one of its sizes; there is still room for the largest."""
+    return replace(
+        profile,
+        layers=tuple(_scaled(layer, layer.by_size[number]) for layer in profile.layers),
+        sizes=(replace(profile.sizes[number], share=1.0),),
+    )
+
+
+def _joined(
+    largest: Profile,
+    smallest: Profile,
+    layer: LayerProfile,
+    places: Sequence[float],
+    shares: Sequence[float],
+    most: float,
+) -> LayerProfile:
+    """The layer over all sizes; `places`: 0 at the smallest size and 1 at the largest, by size."""
+    mean = sum(place * share for place, share in zip(places, shares, strict=True))
+    name, sizes = layer.name, largest.batch_sizes
+
+    def times(own: Sequence[float], other: Callable[[str, float], float]) -> tuple[float, ...]:
+        ends = [(other(name, batch), value) for batch, value in zip(sizes, own, strict=bool(own))]
+        return tuple(max(low + mean * (value - low), min(low, value)) for low, value in ends)
+
+    def peaks(own: Sequence[Bytes], other: Callable[[str, float], Bytes]) -> tuple[Bytes, ...]:
+        ends = [(other(name, batch), value) for batch, value in zip(sizes, own, strict=bool(own))]
+        return tuple(max(low, round(most * value)) for low, value in ends)
+
+    found = replace(
+        layer,
+        forward=times(layer.forward, smallest.forward),
+        input_grad=times(layer.input_grad, smallest.input_grad),
+        weight_grad=times(layer.weight_grad, smallest.weight_grad),
+        forward_only=times(layer.forward_only, smallest.forward_only),
+        activation=peaks(layer.activation, smallest.activation),
+        workspace=peaks(layer.workspace, smallest.workspace),
+        drawing=peaks(layer.drawing, smallest.drawing),
+        kept=peaks(layer.kept, smallest.kept),
+    )
+    # How much longer the largest size takes is about the same for any number of samples; the middle one is asked.
+    batch = len(sizes) // 2
+    low = sum(ask(name, sizes[batch]) for ask in (smallest.forward, smallest.input_grad, smallest.weight_grad))
+    high = layer.forward[batch] + layer.input_grad[batch] + layer.weight_grad[batch]
+    own = [max(low + place * (high - low), min(low, high)) for place in places]
+    whole = sum(one * share for one, share in zip(own, shares, strict=True))
+    return replace(found, by_size=tuple(one / whole for one in own))
+
+
+def _scaled(layer: LayerProfile, factor: float) -> LayerProfile:
+    def of(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(factor * value for value in values)
+
+    return replace(
+        layer,
+        forward=of(layer.forward),
+        input_grad=of(layer.input_grad),
+        weight_grad=of(layer.weight_grad),
+        forward_only=of(layer.forward_only),
+        by_size=(1.0,),
+    )
+
+
+def _work(model: ModelGraph, layer: LayerSpec) -> float:
+    """Operations of a layer, or bytes that it writes where none were counted."""
+    return layer.flops or _written(model, layer)
+
+
+def _written(model: ModelGraph, layer: LayerSpec) -> Bytes:
+    return sum(model.tensor(name).num_bytes for name in layer.writes)
+
+
+def _crossing(model: ModelGraph) -> float:
+    """Mean bytes of the tensors of a sample that trained layers write."""
+    trained = set(model.backbone_layers)
+    return fmean(_written(model, layer) for layer in model.layers if layer.name in trained)
