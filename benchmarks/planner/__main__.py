@@ -34,7 +34,7 @@ class Planned:
     devices: int
     batch: int
     search: Seconds
-    """What it takes to know the plan, filled or not."""
+    """Of the processor, until the plan is known, filled or not."""
     compare: Seconds
     """Of the baselines that `diffusionpipe plan` prints beside it."""
     num_estimated: int
@@ -87,17 +87,17 @@ def _print_pairs(*, as_json: bool) -> None:
 
 
 def planned(name: str, devices: int, workload: Workload) -> Planned:
-    """The plan of a stored profile's model, and the seconds that it took; the profile is read before."""
+    """The plan of a stored profile's model, and the processor seconds that it took; the profile is read before."""
     return planned_setting(name, setting_of(name, devices, workload))
 
 
 def planned_setting(name: str, setting: Setting) -> Planned:
     """The same of a setting."""
-    started = time.perf_counter()
+    started = time.process_time()
     choice = choose(setting)
-    searched = time.perf_counter()
+    searched = time.process_time()
     choice.comparison()
-    ended = time.perf_counter()
+    ended = time.process_time()
     return Planned(
         model=name,
         devices=setting.cluster.num_ranks,
@@ -117,8 +117,8 @@ def setting_of(name: str, devices: int, workload: Workload) -> Setting:
 
 def table(found: list[Planned]) -> Table:
     """One line for each plan."""
-    made = Table(title="Seconds to plan, one process", title_justify="left", box=None, pad_edge=False)
-    for column in ("model", "A100s", "batch", "search s", "baselines s", "estimated", "winner"):
+    made = Table(title="Processor seconds to plan, one process", title_justify="left", box=None, pad_edge=False)
+    for column in ("model", "A100s", "batch", "search CPU s", "baselines CPU s", "estimated", "winner"):
         made.add_column(column, justify="left" if column in ("model", "winner") else "right")
     for one in found:
         sizes = (str(one.devices), str(one.batch))
