@@ -68,6 +68,8 @@ def _pipelines() -> Iterator[str]:
         is_drawn = "yes, from conditioning pictures" if "ControlNet" in name else "yes"
         if "Fill" in name or "Inpaint" in name:
             is_drawn = "yes, from pictures with holes"
+        if "ImageToVideo" in name:
+            is_drawn = "yes, from the first frame"
         frozen = ", ".join(kind for part, kind in family.components.items() if part not in family.trainable)
         yield f"| `{name}` | {trained} | {is_drawn} | {frozen} | {_recipe(name)} |"
 

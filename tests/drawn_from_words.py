@@ -36,6 +36,7 @@ WITHOUT = {
         "it draws from pictures and masks too; tests/trainer/test_filled_holes.py compares it",
     ),
     "StableDiffusionControlNetPipeline": "it draws from pictures too",
+    "WanImageToVideoPipeline": "it draws from a first frame too; tests/trainer/test_filled_clips.py compares it",
     "IFPipeline": "its pictures are enlarged by another pipeline, and both are drawn together",
     "IFSuperResolutionPipeline": "it enlarges pictures of another pipeline",
     "DDPMPipeline": "it has no words",

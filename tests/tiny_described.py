@@ -101,8 +101,8 @@ def qwen_image() -> diffusers.QwenImagePipeline:
     )
 
 
-def wan() -> diffusers.WanPipeline:
-    """A Wan 2.1 from text."""
+def wan(**transformer: object) -> diffusers.WanPipeline:
+    """A Wan 2.1 from text; `transformer` overrides the transformer's configuration."""
     config = UMT5Config(
         vocab_size=len(PIECES), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
     )
@@ -112,17 +112,27 @@ def wan() -> diffusers.WanPipeline:
         vae=clip_vae(diffusers.AutoencoderKLWan),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         transformer=diffusers.WanTransformer3DModel(
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=4,
-            out_channels=4,
-            text_dim=16,
-            freq_dim=16,
-            ffn_dim=32,
-            num_layers=3,
-            rope_max_seq_len=32,
+            **{
+                "num_attention_heads": 2,
+                "attention_head_dim": 12,
+                "in_channels": 4,
+                "out_channels": 4,
+                "text_dim": 16,
+                "freq_dim": 16,
+                "ffn_dim": 32,
+                "num_layers": 3,
+                "rope_max_seq_len": 32,
+                **transformer,
+            }
         ),
     )
+
+
+def wan_from_frames() -> diffusers.WanImageToVideoPipeline:
+    """A Wan 2.1 from known frames, without CLIP: it reads 4 latents, 2 frames of a mask and 4 latents of a clip."""
+    parts = wan(in_channels=4 + 2 + 4).components
+    own = {name: part for name, part in parts.items() if name != "transformer_2"}
+    return diffusers.WanImageToVideoPipeline(**own, image_encoder=None, image_processor=None)
 
 
 def ltx() -> diffusers.LTXPipeline:
@@ -456,7 +466,7 @@ CLIPS = {
 
 def save_described(kind: str, folder: Path) -> Path:
     """A folder of the tiny pipeline, with random weights."""
-    pipeline = PIPELINES[kind]()
+    pipeline = wan_from_frames() if kind == "WanImageToVideoPipeline" else PIPELINES[kind]()
     randomise_pipeline(pipeline)
     with torch.no_grad():
         for parameter in pipeline.vae.decoder.parameters():  # calm as a trained one: rounding errors stay small

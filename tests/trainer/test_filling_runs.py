@@ -97,7 +97,7 @@ def test_sample_fills_a_hole_on_the_command_line(model, pictures, tmp_path, caps
     Image.fromarray(np.full((SIDE, SIDE), 100, dtype=np.uint8)).save(grey)
     for more, says in (
         ([], "fills holes of pictures: give --image and --mask to sample"),
-        (["--image", known["images"]], "1 --image and 0 --mask do not match 1 prompts"),
+        (["--image", known["images"]], "a picture without a mask has no hole to fill; give --mask too"),
         (["--image", known["images"], "--mask", tmp_path / "no.png"], "there is no file"),
         (["--image", known["images"], "--mask", grey], "64 grey pixels, e.g. of level 100"),
     ):

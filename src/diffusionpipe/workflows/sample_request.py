@@ -155,7 +155,7 @@ def _known(asked: Asked, count: int) -> "tuple[Known, ...]":
     from diffusionpipe.trainer.inference.known_pixels import known_of
 
     wanted = count // asked.count
-    if len(asked.images) != len(asked.masks) or len(asked.images) not in (0, 1, wanted):
+    if len(asked.masks) not in (0, len(asked.images)) or len(asked.images) not in (0, 1, wanted):
         raise ConfigError(
             f"{len(asked.images)} --image and {len(asked.masks)} --mask do not match {wanted} prompts; give both once "
             "for all, or once for each prompt"

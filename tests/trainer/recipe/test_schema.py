@@ -93,7 +93,11 @@ def test_the_word_none_switches_off_what_is_on():
         ({"objective": {"speed_pairs": True}}, 'no effect for uniform times; set time_sampling = "speed" or remove it'),
         ({"data": {"masks": "file"}}, "mask_file: masks = .file. needs the path of each picture's mask, e.g. .masks/"),
         ({"data": {"masks": "edges", "mask_file": "m/{name}.png"}}, "mask_file: only masks = .file. reads it"),
-        ({"data": {"masks": "boxes", "frames": 5}}, "masks: holes of clips are not supported; remove masks"),
+        (
+            {"data": {"masks": "file", "mask_file": "m/{name}.png", "frames": 5}},
+            'masks: holes of clips are not read from files; set masks to "edges", "boxes" or "first"',
+        ),
+        ({"data": {"masks": "first"}}, 'masks: "first" is the first frame of a clip; set frames, or masks to "edges"'),
         (
             {"sampling": {"every": 5, "prompts": ["a", "b", "c"], "images": ["a.png", "b.png"], "masks": ["a.png"]}},
             "masks: 2 images and 1 masks do not match 3 prompts",

@@ -39,6 +39,9 @@ class PipelineCall:
     """The pipeline's argument for the scale of classifier-free guidance; None: it has no such guidance, so we guide."""
     unguided: float = 1.0
     """The scale that turns guidance off."""
+    pipeline: str | None = None
+    """The class of the pipeline whose loop draws, where the folder's would make inputs that our layers make; None: the
+    folder's."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Further arguments of the pipeline's call, by name."""
 

@@ -68,6 +68,7 @@ REGISTRY: Mapping[str, Family] = {
     "DDPMPipeline": class_unet.BASE,
     "QwenImagePipeline": qwen_image.FAMILY,
     "WanPipeline": wan.FAMILY,
+    "WanImageToVideoPipeline": wan.FAMILY,
     "LTXPipeline": ltx.FAMILY,
     "HunyuanVideoPipeline": hunyuan_video.FAMILY,
     "ZImagePipeline": z_image.FAMILY,

@@ -1,6 +1,7 @@
 """The input channels of denoisers that fill holes, from configurations alone, so that no model need be opened.
 
 U-Nets of Stable Diffusion    C noisy latents, 1 of the mask, C of the picture without its hole
+Wan, image to video           C noisy latents, 1 of each of the 4 frames of a latent, C of the clip without its hole
 FLUX.1 Fill                   patches of 2 x 2: C noisy latents, C of the picture, all f x f pixels of the mask
 """
 
@@ -41,7 +42,23 @@ def flux_fills_holes(transformer: Config, vae: Config) -> bool:
     return bool(transformer["in_channels"] == channels * FLUX_PATCH**2)
 
 
-_RULES = {"UNet2DConditionModel": unet_fills_holes, "FluxTransformer2DModel": flux_fills_holes}
+def clip_mask_channels(latent_channels: int, factor: int) -> int:
+    """Channels that Wan reads of a mask and a clip; `factor`: frames of a clip in one of its latents."""
+    return factor + latent_channels
+
+
+def wan_fills_holes(transformer: Config, vae: Config) -> bool:
+    """Whether the transformer reads the frames of a mask and a clip with a hole beside its noisy latents."""
+    latents = vae["z_dim"]
+    channels = latents + clip_mask_channels(latents, vae["scale_factor_temporal"])
+    return bool((transformer["in_channels"], transformer["out_channels"]) == (channels, latents))
+
+
+_RULES = {
+    "UNet2DConditionModel": unet_fills_holes,
+    "FluxTransformer2DModel": flux_fills_holes,
+    "WanTransformer3DModel": wan_fills_holes,
+}
 """The rule of each class of denoisers that may fill holes."""
 
 

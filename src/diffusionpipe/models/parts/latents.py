@@ -73,6 +73,17 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
     )
 
 
+def clip_encoder(vae: Any) -> tuple[str, ...]:
+    """The parts of a VAE for clips that make latents of a clip."""
+    return _own(vae, "encoder", "quant_conv", *_STATISTICS)
+
+
+def _own(vae: Any, *names: str) -> tuple[str, ...]:
+    """The given names that are children or buffers of the VAE itself."""
+    own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
+    return tuple(name for name in names if name in own)
+
+
 def latent_frames(factor: int, frames: int) -> int:
     """The frames of the latents of a clip: the first frame is encoded alone, the others `factor` at a time.
 
@@ -113,9 +124,7 @@ def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 def _encoder_layer(vae: Any, latents: tuple[int, ...], dtype: str) -> Layer:
     """The encoder with the draw from its posterior; its parts are the two by themselves."""
-    own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
-    encoder = tuple(name for name in ("encoder", "quant_conv") if name in own)
-    statistics = tuple(name for name in _STATISTICS if name in own)
+    encoder, statistics = _own(vae, "encoder", "quant_conv"), _own(vae, *_STATISTICS)
     whole = Layer(
         name="vae.encoder",
         component="vae",
@@ -137,6 +146,13 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
     return _draw(vae, moments, posterior_noise)
 
 
+def mean_latents(vae: Any, pixels: Tensor) -> Tensor:
+    """The mean of the posterior (B, C, F, H, W), as the denoiser sees latents, in the dtype of the pixels."""
+    (moments,) = _posterior(vae, pixels)
+    mean, _ = moments.to(pixels.dtype).chunk(2, dim=1)
+    return _scaled(vae, mean)
+
+
 def _posterior(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
     """Mean and logarithm of the variance of the posterior, side by side, (B, 2C, F, H, W)."""
     clips = pixels.to(dtype_of(vae.encoder))
@@ -147,14 +163,17 @@ def _posterior(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 def _draw(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """A sample of the posterior, as the denoiser sees it."""
-    latents = posterior_sample(moments, posterior_noise)  # (B, C, F, H, W)
+    return (_scaled(vae, posterior_sample(moments, posterior_noise)),)
+
+
+def _scaled(vae: Any, latents: Tensor) -> Tensor:
     shift, std = (_statistic(vae, name, latents) for name in _STATISTICS)
     factor = vae.config.get("scaling_factor")
     if shift is not None:
         latents = latents - shift
     if factor is not None:
         latents = latents * factor
-    return (latents if std is None else latents / std,)
+    return latents if std is None else latents / std
 
 
 def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:

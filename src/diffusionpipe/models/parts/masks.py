@@ -6,7 +6,8 @@
                                                           mask channels
 
 A mask is 1 where a model shall draw (the hole) and 0 where the picture is known. All of this is frozen. U-Nets read the
-reduced mask first and the masked latents after it; FLUX.1 Fill reads the masked latents first.
+reduced mask first and the masked latents after it; FLUX.1 Fill reads the masked latents first. Wan reads
+1 where a frame is known.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,14 @@ from torch.nn.functional import interpolate, pixel_unshuffle
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
-from diffusionpipe.models.parts.autoencoder import Branch, Picture, encoder_inputs, encoder_layers
-from diffusionpipe.models.parts.hole_channels import fill_mask_channels, shrinking, unet_mask_channels
+from diffusionpipe.models.parts.autoencoder import Branch, Picture, as_clip, encoder_inputs, encoder_layers
+from diffusionpipe.models.parts.hole_channels import (
+    clip_mask_channels,
+    fill_mask_channels,
+    shrinking,
+    unet_mask_channels,
+)
+from diffusionpipe.models.parts.latents import clip_encoder, mean_latents, temporal_factor
 
 MASK = "mask"
 """The raw input: the mask of a sample's pixels, (1, H, W)."""
@@ -53,6 +60,39 @@ def fill_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
     factor = shrinking(vae.config)
     channels = fill_mask_channels(vae.config.latent_channels, factor)
     return _masks(vae, picture, dtype, partial(_keep_all, factor), channels)
+
+
+def clip_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
+    """Whether each frame is known, the frames of a latent side by side, and then the latents of the known pixels."""
+    size, factor = as_clip(picture), temporal_factor(vae)
+    return MaskedInputs(
+        layers=(
+            Layer(
+                name="vae.masked_pixels",
+                component="vae",
+                reads=("pixels", MASK),
+                writes=(_MASKED.pixels,),
+                run=_hide,
+            ),
+            Layer(
+                name="vae.masked_encoder",
+                component="vae",
+                reads=(_MASKED.pixels,),
+                writes=(_MASKED.latents,),
+                modules=clip_encoder(vae),
+                run=_encode_known,
+            ),
+            Layer(
+                name="vae.mask_channels",
+                component="vae",
+                reads=(MASK, _MASKED.latents),
+                writes=(CHANNELS,),
+                run=partial(_known_frames, factor),
+            ),
+        ),
+        inputs=(TensorSpec(name=MASK, shape=(1, *size.pixels[1:]), dtype=dtype),),
+        channels=clip_mask_channels(vae.config.z_dim, factor),
+    )
 
 
 def reads_mask(graph: LayerGraph) -> bool:
@@ -91,6 +131,20 @@ def _masks(vae: Any, picture: Picture, dtype: str, join: Any, channels: int) -> 
 def _hide(_: Any, pixels: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
     """The picture (B, C, H, W), which is 0, a middle grey, in its hole."""
     return (pixels * (mask < 0.5),)
+
+
+def _encode_known(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
+    return (mean_latents(vae, pixels),)
+
+
+def _known_frames(factor: int, _: Any, mask: Tensor, latents: Tensor) -> tuple[Tensor, ...]:
+    """1 where a frame of the clip is known, after diffusers' WanImageToVideoPipeline; the first frame counts often."""
+    holes = mask if mask.ndim == 5 else mask.unsqueeze(2)  # (B, 1, F, H, W)
+    frames, (height, width) = holes.shape[2], latents.shape[-2:]
+    known = 1 - interpolate(holes, size=(frames, height, width), mode="nearest")
+    known = torch.cat([known[:, :, :1].expand(-1, -1, factor - 1, -1, -1), known], dim=2)
+    known = known.unflatten(2, (-1, factor)).squeeze(1).transpose(1, 2)  # (B, factor, F', h, w)
+    return (torch.cat([known.to(latents.dtype), latents], dim=1),)
 
 
 def _reduce_to_corners(_: Any, mask: Tensor, latents: Tensor) -> tuple[Tensor, ...]:

@@ -45,7 +45,7 @@ def keep_samples(
             label=wish.labels[index] if wish.labels else None,
             condition=str(wish.conditions[index]) if wish.conditions else None,
             image=str(wish.known[index].picture) if wish.known else None,
-            mask=str(wish.known[index].mask) if wish.known else None,
+            mask=str(own) if wish.known and (own := wish.known[index].mask) is not None else None,
             frame_rate=wish.frame_rate,
             index=index,
             count=len(pictures),

@@ -62,7 +62,7 @@ from diffusionpipe.trainer.data.images import (
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
 from diffusionpipe.trainer.data.loss_masks import load_loss_mask, mask_path
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
-from diffusionpipe.trainer.data.masks import NUM_DRAWS, MaskSource, drawn_mask, load_mask
+from diffusionpipe.trainer.data.masks import NUM_DRAWS, MaskSource, drawn_mask, guide_frames, load_mask
 from diffusionpipe.trainer.data.order import Growth, place_of
 from diffusionpipe.trainer.data.patches import corner, placed
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
@@ -537,13 +537,21 @@ def _masks(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     assert source.masks is not None, "it is set for models that read masks"
     if source.masks.kind is not MaskKind.FILE:
         numbers = _uniform(source, rows, "mask", (NUM_DRAWS,)).tolist()
-        return torch.stack([drawn_mask(source.masks.kind, row, _size_of(spec)) for row in numbers])
+        drawn = torch.stack([drawn_mask(source.masks.kind, row, _size_of(spec)) for row in numbers])
+        return drawn if len(spec.shape) < _CLIP else _over_frames(source, source.masks.kind, rows, drawn, spec.shape[1])
     found = []
     for sample, view in zip(rows.samples, _views(source, rows), strict=True):
         size = upright_size(source.dataset.path(sample))
         path = source.masks.path(source.dataset.samples[sample].name)
         found.append(load_mask(path, found=size, size=_size_of(spec), crop=view.crop, flip=view.flip))
     return torch.stack(found)
+
+
+def _over_frames(source: BatchSource, kind: MaskKind, rows: Rows, drawn: Tensor, frames: int) -> Tensor:
+    """One mask (B, 1, H, W) for all frames of each clip but its guide frames, (B, 1, F, H, W)."""
+    numbers = _uniform(source, rows, "guide_frames", (1 + frames,)).tolist()
+    guides = torch.tensor([guide_frames(kind, own, frames) for own in numbers])  # (B, F)
+    return drawn.unsqueeze(2) * (~guides).to(drawn.dtype)[:, None, :, None, None]
 
 
 def _sample_weights(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:

@@ -12,3 +12,4 @@ class MaskKind(StrEnum):
     EDGES = "edges"
     BOXES = "boxes"
     FILE = "file"
+    FIRST = "first"

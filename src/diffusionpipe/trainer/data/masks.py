@@ -3,6 +3,7 @@
     edges    strips at one side, at two opposite sides or at all four, so the model learns to continue pictures
     boxes    one rectangle anywhere
     file     a picture of the sample's size, black where it is known and white where the hole is
+    first    all of a clip after its first frame, so the model learns image to video
 
 Source of the edges: Fan et al., "M3DDM", 2023, https://arxiv.org/abs/2312.03816, with the shares of M3DDM+'s program.
 """
@@ -28,6 +29,8 @@ _LEAST, _MOST = 0.15, 0.75
 """The smallest and the largest share of a side that a drawn hole takes."""
 _ONE_SIDE, _TWO_SIDES = 0.3, 0.55
 """Probabilities of holes at one side and at two opposite ones; else they are at all four."""
+_NO_GUIDES, _FIRST_AND_LAST = 0.3, 0.35
+"""Probabilities of clips without frames that are known whole, and with two of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +55,31 @@ def drawn_mask(kind: MaskKind, numbers: Sequence[float], size: Size) -> Tensor:
         for left, top, right, bottom in _edges(numbers, size):
             mask[:, top:bottom, left:right] = 1
         return mask
+    if kind is MaskKind.FIRST:
+        return torch.ones_like(mask)
     shares = [_LEAST + (_MOST - _LEAST) * number for number in numbers[:2]]
     sides = [max(1, int(side * share)) for side, share in zip(size, shares, strict=True)]
     left, top = (int(number * (side - own + 1)) for number, side, own in zip(numbers[2:], size, sides, strict=True))
     mask[:, top : top + sides[1], left : left + sides[0]] = 1
     return mask
+
+
+def guide_frames(kind: MaskKind, numbers: Sequence[float], frames: int) -> list[bool]:
+    """Which frames of a clip are known whole, from a uniform number and one for each frame.
+
+    None (with probability 0.3), the first and the last (0.35), or each with probability 1/2 (0.35), as M3DDM+ has it.
+    All other frames of a clip have the same hole. Of `MaskKind.FIRST` the first one alone is known.
+
+    >>> guide_frames(MaskKind.EDGES, (0.5, 0, 0, 0), 3), guide_frames(MaskKind.EDGES, (0.9, 0.1, 0.7, 0.2), 3)
+    ([True, False, True], [True, False, True])
+    """
+    if kind is MaskKind.FIRST:
+        return [frame == 0 for frame in range(frames)]
+    if numbers[0] < _NO_GUIDES:
+        return [False] * frames
+    if numbers[0] < _NO_GUIDES + _FIRST_AND_LAST:
+        return [frame in (0, frames - 1) for frame in range(frames)]
+    return [number < 0.5 for number in numbers[1:]]
 
 
 def _edges(numbers: Sequence[float], size: Size) -> Iterator[tuple[int, int, int, int]]:

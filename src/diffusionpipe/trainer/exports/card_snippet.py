@@ -30,11 +30,15 @@ _OF_FLOWS = (
     "Sana",
     "Krea2",
 )
-_OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
+_FROM_FRAMES = "WanImageToVideoPipeline"
+"""The pipeline that draws clips from their first frame."""
+_OF_CLIPS = ("WanPipeline", _FROM_FRAMES, "LTXPipeline", "HunyuanVideoPipeline")
 FILLING = {
     "StableDiffusionPipeline": "StableDiffusionInpaintPipeline",
     "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
     "FluxPipeline": "FluxFillPipeline",
+    "WanPipeline": _FROM_FRAMES,
+    _FROM_FRAMES: _FROM_FRAMES,
 }
 """The pipeline that draws from a folder of another one whose denoiser fills holes of pictures."""
 _WITH_RATE = "LTXPipeline"
@@ -150,10 +154,11 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     elif pipeline == _SUPER_RESOLUTION:
         found.append(f'image=load_image("{SMALL}")')
     elif pipeline in FILLING.values():
-        found += [f'image=load_image("{PICTURE}")', f'mask_image=load_image("{MASK}")  # white in the hole']
+        found.append(f'image=load_image("{PICTURE}")')
+        found += [f'mask_image=load_image("{MASK}")  # white in the hole'] if pipeline != _FROM_FRAMES else []
         found += ["strength=1.0"] if "Inpaint" in pipeline else []
         if example.resolution is not None:
-            found += [f"height={example.resolution}", f"width={example.resolution}"]
+            found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
     elif pipeline != "DiTPipeline" and example.resolution is not None:
         found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")

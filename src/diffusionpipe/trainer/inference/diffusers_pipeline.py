@@ -241,7 +241,9 @@ def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
     import diffusers
 
     index = model_index(folder)
-    kind = getattr(diffusers, str(index["_class_name"]))
+    call = family_of(folder).call
+    own = None if call is None else call.pipeline
+    kind = getattr(diffusers, own or str(index["_class_name"]))
     wanted = signature(kind.__init__).parameters
     settings = {key: value for key, value in index.items() if key in wanted and not is_component(value)}
     absent = dict.fromkeys(name for name, p in wanted.items() if name != "self" and p.default is Parameter.empty)

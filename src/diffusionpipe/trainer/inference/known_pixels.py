@@ -23,8 +23,9 @@ class Known:
     """A picture that is known but for its hole."""
 
     picture: Path
-    mask: Path
-    """White in the hole."""
+    """The file of the picture; a clip has it as its first frame, and all other frames are a hole."""
+    mask: Path | None = None
+    """White in the hole; None: the picture has none, as the first frame of a clip."""
 
 
 def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tuple[Known, ...]:
@@ -35,8 +36,9 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
     """
     if not pictures and not masks:
         return ()
-    every = [list(given) * count if len(given) == 1 else list(given) for given in (pictures, masks)]
-    if any(len(given) != count for given in every):
+    holes: Sequence[Path | None] = masks or [None]
+    every = [list(given) * count if len(given) == 1 else list(given) for given in (pictures, holes)]
+    if not pictures or any(len(given) != count for given in every):
         raise RecipeError(
             f"{len(pictures)} pictures and {len(masks)} masks do not match {count} samples; give one of each for all, "
             "or one of each for each sample"
@@ -46,7 +48,7 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
             raise RecipeError(
                 f"there is no file {path}, which is named as a picture or mask of a hole; correct the path"
             )
-    return tuple(Known(picture, mask) for picture, mask in zip(*every, strict=True))
+    return tuple(Known(picture, mask) for picture, mask in zip(*every, strict=True) if picture is not None)
 
 
 def known_conditions(known: Sequence[Known], graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
@@ -54,24 +56,43 @@ def known_conditions(known: Sequence[Known], graph: LayerGraph, settings: Sampli
 
     Raises:
         PictureError: a picture or a mask cannot be read, or do not belong together.
+        RecipeError: a model of pictures gets a picture without a mask.
     """
     shapes = {spec.name: spec.shape for spec in graph.inputs}
-    channels, height, width = shapes["pixels"]
+    channels, *frames, height, width = shapes["pixels"]
+    if not frames and any(one.mask is None for one in known):
+        raise RecipeError("a picture without a mask has no hole to fill; give --mask too, in a run sampling.masks")
     read = {one: _read(one, (width, height), channels) for one in dict.fromkeys(known)}
     levels, masks = (torch.stack([read[one][part] for one in known]) for part in (0, 1))
-    noise = drawn_noise("masked", settings, len(known), shapes[MASKED_NOISE])
-    found = {"pixels": values_of_pictures("pixels", levels), MASK: masks, MASKED_NOISE: noise}
+    pixels = values_of_pictures("pixels", levels)
+    if frames:
+        pixels, masks = _first_of(pixels, 0, frames[0]), _first_of(masks, 1, frames[0])
+    found = {"pixels": pixels, MASK: masks}
+    if MASKED_NOISE in shapes:
+        found[MASKED_NOISE] = drawn_noise("masked", settings, len(known), shapes[MASKED_NOISE])
     return {name: torch.cat([value] * settings.copies) for name, value in found.items()}
 
 
+def _first_of(values: Tensor, other: float, frames: int) -> Tensor:
+    """Values (B, C, H, W) as the first frame, and another value in all frames after it, (B, C, F, H, W)."""
+    clip = torch.full((*values.shape[:2], frames, *values.shape[2:]), other, dtype=values.dtype)
+    clip[:, :, 0] = values
+    return clip
+
+
 def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[Known]) -> list[NDArray[np.uint8]]:
-    """Drawn pictures, (H, W, 3) each, with the known pixels in their places, bit for bit; `known` () changes none."""
+    """Drawn pictures with the known pixels in their places, bit for bit; `known` () changes none.
+
+    Pictures are (H, W, 3) each, clips (F, H, W, 3), whose first frame has known pixels.
+    """
     if not known:
         return list(pictures)
     return [_over(picture, one) for picture, one in zip(pictures, known, strict=True)]
 
 
 def _over(picture: NDArray[np.uint8], known: Known) -> NDArray[np.uint8]:
+    if picture.ndim == 4:
+        return np.concatenate([_over(picture[0], known)[None], picture[1:]])
     levels, mask = _read(known, (picture.shape[1], picture.shape[0]), picture.shape[2])
     return np.where(mask.permute(1, 2, 0).numpy() == 1, picture, levels.permute(1, 2, 0).numpy())
 
@@ -79,4 +100,6 @@ def _over(picture: NDArray[np.uint8], known: Known) -> NDArray[np.uint8]:
 def _read(known: Known, size: Size, channels: int) -> tuple[Tensor, Tensor]:
     """The levels of a picture, (C, H, W), and its mask, (1, H, W)."""
     levels = load_levels(known.picture, size=size, channels=channels)
+    if known.mask is None:
+        return levels, torch.zeros(1, size[1], size[0])
     return levels, load_mask(known.mask, found=upright_size(known.picture), size=size)

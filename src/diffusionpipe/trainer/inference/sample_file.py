@@ -204,7 +204,7 @@ def _check(origin: Origin) -> None:
         wrong.append("scheduler")
     if (origin.prompt is None) == (origin.label is None):
         wrong.append("prompt or label")
-    if (origin.image is None) != (origin.mask is None):
+    if origin.image is None and origin.mask is not None:
         wrong.append("image or mask")
     if not wrong and origin.index >= origin.count:
         wrong.append("index")

@@ -43,6 +43,7 @@ def problem_of_masks(path: str, *, is_masked: bool) -> str | None:
     if is_masked and not fills:
         return (
             f"{folder} reads no masks {channels}; use a folder of Stable Diffusion 1, 2 or XL for inpainting (unet: "
-            "in_channels 9) or of FLUX.1 Fill (transformer: in_channels 384), or remove masks"
+            "in_channels 9), of FLUX.1 Fill (transformer: in_channels 384) or of Wan's image to video without CLIP "
+            "(36), or remove masks"
         )
     return None

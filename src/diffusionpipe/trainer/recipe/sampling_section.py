@@ -100,7 +100,7 @@ class SamplingSection(Section):
 
     @model_validator(mode="after")
     def _pictures_with_holes_are_complete(self) -> Self:
-        if len(self.images) != len(self.masks) or len(self.images) not in (0, 1, len(self.prompts)):
+        if len(self.masks) not in (0, len(self.images)) or len(self.images) not in (0, 1, len(self.prompts)):
             raise ValueError(
                 f"masks: {len(self.images)} images and {len(self.masks)} masks do not match {len(self.prompts)} "
                 "prompts; give one of each for all, or one of each for each prompt"

@@ -143,7 +143,8 @@ class DataSection(Section):
     clip_skip: Maybe[Count] = None
     """The last layer but n - 1 of CLIP gives the states, for Stable Diffusion 1 and 2; 1 is the last; "none": 1."""
     masks: Maybe[Choice[MaskKind]] = None
-    """The holes that a model for inpainting fills: "edges", "boxes", or from files ("file"); "none": no masks."""
+    """The holes that a model fills: "edges", "boxes", from files ("file"), or all of a clip but its first frame
+    ("first"); "none": no masks."""
     mask_file: Maybe[Annotated[str, Field(min_length=1), AfterValidator(of_user)]] = None
     """For masks = "file": the path of a picture's mask, where {name} stands for the picture's name without ending."""
     loss_mask: Maybe[MaskPattern] = None
@@ -238,8 +239,10 @@ class DataSection(Section):
             yield f'mask_file: masks = "file" needs the path of each picture\'s mask, e.g. "masks/{NAME}.png"'
         if self.mask_file is not None and self.masks is not MaskKind.FILE:
             yield 'mask_file: only masks = "file" reads it; set masks = "file", or remove mask_file'
-        if self.masks is not None and self.frames is not None:
-            yield "masks: holes of clips are not supported; remove masks, or frames to train on pictures"
+        if self.masks is MaskKind.FILE and self.frames is not None:
+            yield 'masks: holes of clips are not read from files; set masks to "edges", "boxes" or "first"'
+        if self.masks is MaskKind.FIRST and self.frames is None:
+            yield 'masks: "first" is the first frame of a clip; set frames, or masks to "edges" or "boxes"'
 
     @model_validator(mode="before")
     @classmethod

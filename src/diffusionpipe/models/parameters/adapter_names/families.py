@@ -56,6 +56,12 @@ _SD = Form(is_original=False, texts={"text_encoder": "lora_te_"}, has_one_alpha=
 # diffusers' reader knows this layer by its authors' name alone.
 _SDXL = Form(is_original=False, originals=("add_embedding.",), texts=_CLIPS, has_one_alpha=True)
 _FLUX = Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"})
+# diffusers refuses a file with any other layer.
+_WAN_FILES = Form(
+    whole_blocks=_WAN,
+    partial="diffusion_model.",
+    only=("blocks.", "time_embedding.", "time_projection.", "text_embedding.", "img_emb.", "head."),
+)
 FORMS: Mapping[str, Form] = {
     "StableDiffusionPipeline": _SD,
     "StableDiffusionInpaintPipeline": _SD,
@@ -68,12 +74,8 @@ FORMS: Mapping[str, Form] = {
     "Flux2KleinPipeline": Form(),
     "ChromaPipeline": Form(),
     "QwenImagePipeline": Form(is_original=False),
-    # diffusers refuses a file with any other layer.
-    "WanPipeline": Form(
-        whole_blocks=_WAN,
-        partial="diffusion_model.",
-        only=("blocks.", "time_embedding.", "time_projection.", "text_embedding.", "img_emb.", "head."),
-    ),
+    "WanPipeline": _WAN_FILES,
+    "WanImageToVideoPipeline": _WAN_FILES,
     "LTXPipeline": Form(prefix="diffusion_model."),
     # ComfyUI gives the layers outside of these blocks other names than the authors' files.
     "HunyuanVideoPipeline": Form(
