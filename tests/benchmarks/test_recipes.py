@@ -7,6 +7,7 @@ import pytest
 from benchmarks.recipes.adapters import adapters
 from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
+from benchmarks.recipes.patches import patches
 from benchmarks.recipes.prototypes import prototypes
 from benchmarks.recipes.speed import speed
 
@@ -39,6 +40,13 @@ def test_narrow_digits_are_recognised_as_often_and_ranges_at_one_time_are_worse(
 def test_a_recipe_reaches_the_plain_loss_at_all(recipe, tmp_path):
     lines = recipe(tmp_path, STEPS)
     assert any("by None" not in line for line in lines[1:3]), lines
+
+
+def test_patches_come_within_a_tenth_of_the_loss_of_whole_pictures_at_as_many_pixels(tmp_path):
+    whole, *_, equal = patches(tmp_path, STEPS)
+    plain, patched = (float(re.search(r"loss ([0-9.]+)", line)[1]) for line in (whole, equal))
+    assert "patches: loss" in equal
+    assert patched < 1.1 * plain, (whole, equal)
 
 
 def test_digits_of_adapters_on_nf4_are_recognised_as_often_as_on_bfloat16(tmp_path):

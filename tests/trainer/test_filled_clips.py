@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import diffusers
@@ -82,6 +82,20 @@ def test_the_first_and_the_last_frame_are_read_as_diffusers_pipeline_reads_them(
     assert (inverted - read).abs().max() > 0.5
 
 
+def test_a_latent_reads_of_a_mask_whether_its_corner_is_known_in_each_of_its_frames(model):
+    objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING)
+    graph = build_graph(model, objective=objective, resolution=32, clip=CLIP)
+    layers = [layer for layer in graph.layers if layer.name == "vae.mask_channels"]
+    masks = torch.randint(2, (3, 1, 5, 16, 32), generator=torch.Generator().manual_seed(0)).float()
+    latents = torch.randn(3, 4, 3, 4, 8)
+    given = dict(zip(layers[0].reads, (masks, latents), strict=True))
+    found = run_layers(layers, {"vae": None}, given, targets=[CHANNELS])[CHANNELS]
+    for row, frame, channel, y, x in product(range(3), range(3), range(2), range(4), range(8)):
+        own = 2 * (frame - 1) + 1 + channel if frame else 0  # the first latent has the first frame alone
+        assert found[row, channel, frame, y, x] == 1 - masks[row, 0, own, 4 * y, 4 * x]
+    assert torch.equal(found[:, 2:], latents)
+
+
 def test_known_pixels_of_the_first_frame_come_back_bit_for_bit(model, first, tmp_path):
     hole = np.zeros((CLIP.height, CLIP.width), dtype=bool)
     hole[3:10, 5:20] = True
@@ -137,14 +151,20 @@ def test_of_image_to_video_the_first_frame_is_known_and_all_others_are_holes(mod
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masks", ["edges", "first"])
-def test_clips_with_holes_train_on_two_stages_as_on_one_rank_and_export(masks, model, first, tmp_path, crew):
+def test_m3ddm_masks_train_clips_on_two_stages_as_on_one_rank_and_diffusers_opens_the_export(
+    masks, model, first, tmp_path, crew
+):
     clips = save_clips(tmp_path / "clips", 4, frames=8, width=32, height=16)
     data = {"resolution": 32, "height": 16, "frames": 5, "masks": masks}
-    sections = {"data": data, "training": {"steps": 2, "precision": "float64"}}
+    sampling = {"every": 2, "prompts": ["a cat"], "steps": 1, "images": str(first)}
+    sections = {"data": data, "sampling": sampling, "training": {"steps": 2, "precision": "float64"}}
     train_here(recipe_of(model, clips, tmp_path / "one", **sections))
     crew.run(train, recipe_of(model, clips, tmp_path / "two", **sections))
     expected, found = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
     assert [found[1], found[2]] == pytest.approx([expected[1], expected[2]], rel=1e-9)
+    for run in ("one", "two"):
+        (drawn,) = (tmp_path / run / "samples" / "step-00000002").glob("*.png")
+        assert np.array_equal(np.array(Image.open(drawn).convert("RGB")), np.array(Image.open(first)))
     export = tmp_path / "one" / "export"
     card = (export / "README.md").read_text(encoding="utf-8")
     assert "WanImageToVideoPipeline" in card

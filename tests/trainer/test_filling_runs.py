@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from tiny_clips import save_clips
+from tiny_described import save_described
 from tiny_models import FILLING_UNET, randomise_pipeline, tiny_unet
 from tiny_pipelines import FILLING
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
@@ -167,14 +169,20 @@ def test_a_run_resumes_with_the_masks_that_it_would_have_had(model, pictures, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FILLING)
+@pytest.mark.parametrize("kind", [*FILLING, "WanImageToVideoPipeline"])
 def test_two_stages_learn_what_one_process_learns(kind, crew, pictures, tmp_path):
-    pipeline = FILLING[kind]()
-    randomise_pipeline(pipeline)
-    pipeline.save_pretrained(tmp_path / "model")
+    own, keys = pictures, {}
+    if kind in FILLING:
+        pipeline = FILLING[kind]()
+        randomise_pipeline(pipeline)
+        pipeline.save_pretrained(tmp_path / "model")
+    else:
+        save_described(kind, tmp_path / "model")
+        own = save_clips(tmp_path / "clips", 4, frames=8, width=32, height=16)
+        keys = {"resolution": 32, "height": 16, "frames": 5}
 
     def recipe(name, **more):
-        return filling(tmp_path / "model", pictures, tmp_path / name, training={"steps": 2}, **more)
+        return filling(tmp_path / "model", own, tmp_path / name, data=keys, training={"steps": 2}, **more)
 
     filled = {"pipeline": {"fill": True, "stages": 2, "microbatches": 2, "schedule": "1f1b"}}
     assert crew.run(train, recipe("over-two")) == [2, 2]
@@ -187,7 +195,7 @@ def test_two_stages_learn_what_one_process_learns(kind, crew, pictures, tmp_path
     assert crew.run(train, adapted) == [2, 2]
     assert train_here(replace_folder(adapted, tmp_path / "adapted-in-one")) == 2
     assert losses_of(tmp_path / "adapted") == pytest.approx(losses_of(tmp_path / "adapted-in-one"), rel=1e-5)
-    opened = type(pipeline).from_pretrained(tmp_path / "model")
+    opened = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "model")
     opened.load_lora_weights(str(tmp_path / "adapted" / "export"))
 
 

@@ -26,6 +26,7 @@ NO_NUMBER = {
     "feature_extractor",
     "id2label",
     "image_encoder",
+    "image_processor",
     "requires_safety_checker",
     "safety_checker",
     "scheduler",

@@ -14,7 +14,7 @@ from diffusionpipe.models.base.family import Absent, Negative, Prompt
 from diffusionpipe.models.families.deepfloyd import enlarged, noise_levels, noised_at
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.opening.folder import family_of, model_index, scheduler_config
-from diffusionpipe.models.parts.masks import reads_mask
+from diffusionpipe.models.parts.masks import MASK, reads_mask
 from diffusionpipe.trainer.data.captions import METADATA
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.dataset_problems import problems_of_conditions
@@ -25,6 +25,8 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_nois
 from diffusionpipe.trainer.inference.known_pixels import Known, known_conditions
 
 T = TypeVar("T")
+_CLIP = 4
+"""Dimensions of a sample's pixels in a clip."""
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
 
 
@@ -81,8 +83,8 @@ def raw_conditions(
     inputs = {spec.name for spec in graph.inputs}
     if wish.known and not reads_mask(graph):
         raise RecipeError(f"{folder} fills no holes of pictures; leave out pictures and masks")
-    if reads_mask(graph) and len(wish.known) != len(wish):
-        raise RecipeError(f"{folder} fills holes of pictures: {NO_KNOWN}")
+    if reads_mask(graph) and (lack := _lack_of_known(wish, graph, folder)) is not None:
+        raise RecipeError(lack)
     if wish.conditions and "condition" not in inputs:
         raise RecipeError("conditioning pictures steer a ControlNet, and the model is none; leave them out")
     if "input_ids" in inputs:
@@ -111,6 +113,17 @@ def raw_conditions(
         labels = [*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])]
         return {"labels": torch.tensor(labels), **_everywhere(graph, len(labels))}
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
+
+
+def _lack_of_known(wish: SampleRequest, graph: LayerGraph, folder: Path) -> str | None:
+    """What a model that fills holes misses: pictures, or their masks; a clip has none but its first frame's."""
+    is_clip = any(spec.name == MASK and len(spec.shape) == _CLIP for spec in graph.inputs)
+    if len(wish.known) != len(wish):
+        return f"{folder} {NO_FIRST if is_clip else NO_KNOWN}"
+    if is_clip or all(one.mask is not None for one in wish.known):
+        return None
+    as_clip = ", or --frames for a clip from its first frame" if family_of(folder).has_clips else ""
+    return f"a picture without a mask has no hole to fill; give --mask too{as_clip}, in a run sampling.masks"
 
 
 def _everywhere(graph: LayerGraph, count: int) -> dict[str, Tensor]:
@@ -142,8 +155,13 @@ def _steering(wish: SampleRequest, graph: LayerGraph, settings: SamplingSettings
     return {"condition": torch.cat([values] * settings.copies)}
 
 
-NO_KNOWN = "give --image and --mask to sample, and sampling.images and sampling.masks to a run that draws"
+NO_KNOWN = (
+    "fills holes of pictures: give --image and --mask to sample, and sampling.images and sampling.masks to a run that "
+    "draws"
+)
 """The remedy for missing pictures with holes."""
+NO_FIRST = "draws clips from their first frames: give --image to sample, and sampling.images to a run that draws"
+"""The remedy for missing first frames."""
 NO_CONDITIONS = (
     f'name one as "conditioning_image" for each picture of data.validation in its {METADATA}, or give --condition to '
     "sample"

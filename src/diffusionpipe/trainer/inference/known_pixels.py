@@ -56,12 +56,9 @@ def known_conditions(known: Sequence[Known], graph: LayerGraph, settings: Sampli
 
     Raises:
         PictureError: a picture or a mask cannot be read, or do not belong together.
-        RecipeError: a model of pictures gets a picture without a mask.
     """
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     channels, *frames, height, width = shapes["pixels"]
-    if not frames and any(one.mask is None for one in known):
-        raise RecipeError("a picture without a mask has no hole to fill; give --mask too, in a run sampling.masks")
     read = {one: _read(one, (width, height), channels) for one in dict.fromkeys(known)}
     levels, masks = (torch.stack([read[one][part] for one in known]) for part in (0, 1))
     pixels = values_of_pictures("pixels", levels)

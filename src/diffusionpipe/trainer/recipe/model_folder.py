@@ -39,7 +39,8 @@ def problem_of_masks(path: str, *, is_masked: bool) -> str | None:
     except (OSError, ValueError):
         return None
     if fills and not is_masked:
-        return f'{folder} fills holes of pictures {channels}; set it to "edges", "boxes" or "file"'
+        of, other = ("clips", "first") if "scale_factor_temporal" in vae else ("pictures", "file")
+        return f'{folder} fills holes of {of} {channels}; set it to "edges", "boxes" or "{other}"'
     if is_masked and not fills:
         return (
             f"{folder} reads no masks {channels}; use a folder of Stable Diffusion 1, 2 or XL for inpainting (unet: "

@@ -25,9 +25,10 @@ from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group
+from diffusionpipe.trainer.recipe.hole_rules import drawn_holes_have_pictures, masks_fit_the_model
 from diffusionpipe.trainer.recipe.in_backward_check import updates_in_backward_suit
 from diffusionpipe.trainer.recipe.learning_rate_section import LearningRateSection
-from diffusionpipe.trainer.recipe.model_folder import components_of_folder, problem_of_masks
+from diffusionpipe.trainer.recipe.model_folder import components_of_folder
 from diffusionpipe.trainer.recipe.model_section import (
     FrozenArithmetic,
     FrozenDtype,
@@ -535,14 +536,6 @@ def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
         yield f"pipeline.sharded: sharded copies gather for fixed micro-batches; remove it, {way}"
 
 
-def _masks_fit_the_model(
-    *, model: ModelSection, data: DataSection, models: Mapping[str, MemberSection]
-) -> Iterator[str]:
-    problem = None if models else problem_of_masks(model.path, is_masked=data.masks is not None)
-    if problem is not None:
-        yield f"data.masks: {problem}"
-
-
 def _patches_go_with_the_rest(
     *,
     data: DataSection,
@@ -709,7 +702,8 @@ _CHECKS: tuple[Check, ...] = (
     _pictures_are_read_as_they_are,
     _sizes_go_with_the_rest,
     _patches_go_with_the_rest,
-    _masks_fit_the_model,
+    masks_fit_the_model,
+    drawn_holes_have_pictures,
     _drawn_sizes_are_trained,
     _groups_can_be_trained,
     _warmup_ends_before_the_run,

@@ -1,0 +1,40 @@
+"""Models that fill holes: the keys of a recipe that such a model needs, and those that no other model reads."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from diffusionpipe.trainer.recipe.model_folder import problem_of_masks
+from diffusionpipe.trainer.recipe.model_section import ModelSection
+from diffusionpipe.trainer.recipe.models_section import MemberSection
+from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.recipe.schema import DataSection
+
+
+def masks_fit_the_model(
+    *, model: ModelSection, data: "DataSection", models: Mapping[str, MemberSection]
+) -> Iterator[str]:
+    """Masks for a model that reads none, and a model that fills holes without masks."""
+    problem = None if models else problem_of_masks(model.path, is_masked=data.masks is not None)
+    if problem is not None:
+        yield f"data.masks: {problem}"
+
+
+def drawn_holes_have_pictures(*, data: "DataSection", sampling: SamplingSection) -> Iterator[str]:
+    """Pictures that the run would draw from and that its model does not read, or that the model lacks."""
+    if sampling.every is None:
+        return
+    is_clip = data.frames is not None
+    if data.masks is None:
+        if sampling.images:
+            yield "sampling.images: models that fill holes read them; remove images and masks, or set data.masks"
+    elif not sampling.images:
+        yield (
+            "sampling.images: clips are drawn from their first frames; name a picture for all prompts, or one for each"
+            if is_clip
+            else "sampling.images: the model fills holes; name a picture and its mask (masks) for all prompts, or for "
+            "each"
+        )
+    elif not sampling.masks and not is_clip:
+        yield "sampling.masks: a picture without a mask has no hole to fill; name the masks of images"
