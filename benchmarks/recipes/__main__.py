@@ -5,6 +5,7 @@ python -m benchmarks.recipes masks            # holes of pictures, about six min
 python -m benchmarks.recipes prototypes       # embeddings of classes, about eight minutes
 python -m benchmarks.recipes patches          # patches of pictures, about eight minutes
 python -m benchmarks.recipes narrow           # exports in 8 and 4 bits, about fifteen minutes
+python -m benchmarks.recipes in-time          # denoising steps at the same time, about four minutes
 python -m benchmarks.recipes weights          # trained weights in bfloat16, about ten minutes
 python -m benchmarks.recipes muon             # Muon beside AdamW, about five minutes
 python -m benchmarks.recipes adapters         # adapters on bases in bfloat16 and nf4, about ten minutes
@@ -15,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.recipes.adapters import adapters
+from benchmarks.recipes.in_time import in_time
 from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
 from benchmarks.recipes.patches import patches
@@ -28,6 +30,7 @@ RECIPES = {
     "patches": patches,
     "prototypes": prototypes,
     "narrow": narrow,
+    "in-time": in_time,
     "weights": weights,
     "muon": muon,
     "adapters": adapters,

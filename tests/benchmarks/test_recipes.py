@@ -5,6 +5,7 @@ import re
 import pytest
 
 from benchmarks.recipes.adapters import adapters
+from benchmarks.recipes.in_time import in_time
 from benchmarks.recipes.masks import masks
 from benchmarks.recipes.narrow import narrow
 from benchmarks.recipes.patches import patches
@@ -47,6 +48,11 @@ def test_patches_come_within_a_tenth_of_the_loss_of_whole_pictures_at_as_many_pi
     plain, patched = (float(re.search(r"loss ([0-9.]+)", line)[1]) for line in (whole, equal))
     assert "patches: loss" in equal
     assert patched < 1.1 * plain, (whole, equal)
+
+
+def test_steps_at_the_same_time_draw_the_digits_of_steps_in_turn(tmp_path):
+    lines = in_time(tmp_path, STEPS)
+    assert numbers(r"the same digit: ([0-9.]+)%", lines)["the same digit"] >= 99, lines
 
 
 def test_digits_of_adapters_on_nf4_are_recognised_as_often_as_on_bfloat16(tmp_path):
