@@ -120,15 +120,15 @@ def test_guide_frames_of_a_hundred_thousand_draws_are_within_a_percent_of_their_
     assert len(shares) == 32
 
 
-def masks_of(kind, folder):
-    """64 masks of clips, (64, 1, 5, 16, 32)."""
+def masks_of(kind, folder, positions=range(64), step=0):
+    """Masks of clips at these places of a step, (N, 1, 5, 16, 32)."""
     source = BatchSource(
         dataset=Dataset(folder=folder, samples=(Sample(name="a.gif"),)),
         inputs=(TensorSpec(name="mask", shape=(1, 5, 16, 32)),),
         seed=0,
         masks=MaskSource(kind=kind),
     )
-    return make_batch(source, Rows(samples=(0,) * 64, positions=tuple(range(64)), step=0))["mask"]
+    return make_batch(source, Rows(samples=(0,) * len(positions), positions=tuple(positions), step=step))["mask"]
 
 
 def test_a_clip_has_one_mask_in_all_frames_but_its_guide_frames(tmp_path):
@@ -138,6 +138,12 @@ def test_a_clip_has_one_mask_in_all_frames_but_its_guide_frames(tmp_path):
     for clip, own in zip(masks, has_hole, strict=True):
         frames = [frame for frame, is_there in zip(clip[0], own, strict=True) if is_there]
         assert all(torch.equal(one, other) for one, other in pairwise(frames))
+
+
+def test_holes_and_guide_frames_of_clips_depend_on_step_and_place_alone(tmp_path):
+    masks = masks_of(MaskKind.EDGES, tmp_path)
+    assert torch.equal(masks_of(MaskKind.EDGES, tmp_path, positions=(41, 7)), masks[[41, 7]])
+    assert not torch.equal(masks_of(MaskKind.EDGES, tmp_path, step=1), masks)
 
 
 def test_of_image_to_video_the_first_frame_is_known_and_all_others_are_holes(model, first, tmp_path):
