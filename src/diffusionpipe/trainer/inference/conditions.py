@@ -116,7 +116,7 @@ def raw_conditions(
 
 
 def _lack_of_known(wish: SampleRequest, graph: LayerGraph, folder: Path) -> str | None:
-    """What a model that fills holes misses: pictures, or their masks; a clip has none but its first frame's."""
+    """The pictures or masks that a model which fills holes misses, in a sentence; None where all are there."""
     is_clip = any(spec.name == MASK and len(spec.shape) == _CLIP for spec in graph.inputs)
     if len(wish.known) != len(wish):
         return f"{folder} {NO_FIRST if is_clip else NO_KNOWN}"
