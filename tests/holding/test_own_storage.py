@@ -1,10 +1,13 @@
 """A storage that tests alone know is searched, priced and simulated by the product; `tests/runtime` runs it."""
 
 import ast
+import subprocess
+import sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+import every_second
 import pytest
 from every_second import OWN
 from planner import synthetic
@@ -140,3 +143,19 @@ def test_no_module_outside_the_ledger_branches_on_a_kind_of_storage():
                 used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
                 wrong += [f"{path}:{getattr(node, 'lineno', '')}: compares with {name}" for name in used & places]
     assert not wrong
+
+
+@pytest.mark.slow
+def test_a_fifth_storage_leaves_mypy_strict_without_an_error_and_one_without_layers_does_not(tmp_path):
+    """No module outside the ledger counts the kinds; a storage that does not say its layers is refused by its class."""
+    text = Path(every_second.__file__).read_text(encoding="utf-8")
+    more = "\nfrom diffusionpipe.holding import STORAGES\n\nSTORAGES[OWN.name] = OWN\n"
+    (tmp_path / "whole.py").write_text(text + more, encoding="utf-8")
+    (tmp_path / "half.py").write_text(text.replace("def hosted", "def kept") + more, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    found = [
+        subprocess.run([*command, str(tmp_path / name)], capture_output=True, text=True, check=False)
+        for name in ("whole.py", "half.py")
+    ]
+    assert (found[0].returncode, found[1].returncode) == (0, 1), found[0].stdout
+    assert 'Cannot instantiate abstract class "EverySecond"' in found[1].stdout

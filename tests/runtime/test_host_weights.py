@@ -41,6 +41,7 @@ from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.runtime.weights import host_memory
+from diffusionpipe.runtime.weights.bringing import brought
 from diffusionpipe.runtime.weights.host_weights import HostWeights
 
 BATCH = 8
@@ -82,6 +83,20 @@ def chain():
     return [*found, double], {"chain": Chain()}
 
 
+@contextmanager
+def presented(weights, name):
+    """The weights of a layer on the device; nothing where it has none."""
+    own = weights.get(name)
+    if own is None:
+        yield
+        return
+    own.present()
+    try:
+        yield
+    finally:
+        own.release()
+
+
 def parameters_of(layers, components):
     return {name: p for p, name in canonical_names(components).items()}
 
@@ -99,7 +114,7 @@ def test_parameters_stay_the_same_objects_with_the_same_values():
     objects = list(components["chain"].parameters())
     weights = HostWeights(layers, components, CPU)
     for layer in layers:
-        with weights.present(layer.name):
+        with presented(weights, layer.name):
             for found, expected in zip(components["chain"].parameters(), before.parameters(), strict=True):
                 assert torch.equal(found, expected)
     assert all(a is b for a, b in zip(components["chain"].parameters(), objects, strict=True))
@@ -112,7 +127,7 @@ def test_a_layers_parameters_alone_stand_on_the_device_while_it_runs_and_none_ot
     parameters = parameters_of(layers, components)
     for layer in layers:
         own = {name for name in parameters if any(name.startswith(f"chain.{module}") for module in layer.modules)}
-        with weights.present(layer.name):
+        with presented(weights, layer.name):
             assert device_layers(weights, parameters) == own
         assert not device_layers(weights, parameters)
 
@@ -124,12 +139,12 @@ def test_the_device_has_what_was_copied_and_not_what_the_host_has():
     bias = components["chain"].layers[1].bias
     weights.start("linear 1")
     bias.data.fill_(7)
-    with weights.present("linear 1"):
+    with presented(weights, "linear 1"):
         assert not torch.equal(bias, torch.full_like(bias, 7))
     for other in ("linear 2", "linear 4"):
-        with weights.present(other):
+        with presented(weights, other):
             pass
-    with weights.present("linear 1"):
+    with presented(weights, "linear 1"):
         assert torch.equal(bias, torch.full_like(bias, 7))
 
 
@@ -145,8 +160,8 @@ def test_two_layers_have_room_and_two_layers_alone_are_present():
 
         return replace(layer, run=run)
 
-    brought = weights.brought([watched(layer) for layer in layers])
-    run_layers(brought, components, {"x0": torch.ones(1, 4)})
+    layers = brought([watched(layer) for layer in layers], weights)
+    run_layers(layers, components, {"x0": torch.ones(1, 4)})
     pairs = [{f"linear {i}", f"linear {i + 1}"} for i in range(4)]
     assert [present for _, present in seen] == [*pairs, {"linear 3", "linear 4"}, {"linear 3", "linear 4"}]
     assert weights.device_bytes == 512 * (3 + 2)  # the fourth has three parameters, the others two; each is aligned
@@ -159,10 +174,10 @@ def test_a_layer_that_is_wanted_out_of_turn_comes_and_harms_no_other(first):
     inputs = {layer.name: torch.ones(1, width) for layer, width in zip(layers[:5], WIDTHS, strict=True)}
     expected = {layer.name: layer.run(components["chain"], inputs[layer.name])[0] for layer in layers[:5]}
     weights = HostWeights(layers, components, CPU)
-    brought = {layer.name: layer for layer in weights.brought(layers)}
+    one = {layer.name: layer for layer in brought(layers, weights)}
     for name in (first, "linear 4", "linear 1", "linear 1", "linear 2", "linear 0"):
         weights.start("linear 2")
-        (found,) = brought[name].run(components["chain"], inputs[name])
+        (found,) = one[name].run(components["chain"], inputs[name])
         assert torch.equal(found, expected[name]), name
 
 
@@ -171,9 +186,9 @@ def test_a_layer_that_writes_a_view_of_its_weights_keeps_what_it_wrote():
     view = replace(layers[0], run=lambda component, x: (component.layers[0].weight[None],))
     before = components["chain"].layers[0].weight.clone()
     weights = HostWeights([view, *layers[1:]], components, CPU)
-    (written,) = weights.brought([view])[0].run(components["chain"], torch.ones(1, 4))
+    (written,) = brought([view], weights)[0].run(components["chain"], torch.ones(1, 4))
     for name in ("linear 1", "linear 2"):
-        with weights.present(name):
+        with presented(weights, name):
             pass
     assert torch.equal(written[0], before)
 
@@ -184,7 +199,7 @@ def test_what_other_layers_use_too_stays_on_the_device():
     weights = HostWeights(layers, components, CPU, kept={kept})
     storage = kept.data_ptr()
     for name in ("linear 0", "linear 3"):
-        with weights.present(name):
+        with presented(weights, name):
             assert kept.data_ptr() == storage
             assert device_layers(weights, parameters_of(layers, components)) == {
                 f"chain.layers.{name[-1]}.bias",
@@ -201,8 +216,7 @@ def test_too_little_host_memory_is_said_before_any_is_taken(monkeypatch):
 def test_layers_without_weights_cost_nothing():
     layers, components = chain()
     weights = HostWeights(layers[-1:], components, CPU)
-    with weights.present("double"):
-        weights.start("double")
+    assert brought(layers[-1:], weights) == (layers[-1],)
     assert weights._staging is None
     assert weights.device_bytes == 0
     assert "double" not in weights
@@ -278,7 +292,7 @@ def test_events_alone_order_copies_and_computation(monkeypatch):
 
     monkeypatch.setattr(weights, "start", watched)
     for one, following in pairwise([*order, 0]):
-        with weights.present(f"linear {one}"):
+        with presented(weights, f"linear {one}"):
             weights.start(f"linear {following}")
             run = ("run", one, len(streams.before))
             streams.put(streams.computing, run)
@@ -308,9 +322,9 @@ def test_on_a_gpu_layers_that_take_turns_compute_what_they_do_with_all_weights_t
     expected = copy.deepcopy(chain_of).to(device)(x)
     weights = HostWeights(layers, {"c": chain_of}, device)
     before = torch.cuda.memory_allocated()
-    brought = weights.brought(layers)
+    running = brought(layers, weights)
     for _ in range(20):
-        found = run_layers(brought, {"c": chain_of}, {"x0": x}, targets=["x8"])["x8"]
+        found = run_layers(running, {"c": chain_of}, {"x0": x}, targets=["x8"])["x8"]
         weights.start("0")
         assert torch.equal(found, expected)
         assert all(parameter.device.type == "cpu" and parameter.is_pinned() for parameter in chain_of.parameters())
@@ -389,7 +403,7 @@ def test_fills_of_some_layers_stay_the_same_and_each_has_the_next_ones_first_lay
 
         def main(rank, transport):
             worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
-            copied = watch_copies(worker.host_weights)
+            copied = watch_copies(worker.frozen_weights)
             if worker.encoded is not None:
                 worker.feed(worker.prologue, inputs)
             worker.prologue.run()
@@ -445,7 +459,7 @@ def test_fills_spread_over_a_copy_give_the_same_step_and_copy_what_the_planner_c
         worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
         worker.feed(worker.prologue, rows_of(worker, batches[0]))
         worker.prologue.run()
-        copied = watch_copies(worker.host_weights)
+        copied = watch_copies(worker.frozen_weights)
         worker.feed(worker.train, rows_of(worker, batches[1]))
         worker.train.run()
         return copied
@@ -476,7 +490,7 @@ class Counted(CopyStream):
 def watch_copies(host_weights):
     """The layers that are copied, in order."""
     copied = []
-    if host_weights is not None:
+    if host_weights:
         start = host_weights.start
 
         def watched(layer):
@@ -497,11 +511,11 @@ def test_all_frozen_weights_rest_in_host_memory_and_no_trained_ones_do():
         own = copy.deepcopy(graph)
         worker = build_worker(own, model, plan, rank, transport, device=CPU)
         run_step(worker, raw_inputs(graph, BATCH))
-        memory = worker.host_weights._memory.untyped_storage().data_ptr()
+        memory = worker.frozen_weights._memory.untyped_storage().data_ptr()
         hosted = {
             name for p, name in canonical_names(own.components).items() if p.data.untyped_storage().data_ptr() == memory
         }
-        return hosted, set(layer_parameters(own, plan.blocks[-1])), worker.host_weights.device_bytes
+        return hosted, set(layer_parameters(own, plan.blocks[-1])), worker.frozen_weights.device_bytes
 
     ((hosted, frozen, on_device),) = run_threads(1, main)
     assert hosted == frozen

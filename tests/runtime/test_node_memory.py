@@ -75,8 +75,9 @@ def hosted(job):
     before = own_share()
     layers, components = encoder(memory.is_first)
     weights = HostWeights(layers, components, CPU, node=memory)
-    with weights.present("7"):
-        (found,) = layers[-1].run(components["encoder"], torch.ones(1, WIDTH))
+    weights["7"].present()
+    (found,) = layers[-1].run(components["encoder"], torch.ones(1, WIDTH))
+    weights["7"].release()
     del weights._staging, weights._views
     gather(None, PLAIN)  # all have it mapped
     taken = own_share(NAME), own_share() - before
@@ -156,8 +157,9 @@ def locked(job):
     memory = NodeMemory(job.membership.rank)
     layers, components = encoder(memory.is_first)
     weights = HostWeights(layers, components, torch.device("cuda", 0), node=memory)
-    with weights.present("7"):
-        (found,) = layers[-1].run(components["encoder"], torch.ones(1, WIDTH, device="cuda"))
+    weights["7"].present()
+    (found,) = layers[-1].run(components["encoder"], torch.ones(1, WIDTH, device="cuda"))
+    weights["7"].release()
     gather(None, PLAIN)
     return components["encoder"][7].weight.is_pinned(), found.sum().item()
 

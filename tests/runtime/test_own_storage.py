@@ -35,7 +35,7 @@ def test_a_plan_file_holds_its_name_and_the_run_moves_these_layers_alone():
 
     def moved(rank, transport):
         worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
-        return {name for name in plan.blocks[-1] if name in worker.host_weights}
+        return {name for name in plan.blocks[-1] if name in worker.frozen_weights}
 
     weighted = {name for name in plan.blocks[-1][1::2] if model.parameters_of([name])}
     assert weighted

@@ -232,13 +232,13 @@ def test_under_autocast_what_travels_and_what_is_whole_is_narrow():
         whole = sum(p.numel() for p in layer_parameters(own, plan.blocks[1]).values())
         block = sharder.shard(1)
         copies = sum(p.numel() for p in block.copies)
-        block.unshard()
-        block.wait()
+        block.prepare()
+        block.present()
         held = {c.untyped_storage().data_ptr(): c.untyped_storage().size() for c in block.copies.values()}
         owned = set(block.owned.values())
         others = [p for p in block.copies if p not in owned]
         empty = all(p.untyped_storage().size() == 0 for p in others)
-        block.reshard()
+        block.release()
         left = sum(c.untyped_storage().size() for c in block.copies.values())
         return whole, copies, sum(held.values()), empty, left
 

@@ -164,14 +164,14 @@ def test_a_stored_encoder_reads_what_was_copied_to_the_device_and_nothing_else_i
     views = weights._views_of
     weights._views_of = lambda name, end: copied.append((name, views(name, end))) or copied[-1][1]
     component = graph.components[following.component]
-    with weights.present(following.name):
-        found = following.run(component, *(tensors[name] for name in following.reads))
-        assert torch.equal(found[0], expected[0])
-        for parameter in layer_parameters(graph, [following.name]).values():
-            if parameter.dtype is torch.uint8:
-                parameter.data.fill_(17)
-        poisoned = following.run(component, *(tensors[name] for name in following.reads))
-        assert not torch.equal(poisoned[0], expected[0])
+    weights[following.name].present()
+    found = following.run(component, *(tensors[name] for name in following.reads))
+    assert torch.equal(found[0], expected[0])
+    for parameter in layer_parameters(graph, [following.name]).values():
+        if parameter.dtype is torch.uint8:
+            parameter.data.fill_(17)
+    poisoned = following.run(component, *(tensors[name] for name in following.reads))
+    assert not torch.equal(poisoned[0], expected[0])
     assert {name: sum(view.nbytes for view in views) for name, views in copied}[following.name] == size
 
 

@@ -353,7 +353,7 @@ FAULTS = {
         "written by receive from",
     ),
     "sums are not waited for": ("data-parallel", BlockGradients, "finish", do_nothing, "sum on"),
-    "gathers are not waited for": ("sharded", ShardedBlock, "wait", unordered(ShardedBlock.wait), "broadcast"),
+    "gathers are not waited for": ("sharded", ShardedBlock, "present", unordered(ShardedBlock.present), "broadcast"),
     "gathers do not wait for compute": ("sharded", Stream, "wait_stream", do_nothing, "may still be"),
     "reductions are released at once": ("sharded", Reductions, "add", clear_at_once, "may still be read by sum"),
     "copies of weights do not wait for compute": (

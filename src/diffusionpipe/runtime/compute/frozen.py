@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.compute.stage import LayerStage, Precision
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.recording.layer_watch import LayerWatch
-from diffusionpipe.runtime.weights.host_weights import HostWeights
+from diffusionpipe.runtime.weights.bringing import BroughtLayer, brought
 
 
 class FillRunner(Protocol):
@@ -54,14 +55,14 @@ class Encoder:
         fills: Sequence[Fill] = (),
         kept: Collection[str] = (),
         precision: Precision | None = None,
-        weights: HostWeights | None = None,
+        weights: Mapping[str, BroughtLayer] = MappingProxyType({}),
         watch: LayerWatch | None = None,
     ) -> None:
         """`layers`: the frozen block. `outputs`: tensors of it that stages read.
 
         `fills`: all that an iteration runs, in its order. `kept`: tensors of the layers, or between their parts, that
-        may be put in from outside. `weights`: brings the layers' weights to the device; None if they are there. `watch`
-        as in `LayerStage`.
+        may be put in from outside. `weights`: of the layers whose weights are elsewhere while they do not run.
+        `watch` as in `LayerStage`.
         """
         self._watch = watch
         self._layers = tuple(layers)
@@ -71,7 +72,7 @@ class Encoder:
         self._precision = precision
         self._fills = tuple(fills)
         self._weights = weights
-        self._next_weights = {} if weights is None else self._first_after_each(weights)
+        self._next_weights = self._first_after_each()
         self._stages: dict[tuple[Range, frozenset[str]], LayerStage] = {}
         self._carried: dict[str, list[_Carried]] = {}
 
@@ -88,7 +89,7 @@ class Encoder:
             }
             wanted = self._outputs | later | self._kept
             outputs = [name for layer in own for name in layer.writes if name in wanted]
-            own = own if self._weights is None else self._weights.brought(own)
+            own = brought(own, self._weights)
             self._stages[key] = LayerStage(
                 own, self._components, outputs=outputs, precision=self._precision, watch=self._watch
             )
@@ -131,18 +132,18 @@ class Encoder:
 
     def end(self, fill: Fill) -> None:
         """Bring the weights of the layers after this fill."""
-        if self._weights is not None and fill in self._next_weights:
-            self._weights.start(self._next_weights[fill])
+        if fill in self._next_weights:
+            self._next_weights[fill].prepare()
 
-    def _first_after_each(self, weights: HostWeights) -> dict[Fill, str]:
-        """The first layer with weights after each fill, by fill; after the last fill comes the first layer of all."""
-        first: dict[Fill, str] = {}
-        following: str | None = None
+    def _first_after_each(self) -> dict[Fill, BroughtLayer]:
+        """The weights that are brought next after each fill; after the last fill, those of the first layer of all."""
+        first: dict[Fill, BroughtLayer] = {}
+        following: BroughtLayer | None = None
         for fill in (*self._fills, *self._fills)[::-1]:
             if following is not None:
                 first[fill] = following
             own = self._layers[fill.layers.start : fill.layers.stop]
-            following = next((layer.name for layer in own if layer.name in weights), following)
+            following = next((self._weights[layer.name] for layer in own if layer.name in self._weights), following)
         return first
 
     def _carry(self, name: str, value: Tensor, fill: Fill, given: frozenset[str]) -> None:

@@ -78,10 +78,12 @@ class Compiler(Transfers):
             ScheduleError: an op that the executor does not know.
         """
         wait, run = self._plain_instruction(action)
-        block = self.equipment.divided.get(self.schedule.placement.stages[action.stage].weights)
-        if block is None or action.op not in COMPUTE_OPS:
+        block = self.schedule.placement.stages[action.stage].weights
+        weights = self.equipment.brought.get(block)
+        if weights is None or action.op not in COMPUTE_OPS:
             return wait, run
-        return _both(wait, block.wait), run if action.op is Op.F else _both(block.open_gradients, run)
+        wait = _both(wait, weights.present)
+        return wait, run if action.op is Op.F else _both(self.equipment.gradients[block].open, run)
 
     def _plain_instruction(self, action: Action) -> Instruction:
         match action.op:
@@ -101,9 +103,9 @@ class Compiler(Transfers):
                 block = self.equipment.gradients[self.schedule.placement.stages[action.stage].weights]
                 return None, block.reduce
             case Op.UNSHARD:
-                return None, self.equipment.divided[self.schedule.placement.stages[action.stage].weights].unshard
+                return None, self.equipment.brought[self.schedule.placement.stages[action.stage].weights].prepare
             case Op.RESHARD:
-                return None, self.equipment.divided[self.schedule.placement.stages[action.stage].weights].reshard
+                return None, self.equipment.brought[self.schedule.placement.stages[action.stage].weights].release
         raise ScheduleError([f"worker {self.worker}: {action}: the executor does not run {action.op} yet"])
 
     def _compile_forward(self, action: Action) -> Instruction:

@@ -9,8 +9,8 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.runtime.comm.transport import Transport
 from diffusionpipe.runtime.compute.frozen import FillRunner
 from diffusionpipe.runtime.compute.stage import StageModule
+from diffusionpipe.runtime.weights.bringing import Brought
 from diffusionpipe.runtime.weights.gradients import Reducible
-from diffusionpipe.runtime.weights.sharding import Shards
 
 
 def nothing() -> None:
@@ -34,9 +34,8 @@ class Equipment:
     """Names of what is put into the store before an iteration."""
     gradients: Mapping[int, Reducible] = field(default_factory=dict)
     """Block id -> the gradients that the schedule reduces."""
-    divided: Mapping[int, Shards] = field(default_factory=dict)
-    """Block id -> the block, of those that are whole only between their UNSHARD and RESHARD, or come from their owners
-    with UNSHARD."""
+    brought: Mapping[int, Brought] = field(default_factory=dict)
+    """Block id -> its weights, where UNSHARD prepares them and RESHARD releases them."""
     loss_scale: float = 1.0
     """Gradient of the step's loss for each sample's loss."""
     preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding.storage import storage_of
-from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, Sharded, sampling_phase
+from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
 from diffusionpipe.ir.cells import Cutting
 from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
@@ -29,10 +29,11 @@ from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.engine.windows import WindowExecutor
 from diffusionpipe.runtime.machine.upload import Upload
 from diffusionpipe.runtime.recording.layer_watch import LayerWatch
+from diffusionpipe.runtime.weights.bringing import Brought, BroughtLayer
 from diffusionpipe.runtime.weights.gradients import BlockGradients, Reducible
-from diffusionpipe.runtime.weights.host_weights import HostWeights, host_weights_of
+from diffusionpipe.runtime.weights.host_weights import host_weights_of
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
-from diffusionpipe.runtime.weights.owned import Divided, OwnedBlock
+from diffusionpipe.runtime.weights.owned import Divided
 from diffusionpipe.runtime.weights.versions import BlockVersions
 
 
@@ -60,8 +61,10 @@ class Worker:
     """The samples of the pipeline's batch that this rank encodes when it trains."""
     casts: Casts
     """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
-    host_weights: HostWeights | None
-    """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
+    frozen_weights: Mapping[str, BroughtLayer]
+    """The frozen layers' weights that are elsewhere while they do not run, by layer; for all executors."""
+    resident: tuple[Brought, ...]
+    """The weights of blocks that stay here between two steps, and come from their owners after each."""
     watch: LayerWatch
     """Sees the layers of its stages and fills; it is off."""
     upload: Upload
@@ -146,11 +149,10 @@ class Worker:
 
         Training brings them itself. All ranks that share a block call it; elsewhere it does nothing.
         """
-        owned = [block for block in self.gradients.values() if isinstance(block, OwnedBlock)]
-        for block in owned:
-            block.unshard()
-        for block in owned:
-            block.wait()
+        for weights in self.resident:
+            weights.prepare()
+        for weights in self.resident:
+            weights.present()
 
 
 def build_worker(
@@ -174,7 +176,7 @@ def build_worker(
     frozen layers that may be put in with a batch to train on.
 
     Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
-    the memory of the machine, as `HostWeights` wants it. `cutting`: cuts steps into micro-batches of unequal tokens, in
+    the memory of the machine, for weights on the host. `cutting`: cuts steps into micro-batches of unequal tokens, in
     place of the plan's; the plan fills nothing ahead then. `divided`: the blocks of a plan with owners that `Sharder`
     made already; None: they are made here.
     """
@@ -198,7 +200,7 @@ def build_worker(
         gradients=held.gradients,
         divided=divided or {},
         casts=Casts(),
-        host_weights=host_weights_of(graph, hosted, device, node) if hosted else None,
+        frozen_weights=host_weights_of(graph, hosted, device, node) if hosted else {},
         watch=LayerWatch(device),
     )
     versions = _versions(plan, held)
@@ -215,7 +217,8 @@ def build_worker(
         versions=versions,
         encoded=encoded_rows(plan.encoding, place.worker),
         casts=parts.casts,
-        host_weights=parts.host_weights,
+        frozen_weights=parts.frozen_weights,
+        resident=tuple(block for block in parts.divided.values() if block.stays),
         watch=parts.watch,
         upload=Upload(device),
         cut=CutExecutors(cutting, partial(parts.recut, executors[PlanPhase.TRAIN])) if cutting is not None else None,
@@ -325,7 +328,7 @@ class _Parts:
     gradients: Mapping[int, Reducible]
     divided: Mapping[int, Divided]
     casts: Casts
-    host_weights: HostWeights | None
+    frozen_weights: Mapping[str, BroughtLayer]
     watch: LayerWatch
 
     def executors(self) -> dict[str, Executor]:
@@ -381,8 +384,8 @@ class _Parts:
         stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
         # Sharded blocks bring their copies; those of one version would not do for another one.
         is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
-        is_sharded = self.plan.mesh.sharded is Sharded.ALL
-        has_casts = self.precision.autocast is not None and not is_sharded and not is_endless
+        has_own = all(block.stays for block in self.divided.values())
+        has_casts = self.precision.autocast is not None and has_own and not is_endless
         kept = self.kept if phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE) else ()
         between = [spec for layer in self.graph.layers for spec in layer.between]
         return Equipment(
@@ -394,7 +397,7 @@ class _Parts:
             encoder=self.encoder(schedule, kept),
             raw_inputs=(*self.model.inputs, *kept),
             gradients=self.gradients,
-            divided=self.divided,
+            brought=self.divided,
             loss_scale=1.0 / self.plan.batch if phase == PlanPhase.TRAIN else 1.0,
             preparations={i: self.preparation(schedule, i, stage) for i, stage in stages.items()} if has_casts else {},
             cleanup=self.casts.drop,
@@ -407,7 +410,7 @@ class _Parts:
             return stage.cast
 
         def cast() -> None:
-            block.wait()
+            block.present()
             stage.cast()
 
         return cast
@@ -457,7 +460,7 @@ class _Parts:
                     ],
                     kept=kept,
                     precision=self.precision,
-                    weights=self.host_weights,
+                    weights=self.frozen_weights,
                     watch=self.watch,
                 )
         return None

@@ -232,7 +232,7 @@ def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipme
         encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
         raw_inputs=run.inputs,
         gradients=collectives.reductions(),
-        divided={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
+        brought={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
     )
 
 
@@ -248,18 +248,15 @@ class VirtualShards:
     gathering: VirtualReduction
     clock: DeviceClock
 
-    def unshard(self) -> None:
+    def prepare(self) -> None:
         """Start gathering the block's parameters; see `ShardedBlock`."""
         self.gathering.reduce()
 
-    def wait(self) -> None:
+    def present(self) -> None:
         """Wait until the block's parameters are gathered; see `ShardedBlock`."""
         self.gathering.stream.settle(self.gathering)
         self.clock.free = max(self.clock.free, self.gathering.end)
         self.clock.wait(0.0)
 
-    def reshard(self) -> None:
+    def release(self) -> None:
         """Drop the parameters that other ranks own; see `ShardedBlock`."""
-
-    def open_gradients(self) -> None:
-        """Make room for the gradients of the block; see `ShardedBlock`."""

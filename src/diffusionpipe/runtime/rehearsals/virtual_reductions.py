@@ -62,6 +62,9 @@ class VirtualReduction:
     def __post_init__(self) -> None:
         self._starts = torch.zeros(len(self.ranks), dtype=torch.float64)
 
+    def open(self) -> None:
+        """Nothing to do: there are no gradients."""
+
     def separate(self) -> None:
         """There are no gradients."""
 

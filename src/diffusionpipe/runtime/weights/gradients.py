@@ -21,6 +21,10 @@ class Reducible(Protocol):
         """Forget the gradients of the last step."""
         ...
 
+    def open(self) -> None:
+        """Make room for gradients, before a backward."""
+        ...
+
     def separate(self) -> None:
         """Let no gradient lie in memory where other tensors lie, before more is added to it; after each backward."""
         ...
@@ -77,6 +81,9 @@ class BlockGradients:
             for parameter in self._parameters:
                 parameter.grad = None
             self._shared = list(self._parameters)
+
+    def open(self) -> None:
+        """Nothing to do: there is room from the start, or autograd makes it."""
 
     def separate(self) -> None:
         """Give each gradient that autograd has made since the reset memory of its own."""

@@ -14,9 +14,7 @@ A copy waits until the layer that was at its end has been computed, and a layer 
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -76,11 +74,12 @@ class _End:
     """The event after which the layer has been computed."""
 
 
-class HostWeights:
-    """The weights of one rank's frozen layers. Mutable: `Parameter.data` and the staging memory change as layers run.
+class HostWeights(Mapping[str, "HostedLayer"]):
+    """The weights of one rank's frozen layers, by the name of the layer; of those that have some.
 
-    Between uses a parameter's data are those in host memory; the `Parameter` stays the same object. On the CPU the same
-    happens without streams, so that what works there works on a GPU.
+    Mutable: `Parameter.data` and the staging memory change as layers run. Between uses a parameter's data are those in
+    host memory; the `Parameter` stays the same object. On the CPU the same happens without streams, so that what works
+    there works on a GPU.
     """
 
     def __init__(
@@ -125,8 +124,16 @@ class HostWeights:
             _lock(self._memory)
             weakref.finalize(self, unlock_pages, self._memory, self._stream).atexit = False
 
-    def __contains__(self, layer: str) -> bool:
-        return layer in self._weights
+    def __getitem__(self, layer: str) -> "HostedLayer":
+        if layer not in self._weights:
+            raise KeyError(layer)
+        return HostedLayer(self, layer)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
     @property
     def present_layers(self) -> frozenset[str]:
@@ -139,11 +146,11 @@ class HostWeights:
         return sum(sorted(weights.size for weights in self._weights.values())[-2:])
 
     def start(self, layer: str) -> None:
-        """Begin to copy a layer's weights to the device, unless they are there or it has none.
+        """Begin to copy a layer's weights to the device, unless they are there.
 
         They take the place of the layer that ran before the last one, or of another that was started and has not run.
         """
-        end = self._ends.place(layer) if layer in self._weights else None
+        end = self._ends.place(layer)
         if end is None:
             return
         staging, weights = self._staging_memory(), self._weights[layer]
@@ -155,44 +162,26 @@ class HostWeights:
                 at += len(run)
             end.ready.record(self._stream)
 
-    @contextmanager
-    def present(self, layer: str) -> Iterator[None]:
-        """The layer's weights on the device, for what is computed in the block; one layer at a time."""
-        weights = self._weights.get(layer)
-        if weights is None:
-            yield
-            return
+    def present(self, layer: str) -> None:
+        """Let the compute that comes read the layer's weights on the device; one layer at a time."""
+        weights = self._weights[layer]
         self.start(layer)
         end = self._ends.run(layer)
         end.ready.wait(self._backend.current_stream())
         for parameter, value in zip(weights.parameters, self._views_of(layer, end), strict=True):
             parameter.data = value
-        try:
-            yield
-        finally:
-            for parameter, value in zip(weights.parameters, weights.hosted, strict=True):
-                parameter.data = value
-            end.done.record(self._backend.current_stream())
 
-    def brought(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-        """The same layers, each with its weights on the device while it runs, and the next one's started meanwhile."""
-        following: str | None = None
-        found: list[Layer] = []
-        for layer in reversed(layers):
-            found.append(replace(layer, run=partial(self._run, layer, following)))
-            following = layer.name if layer.name in self else following
-        return tuple(reversed(found))
+    def release(self, layer: str) -> None:
+        """Let the parameters show the values in host memory again, once the layer has been computed."""
+        weights, end = self._weights[layer], self._ends.run(layer)
+        for parameter, value in zip(weights.parameters, weights.hosted, strict=True):
+            parameter.data = value
+        end.done.record(self._backend.current_stream())
 
-    def _run(self, layer: Layer, following: str | None, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with self.present(layer.name):
-            if following is not None:
-                self.start(following)
-            return tuple(self._lasting(tensor) for tensor in layer.run(component, *tensors))
-
-    def _lasting(self, tensor: Tensor) -> Tensor:
+    def lasting(self, written: Tensor) -> Tensor:
         """The tensor, copied if it is a view of weights, which the next layer's will overwrite."""
-        is_view = self._staging is not None and memory_of(tensor) == memory_of(self._staging)
-        return tensor.clone() if is_view else tensor
+        is_view = self._staging is not None and memory_of(written) == memory_of(self._staging)
+        return written.clone() if is_view else written
 
     def _staging_memory(self) -> Tensor:
         if self._staging is None:
@@ -212,6 +201,30 @@ class HostWeights:
                 at += len(place)
             self._views[key] = tuple(views)
         return self._views[key]
+
+
+@dataclass(frozen=True, slots=True)
+class HostedLayer:
+    """The weights of one layer among these."""
+
+    all: HostWeights
+    name: str
+
+    def prepare(self) -> None:
+        """Begin to copy them to the device."""
+        self.all.start(self.name)
+
+    def present(self) -> None:
+        """Let the parameters show the copy, for which the compute that comes waits."""
+        self.all.present(self.name)
+
+    def release(self) -> None:
+        """Let the parameters show the values in host memory."""
+        self.all.release(self.name)
+
+    def lasting(self, written: Tensor) -> Tensor:
+        """The tensor that the layer wrote, copied if it is a view of weights."""
+        return self.all.lasting(written)
 
 
 def _move_rest(kept: Collection[nn.Parameter], device: torch.device) -> None:

@@ -19,15 +19,20 @@ from torch import Tensor, nn
 
 from diffusionpipe.runtime.comm.transport import Transport, Work
 from diffusionpipe.runtime.machine.buffers import gradient_dtype
+from diffusionpipe.runtime.weights.bringing import Brought
 from diffusionpipe.runtime.weights.gradients import BUCKET_BYTES, Reducible, split_by_size
-from diffusionpipe.runtime.weights.sharding import Shards
 
 ALIGNMENT = 16
 """Parameters start at multiples of this many numbers, so that kernels find them aligned."""
 
 
-class Divided(Shards, Reducible, Protocol):
+class Divided(Brought, Reducible, Protocol):
     """A block whose updates are divided over the ranks that share it."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether the weights are here between two steps, as they were when they came last."""
+        ...
 
     @property
     def owned(self) -> Mapping[str, nn.Parameter]:
@@ -40,6 +45,8 @@ class OwnedBlock:
 
     Parameters of one owner and their gradients lie together in buckets, so that neither transfer needs a copy.
     """
+
+    stays = True
 
     def __init__(
         self,
@@ -67,20 +74,20 @@ class OwnedBlock:
         ]
         """Owner, parameters, gradients; in the same order on all ranks."""
 
-    def unshard(self) -> None:
+    def prepare(self) -> None:
         """Start to bring the parameters from their owners."""
         self._gathers = [self._transport.broadcast(weights, owner, self._ranks) for owner, weights, _ in self._buckets]
 
-    def wait(self) -> None:
+    def present(self) -> None:
         """Wait until they are there."""
         for work in self._gathers:
             work.wait()
         self._gathers = []
 
-    def reshard(self) -> None:
+    def release(self) -> None:
         """Nothing to drop: the parameters stay."""
 
-    def open_gradients(self) -> None:
+    def open(self) -> None:
         """Nothing to do: there is room for the gradients all the time."""
 
     def reset(self) -> None:

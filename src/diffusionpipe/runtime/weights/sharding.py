@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,28 +68,10 @@ class Reductions:
             release()
 
 
-class Shards(Protocol):
-    """A sharded block as the executor runs it; see `ShardedBlock`."""
-
-    def unshard(self) -> None:
-        """Start to gather the block's parameters from their owners."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the block's parameters are gathered."""
-        ...
-
-    def reshard(self) -> None:
-        """Drop the parameters that other ranks own."""
-        ...
-
-    def open_gradients(self) -> None:
-        """Make room for the gradients of the block."""
-        ...
-
-
 class ShardedBlock:
     """One block's parameters on one rank of the group that shares them. Mutable: whole or in parts."""
+
+    stays = False
 
     def __init__(
         self,
@@ -121,10 +103,10 @@ class ShardedBlock:
             self._parts.append(part)
             self.copies |= part.copies
 
-    def unshard(self) -> None:
+    def prepare(self) -> None:
         """Start gathering: on the stream of gathers, after the compute so far and beside the compute that comes.
 
-        The gathered parameters are allocated there too. Its memory, given back by `reshard`, is not used again before
+        The gathered parameters are allocated there too. Its memory, given back by `release`, is not used again before
         all that has been computed with it: the next gathering waits for that.
         """
         self._stream.wait_stream(self._backend.current_stream())
@@ -133,14 +115,14 @@ class ShardedBlock:
                 part.fill()
             self._works = [self._transport.broadcast(part.gathered, part.owner, self._ranks) for part in self._parts]
 
-    def wait(self) -> None:
+    def present(self) -> None:
         """Wait until everything is gathered."""
         if self._works:
             for work in self._works:
                 work.wait()
             self._works = []
 
-    def reshard(self) -> None:
+    def release(self) -> None:
         """Empty what others own, and all copies."""
         for part in self._parts:
             part.empty()
@@ -151,7 +133,7 @@ class ShardedBlock:
             if part.gradients is not None:
                 part.gradients.zero_()
 
-    def open_gradients(self) -> None:
+    def open(self) -> None:
         """Give every trained parameter a gradient to add to, part by part in one piece of memory."""
         for part in self._parts:
             part.open_gradients()

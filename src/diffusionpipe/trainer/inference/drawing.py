@@ -123,7 +123,7 @@ def latents_in_session(
     autocast = Arithmetic(precision=session.recipe.training.precision).context(session.job.device)
     with torch.no_grad(), autocast:
         on_device = {name: value.to(session.job.device) for name, value in raw.items()}
-        frozen = frozen_part(session.graph.of_sizes[size], fed, on_device, moving, worker.host_weights)
+        frozen = frozen_part(session.graph.of_sizes[size], fed, on_device, moving, worker.frozen_weights)
     predict = PipelinePredictor(
         worker,
         session.transport,

@@ -9,13 +9,14 @@ The second ones belong to no stage, because nothing of theirs is trained.
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
-from diffusionpipe.runtime.weights.host_weights import HostWeights
+from diffusionpipe.runtime.weights.bringing import BroughtLayer, brought
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
 
 Lead = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -55,12 +56,12 @@ def frozen_part(
     names: Collection[str],
     given: Mapping[str, Tensor],
     changing: Collection[str],
-    weights: HostWeights | None = None,
+    weights: Mapping[str, BroughtLayer] = MappingProxyType({}),
 ) -> FrozenPart:
     """The tensors of these names that the given ones lead to, and the layers that make the others of latents and times.
 
-    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers'
-    weights to the device, if they are kept in host memory.
+    `changing`: latents and times, which change from one denoising step to the next. `weights`: of
+    the layers whose weights are elsewhere while they do not run.
     """
     moving = set(changing)
     lead, before = [], []
@@ -70,12 +71,10 @@ def frozen_part(
         else:
             lead.append(layer)
             moving.update(layer.writes)
-    if weights is not None:
-        before, lead = list(weights.brought(before)), list(weights.brought(lead))
     wanted = {*names, *(name for layer in lead for name in layer.reads)} - moving
     return FrozenPart(
         graph=graph,
-        tensors=dict(given) | run_layers(before, graph.components, dict(given), targets=wanted),
-        lead=tuple(lead),
+        tensors=dict(given) | run_layers(brought(before, weights), graph.components, dict(given), targets=wanted),
+        lead=brought(lead, weights),
         led=frozenset(moving.intersection(names)),
     )
