@@ -257,10 +257,10 @@ class WholeGradients:
     def reset(self) -> None:
         """See `Reducible`."""
 
-    def separate(self) -> None:
+    def open(self) -> None:
         """See `Reducible`."""
 
-    def added(self) -> None:
+    def added(self, *, is_whole: bool) -> None:
         """See `Reducible`."""
 
     def reduce(self) -> None:

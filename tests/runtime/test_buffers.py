@@ -64,7 +64,7 @@ def test_a_gradient_that_shares_its_memory_gets_memory_of_its_own_before_more_is
         block.reset()
         for x in xs:
             module(x).sum().backward()
-            block.separate()
+            block.added(is_whole=True)
         found = [parameter.grad for parameter in module.parameters()]
         assert all(num_in_memory_of(gradient) == 1 for gradient in found)
         for gradient, wanted in zip(found, expected, strict=True):

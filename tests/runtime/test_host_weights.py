@@ -166,6 +166,7 @@ def test_two_layers_have_room_and_two_layers_alone_are_present():
     assert [present for _, present in seen] == [*pairs, {"linear 3", "linear 4"}, {"linear 3", "linear 4"}]
     assert weights.device_bytes == 512 * (3 + 2)  # the fourth has three parameters, the others two; each is aligned
     assert weights.device_bytes == weights._staging.nbytes
+    assert not device_layers(weights, parameters_of(layers, components))
 
 
 @pytest.mark.parametrize("first", ["linear 0", "linear 3"])

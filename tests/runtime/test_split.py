@@ -357,7 +357,7 @@ def test_what_was_put_aside_stays_as_it_was_through_the_next_i():
     for x, aside in zip(xs, deferred, strict=True):
         backward(module, x)
         backward(other, x, deferred=aside)
-        block.separate()
+        block.added(is_whole=False)
     for aside in deferred:
         aside.run()
     ours, theirs = gradients_of(module, xs[0]), gradients_of(other, xs[0])

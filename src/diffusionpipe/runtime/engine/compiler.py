@@ -37,6 +37,7 @@ from the slot of stage 0, which then drops it [1], and its backward leaves the g
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -185,8 +186,7 @@ class Compiler(Transfers):
         assert action.microbatch is not None
         key = (action.stage, action.microbatch)
         slot, route = self.slots[key], self.routes[key]
-        separate = self._separation(action)
-        added = self._completion(action) if action.op is Op.B else nothing
+        added = self._addition(action)
         consumers = [self.slots[peer, action.microbatch] for peer in route.local_consumers]
         gradient_of = {name: self._compile_gradient(slot, route, name) for name in route.gradients}
         keeps_gradients = route.num_gradient_reads > 0
@@ -207,7 +207,6 @@ class Compiler(Transfers):
                     gradient = leaf.grad
                     slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient  # [2]
             leaves.clear()
-            separate()
             added()
 
         return self.wait_for(route.gradient_arrivals, action), backward
@@ -216,15 +215,10 @@ class Compiler(Transfers):
         assert action.microbatch is not None
         return self.slots[action.stage, action.microbatch].deferred.run
 
-    def _completion(self, action: Action) -> Callable[[], None]:
-        """A function that tells the stage's gradients that a whole backward has added a micro-batch's to them."""
+    def _addition(self, action: Action) -> Callable[[], None]:
+        """A function that tells the stage's gradients that this backward has added to them."""
         block = self.equipment.gradients.get(self.schedule.placement.stages[action.stage].weights)
-        return nothing if block is None else block.added
-
-    def _separation(self, action: Action) -> Callable[[], None]:
-        """A function that gives the stage's gradients memory of their own, before others are added to them."""
-        block = self.equipment.gradients.get(self.schedule.placement.stages[action.stage].weights)
-        return nothing if block is None else block.separate
+        return nothing if block is None else partial(block.added, is_whole=action.op is Op.B)
 
     def _loss_gradient(self, route: Route, name: str) -> Tensor:
         """The step's loss is `loss_scale` times the sum of the samples' losses."""

@@ -7,7 +7,7 @@ that is saved for autograd, put aside by I for W, being sent, or held by the cal
 tensors of each storage, so no list of readers is needed, and the rule holds on every legal order:
 
     gradients of parameters    are added to in place, so each is moved out of memory where it is not alone
-                               (`gradients.BlockGradients.separate`); buckets are memory of their own from the start
+                               (`gradients.BlockGradients.added`); buckets are memory of their own from the start
     weights come from hosts    what a layer writes must not lie in the staging memory (`host_weights.HostWeights`)
     rows of the store          written once in an iteration; results must not lie in them (`store.RowStore.lasting`)
 

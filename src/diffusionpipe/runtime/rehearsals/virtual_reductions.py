@@ -65,10 +65,7 @@ class VirtualReduction:
     def open(self) -> None:
         """Nothing to do: there are no gradients."""
 
-    def separate(self) -> None:
-        """There are no gradients."""
-
-    def added(self) -> None:
+    def added(self, *, is_whole: bool) -> None:
         """Nothing to do: there are no gradients."""
 
     def reset(self) -> None:

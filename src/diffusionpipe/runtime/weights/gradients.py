@@ -25,12 +25,11 @@ class Reducible(Protocol):
         """Make room for gradients, before a backward."""
         ...
 
-    def separate(self) -> None:
-        """Let no gradient lie in memory where other tensors lie, before more is added to it; after each backward."""
-        ...
+    def added(self, *, is_whole: bool) -> None:
+        """Note that a backward has added to the gradients. More will be added, so each gets memory of its own.
 
-    def added(self) -> None:
-        """Called when a whole backward has added all gradients of a micro-batch."""
+        `is_whole`: it has added all of a micro-batch's.
+        """
         ...
 
     def reduce(self) -> None:
@@ -85,14 +84,14 @@ class BlockGradients:
     def open(self) -> None:
         """Nothing to do: there is room from the start, or autograd makes it."""
 
-    def separate(self) -> None:
-        """Give each gradient that autograd has made since the reset memory of its own."""
+    def added(self, *, is_whole: bool) -> None:
+        """Give each gradient that autograd has made since the reset memory of its own.
+
+        If the block is watched and nobody else holds it, note the squares of the first micro-batch's gradients.
+        """
         if self._shared:
             self._shared = [parameter for parameter in self._shared if not _is_separate(parameter)]
-
-    def added(self) -> None:
-        """Note the squares of the first micro-batch's gradients, if the block is watched and nobody else holds it."""
-        if self.is_watched and self.part is None and not self._buckets:
+        if is_whole and self.is_watched and self.part is None and not self._buckets:
             self.part = self.squares()
 
     def squares(self) -> Tensor:

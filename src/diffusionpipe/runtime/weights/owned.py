@@ -95,11 +95,8 @@ class OwnedBlock:
         for _, _, gradients in self._buckets:
             gradients.zero_()
 
-    def separate(self) -> None:
-        """Nothing to do: the gradients lie in memory of their own from the start."""
-
-    def added(self) -> None:
-        """Nothing to do: these blocks are not watched."""
+    def added(self, *, is_whole: bool) -> None:
+        """Nothing to do: the gradients lie in memory of their own from the start, and are not watched."""
 
     def reduce(self) -> None:
         """Start to sum the gradients at their owners; on other ranks they mean nothing then."""

@@ -138,11 +138,8 @@ class ShardedBlock:
         for part in self._parts:
             part.open_gradients()
 
-    def separate(self) -> None:
-        """Nothing to do: the gradients lie in memory of their own from the start."""
-
-    def added(self) -> None:
-        """Nothing to do: sharded blocks are not watched."""
+    def added(self, *, is_whole: bool) -> None:
+        """Nothing to do: the gradients lie in memory of their own from the start, and are not watched."""
 
     def reduce(self) -> None:
         """Start summing the gradients at their owners; gradients of other ranks' parameters are gone after it."""
