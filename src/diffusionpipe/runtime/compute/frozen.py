@@ -136,7 +136,7 @@ class Encoder:
             self._next_weights[fill].prepare()
 
     def _first_after_each(self) -> dict[Fill, BroughtLayer]:
-        """The weights that are brought next after each fill; after the last fill, those of the first layer of all."""
+        """The weights that are brought next after each fill; the first layer of all follows the last fill."""
         first: dict[Fill, BroughtLayer] = {}
         following: BroughtLayer | None = None
         for fill in (*self._fills, *self._fills)[::-1]:
