@@ -100,6 +100,15 @@ def crew() -> "Iterator[Crew]":
         yield ranks
 
 
+@pytest.fixture
+def forked_ranks() -> "Iterator[None]":
+    """Ranks that the launcher starts in this process begin with all imports done."""
+    from nursery import nursery_here
+
+    with nursery_here():
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """This process computes with one thread, as the ranks of a crew do, so that the bits are equal."""

@@ -28,9 +28,17 @@ IMPORTED = (
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
     "diffusers.schedulers",
     "transformers.models.clip.modeling_clip",
+    "diffusionpipe.cli.verbs.run_report",
+    "diffusionpipe.planner.unequal.cutting",
     "diffusionpipe.runtime.rehearsals.rehearsal",
     "diffusionpipe.trainer.course.run",
+    "diffusionpipe.trainer.reporting.tensorboard",
+    "diffusionpipe.viz.grid",
+    "diffusionpipe.workflows.run_check",
+    "matplotlib.backends.backend_agg",
+    "torch.utils.tensorboard",
 )
+"""All that a training imports, so that no rank does."""
 
 
 class Crew:

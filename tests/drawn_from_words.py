@@ -124,13 +124,13 @@ def _job(asked: Asked, place: Path, number: int) -> Mapping[str, Any]:
     }
 
 
-def compared(told: Sequence[Told], place: Path) -> dict[str, float]:
-    """Name of each call -> the largest difference of ours from diffusers', which it is checked by.
+def compared(told: Sequence[Told], drawn: Sequence[NDArray[np.float32]]) -> dict[str, float]:
+    """Name of each call -> the largest difference of ours from what diffusers has `drawn`, which it is checked by.
 
     Raises:
         AssertionError: a picture differs, or a flag moves nothing.
     """
-    theirs = dict(zip((one.name for one in told), drawn_apart(told, place), strict=True))
+    theirs = dict(zip((one.name for one in told), drawn, strict=True))
     found = {}
     for one in told:
         (ours,) = drawn_here(one.asked)

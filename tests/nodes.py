@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from forked import Forked
+
 NAMES = ("node-0", "node-1")
 _OF_EACH = ("--net", "--uts", "--mount")
 _WAITS = ("sh", "-c", "echo here; cat")
@@ -43,11 +45,9 @@ class Node:
         """Run a script of the shell that must succeed."""
         subprocess.run(self.command("sh", "-ec", script), check=True, capture_output=True, text=True)
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[str]":
-        """Start a program, whose outputs are read together."""
-        return subprocess.Popen(
-            self.command(*command), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    def start(self, words: Sequence[str], environ: Mapping[str, str]) -> Forked:
+        """Start `python WORDS`, whose outputs are read together."""
+        return Forked(words, environ, is_merged=True, beside=self.process.pid)
 
     def hide(self, folder: Path) -> None:
         """Put an empty disk of the node's own in the place of a folder."""

@@ -266,6 +266,7 @@ def test_what_a_rank_sees_here_is_real(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_two_ranks_of_this_machine_have_no_fault(tmp_path, capfd):
     result = CliRunner().invoke(cli.app, ["doctor", "--ranks", "2", "--device", "cpu", "--folder", str(tmp_path)])
     assert result.exit_code == 0, result.exception

@@ -87,6 +87,7 @@ def test_shipped_clusters_are_listed_and_shown(capsys):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's agent leaves log files open
+@pytest.mark.usefixtures("forked_ranks")
 def test_links_are_measured_between_two_processes(tmp_path):
     out = tmp_path / "mine.json"
     assert exit_of("cluster", "--ranks", 2, "--device", "cpu", "--out", out) == 0

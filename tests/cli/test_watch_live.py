@@ -4,7 +4,7 @@ from threading import Thread
 
 import pytest
 from browser import browsing, needs_browser
-from jobs import Command
+from forked_jobs import ForkedCommand
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of
 
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
@@ -46,7 +46,7 @@ def test_a_run_that_is_watched_saved_drawn_and_stopped_in_the_browser_is_the_run
         page = browser.new_context().new_page()
         page.goto(server.address)
         expect(page.locator("h1")).to_contain_text("has not begun")  # the page is opened first
-        job = Command(watched, ranks=2)
+        job = ForkedCommand(watched, ranks=2)
         try:
             step = page.locator(".facts-row dd").first
             expect(step).to_contain_text("of 100,000", timeout=PATIENCE)
@@ -72,7 +72,7 @@ def test_a_run_that_is_watched_saved_drawn_and_stopped_in_the_browser_is_the_run
             server.shutdown()
     losses = losses_of(folder)
     alone = recipe_in(tmp_path, "alone", max(losses))
-    job = Command(alone, ranks=2)
+    job = ForkedCommand(alone, ranks=2)
     try:
         assert ended(job) == 0
     finally:

@@ -1,4 +1,7 @@
-"""The pages of docs/howto: every command runs as it is printed, in a folder with a tiny model and few pictures."""
+"""The pages of docs/howto: every command runs as it is printed, in a folder with a tiny model and few pictures.
+
+Processes of `forked` commands start with all imports done; those of the unattended run start as a user's do.
+"""
 
 import os
 import re
@@ -16,6 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 import typer
+from forked import Forked
 from tiny_runs import RESOLUTION, losses_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import app
@@ -81,8 +85,8 @@ def started(command):
 
 
 @contextmanager
-def running(command):
-    process = started(command)
+def running(command, start=started):
+    process = start(command)
     try:
         yield process
     finally:
@@ -91,10 +95,17 @@ def running(command):
         process.stdout.close()
 
 
-def runs(command, status=0):
-    process = started(command)
+def forked(command):
+    """The command of a page, whose processes start with all imports done."""
+    program, *words = shlex.split(command)
+    module = {"diffusionpipe": "diffusionpipe", "torchrun": "torch.distributed.run"}[program]
+    return Forked(["-m", module, *words], os.environ, is_merged=True)
+
+
+def runs(command, start=forked):
+    process = start(command)
     said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == status, (command, said)
+    assert process.returncode == 0, (command, said)
     return said
 
 
@@ -117,7 +128,7 @@ def test_own_pictures_are_looked_at_trained_on_shown_and_drawn(place):
         assert (place / name).exists(), name
     text = (HOWTO / "own-pictures.md").read_text(encoding="utf-8")
     (watch,) = re.findall(r"`(diffusionpipe watch [^`]*)`", text)
-    with running(watch) as server:
+    with running(watch, forked) as server:
         assert server.stdout.readline().startswith("watching runs/birds")
         with urlopen(server.stdout.readline().strip(), timeout=PATIENCE) as answer:
             assert b"Draw now" in answer.read()
@@ -141,7 +152,7 @@ def test_two_nodes_are_examined_train_one_job_and_go_on(place):
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         both = command.replace("localhost:29500", f"localhost:{port}").replace("steps=5500", "steps=5")
-        nodes = [started(both) for _ in range(2)]
+        nodes = [forked(both) for _ in range(2)]
         for node in nodes:
             said, _ = node.communicate(timeout=PATIENCE)
             assert node.returncode == 0, (command, said)
@@ -165,7 +176,7 @@ def goes_on(folder, job):
 def asks(command, job):
     """Ask a run by a file, and wait until it has removed the file."""
     goes_on(Path(command.split()[1]).parent, job)
-    runs(command)
+    runs(command, started)
     awaited(lambda: not Path(command.split()[1]).exists())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from drawn_families import Drawn, difference
 from drawn_families import check as check_drawn
 from drawn_from_words import SAVED as CALLED
-from drawn_from_words import WITHOUT, calls_of, compared, lacks_of
+from drawn_from_words import WITHOUT, calls_of, compared, drawn_apart, lacks_of
 from family_runs import LAYOUTS, SAVED, Place, all_of, check, run_all
 
 Row = dict[str, str]
@@ -60,10 +60,15 @@ def _row(kind: str) -> Row:
 def _from_words(kind: str, place: Path) -> str:
     """Every call of diffusers' pipeline, and ours."""
     found: dict[str, float] = {}
+
+    def compare() -> None:
+        told = calls_of(kind, CALLED[kind](place / "model"))
+        found.update(compared(told, drawn_apart(told, place / "apart")))
+
     cell = _cell(
         f"{kind}-words",
         None,
-        lambda: found.update(compared(calls_of(kind, CALLED[kind](place / "model")), place / "apart")),
+        compare,
         lambda _: f"{max(found.values()):.0e} ({len(found)} calls)",
     )
     for call, differs in found.items():

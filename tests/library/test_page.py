@@ -98,9 +98,12 @@ def test_a_model_of_the_page_trains_as_in_one_process(page, name, schedule, tmp_
     assert measured.compare(choice).ratio > 0
 
 
+IN_PROCESSES = [("graphs", "1f1b"), ("gpt", "zb-v"), ("translation", "zb-h1"), ("translation", own_orders)]
+"""Each model and each schedule: processes run the program that threads run with all pairs above."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=["1f1b", "zb-h1", "zb-v", "own"])
-@pytest.mark.parametrize("name", ["graphs", "gpt", "translation"])
+@pytest.mark.parametrize(("name", "schedule"), IN_PROCESSES)
 def test_a_model_of_the_page_trains_in_processes_as_in_one(page, name, schedule):
     model = getattr(page, name)()
     choice = plan_of(model, schedule, 3 if name == "translation" and schedule != "zb-v" else 2)

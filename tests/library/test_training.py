@@ -21,6 +21,7 @@ def recipe(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_callbacks_hear_each_line_of_the_metrics_once_and_resumed_runs_go_on(recipe, tmp_path):
     heard = []
     folder = dp.train(recipe, ranks=1, device="cpu", callbacks=[lambda step, values: heard.append((step, values))])
@@ -40,6 +41,7 @@ def test_callbacks_hear_each_line_of_the_metrics_once_and_resumed_runs_go_on(rec
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_an_error_of_a_callback_stops_the_training_and_is_raised(recipe, tmp_path):
     def fussy(step, values):
         raise ValueError("enough")

@@ -1,6 +1,7 @@
 """Adapters (LoRA) are trained in any layout as in one process: the base weights stay as they are."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -23,8 +24,12 @@ BATCH = 8
 MODELS = {"stable diffusion": (tiny_stable_diffusion, "unet"), "flux": (tiny_flux, "transformer")}
 
 
+@cache
 def adapted(tiny, trained, size=1.0, **settings):
-    """The second matrices are not zero, else the first would have no gradients; their numbers are about `size`."""
+    """The second matrices are not zero, else the first would have no gradients; their numbers are about `size`.
+
+    Steps compute on copies of the graph, so all tests of a model share it.
+    """
     graph = tiny()
     adapt(graph, trained, LoraSettings(rank=2, alpha=3.0, **settings))
     materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
@@ -41,7 +46,7 @@ def adapted(tiny, trained, size=1.0, **settings):
 @pytest.fixture(scope="module", params=MODELS)
 def prepared(request):
     tiny, trained = MODELS[request.param]
-    return adapted(tiny, [trained])
+    return adapted(tiny, (trained,))
 
 
 LAYOUTS = {
@@ -61,11 +66,11 @@ def test_gradients_of_adapters_are_those_of_one_process(prepared, layout):
 
 
 ENCODERS = {
-    "stable diffusion": (tiny_stable_diffusion, ["unet", "text_encoder"]),
-    "text encoder alone": (tiny_stable_diffusion, ["text_encoder"]),
-    "sdxl": (tiny_sdxl, ["unet", "text_encoder", "text_encoder_2"]),
-    "sd3": (tiny_sd3, ["transformer", "text_encoder", "text_encoder_2", "text_encoder_3"]),
-    "flux": (tiny_flux, ["transformer", "text_encoder", "text_encoder_2"]),
+    "stable diffusion": (tiny_stable_diffusion, ("unet", "text_encoder")),
+    "text encoder alone": (tiny_stable_diffusion, ("text_encoder",)),
+    "sdxl": (tiny_sdxl, ("unet", "text_encoder", "text_encoder_2")),
+    "sd3": (tiny_sd3, ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")),
+    "flux": (tiny_flux, ("transformer", "text_encoder", "text_encoder_2")),
 }
 WITH_ENCODERS = [(model, layout) for model in ENCODERS for layout in ("1f1b", "two pipelines", "zb-v, recomputed")]
 QUICK = [("text encoder alone", "zb-v, recomputed")]
@@ -98,11 +103,11 @@ def test_encoders_beside_each_other_have_the_gradients_of_one_process(model):
 
 @pytest.mark.parametrize("layout", quick_and_slow(LAYOUTS, quick=[]))
 def test_gradients_of_norms_are_those_of_one_process(layout):
-    _check_norms(layout, ["unet", "text_encoder"], target_modules=Breadth.ALL, exclude=("conv_in", "conv_out"))
+    _check_norms(layout, ("unet", "text_encoder"), target_modules=Breadth.ALL, exclude=("conv_in", "conv_out"))
 
 
 def test_gradients_of_norms_of_a_text_encoder_are_those_of_one_process():
-    _check_norms("replicas", ["text_encoder"])
+    _check_norms("replicas", ("text_encoder",))
 
 
 def _check_norms(layout, trained, **settings):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from covering import covering
 from descriptions import described
 from layout_cases import scattered, searched
 from layouts import CPU, assert_same_step, reference_step, step_in_threads, steps_ahead
@@ -64,9 +65,9 @@ def prepared(model, form):
     return _PREPARED[model, form]
 
 
-CASES = [(model, form, layout) for model in MODELS for form in FORMS for layout in LAYOUTS]
-CASES = [case for case in CASES if case[0] != "sd3" or case[2] != "buckets"]  # its stages have a layer each
 QUICK = [("flux", "nf4", "zb-v, recomputed"), ("flux", "nf4", "sharded")]
+BUCKETS = [("sd3", form, "buckets") for form in FORMS]  # its stages have a layer each
+CASES = covering(tuple(MODELS), tuple(FORMS), tuple(LAYOUTS), first=QUICK, without=BUCKETS)
 
 
 @pytest.mark.parametrize(("model", "form", "layout"), quick_and_slow(CASES, quick=QUICK))

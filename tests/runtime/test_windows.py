@@ -5,6 +5,7 @@ w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } an
 
 import pytest
 import torch
+from covering import covering
 from layout_cases import scattered
 from tiers import quick_and_slow
 from windowed import (
@@ -46,24 +47,14 @@ def optimizers_of(versions):
     return ("momentum", "adamw") if versions is Versions.PREDICTED else tuple(RATES)
 
 
-@pytest.mark.parametrize("versions", ROWS)
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (3, 4)])
-def test_a_window_is_the_recurrence(versions, stages, microbatches):
-    assert is_within_limits(distances("dit", layout_of(versions, stages, microbatches), optimizers_of(versions)))
+MODELS = ("dit", "stable diffusion")
+QUICK = [*((versions, "dit", 2, 1) for versions in ROWS), (Versions.STASHED, "dit", 3, 4)]
+CASES = covering(ROWS, MODELS, (2, 3, 4), (1, 4), first=QUICK)
+"""Row of the table, model, stages and micro-batches: each two of them meet."""
 
 
-SIZES = [
-    *(("dit", stages, microbatches) for stages, microbatches in ((2, 4), (3, 1), (4, 1), (4, 4))),
-    ("stable diffusion", 4, 1),
-    ("stable diffusion", 3, 4),
-]
-"""Beside those of `test_a_window_is_the_recurrence`."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("versions", ROWS)
-@pytest.mark.parametrize(("name", "stages", "microbatches"), SIZES)
-def test_every_row_is_the_recurrence(name, versions, stages, microbatches):
+@pytest.mark.parametrize(("versions", "name", "stages", "microbatches"), quick_and_slow(CASES, quick=QUICK))
+def test_a_window_is_the_recurrence(versions, name, stages, microbatches):
     assert is_within_limits(distances(name, layout_of(versions, stages, microbatches), optimizers_of(versions)))
 
 

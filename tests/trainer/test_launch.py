@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import (
@@ -69,21 +70,16 @@ def job(body: str) -> str:
     return JOB.format(body=body.strip().replace("\n", "\n        "))
 
 
-def start(script: str, folder: Path, ranks: int = 2) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(ranks), str(folder), script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def start(script: str, folder: Path, ranks: int = 2) -> Forked:
+    return Forked(["-c", LAUNCHER, str(ranks), str(folder), script], os.environ)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def ended(process: Forked) -> tuple[int, str, str]:
     try:
         out, error = process.communicate(timeout=60)
     finally:
         process.kill()
+    assert process.returncode is not None
     return process.returncode, out, error
 
 

@@ -1,11 +1,10 @@
 import itertools
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import completed
 
 from diffusionpipe.errors import PeerError
 from diffusionpipe.trainer.step.stopping import Decision, Stopping, Votes
@@ -182,7 +181,7 @@ def test_a_second_interrupt_ends_even_a_blocked_process_and_a_second_sigterm_doe
     signal_name: str, body: str, status: int, output: str
 ) -> None:
     script = TWICE.format(signal=signal_name, body=body)
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    ended = completed(["-c", script], check=False)
     assert (ended.returncode, ended.stdout) == (status, output), ended.stderr
 
 
@@ -206,6 +205,6 @@ with Stopping(folder=None).listening() as stopping:
 
 
 def test_a_forked_worker_dies_of_sigterm_and_leaves_interrupts_to_its_parent() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=50)
+    ended = completed(["-c", FORK], check=False)
     expected = f"{-signal.SIGTERM} {Decision(saves=False, stops=False)}\n"
     assert (ended.returncode, ended.stdout) == (0, expected), ended.stderr

@@ -1,12 +1,10 @@
 """Recipes whose frozen weights are stored in int8 and nf4: runs, samples, checkpoints, exports; what is refused."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from forked import completed
 from PIL import Image
 from tiny_models import randomise_pipeline
 from tiny_pipelines import flux
@@ -230,7 +228,7 @@ def test_sample_draws_the_same_over_two_ranks(recipe, tmp_path):
     assert train_here(made) == 2
     words = ["--prompt", "a b", "--steps", "2", "--guidance", "2", "--device", "cpu"]
     for name, ranks in (("one", []), ("two", ["--ranks", "2"])):
-        command = [sys.executable, "-m", "diffusionpipe", "sample", str(made.run.folder), *words, *ranks]
-        subprocess.run([*command, "--out", str(tmp_path / f"{name}.png")], check=True)
+        command = ["-m", "diffusionpipe", "sample", str(made.run.folder), *words, *ranks]
+        completed([*command, "--out", str(tmp_path / f"{name}.png")])
     one, two = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), dtype=int) for name in ("one", "two"))
     assert np.abs(one - two).max() <= 1

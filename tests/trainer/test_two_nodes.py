@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -15,7 +14,7 @@ from diffusionpipe.trainer.recipe import recipe_to_toml
 pytestmark = pytest.mark.slow
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d")
-"""torchrun as docs/gpu.md starts it, with the interpreter of the tests."""
+"""torchrun as docs/gpu.md starts it."""
 LIMIT = 200.0
 
 
@@ -28,8 +27,8 @@ def nodes(tmp_path):
 
 
 def start(nodes, *arguments):
-    command = [sys.executable, *TORCHRUN, "--rdzv-endpoint", "node-0:29500", "-m", "diffusionpipe", *arguments]
-    return [node.start(command, os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}) for node in nodes]
+    words = [*TORCHRUN, "--rdzv-endpoint", "node-0:29500", "-m", "diffusionpipe", *arguments]
+    return [node.start(words, os.environ | {"NO_COLOR": "1"}) for node in nodes]
 
 
 def ended(process):

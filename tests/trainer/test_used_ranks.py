@@ -1,13 +1,11 @@
 """Runs that leave ranks out: they learn, bit for bit, what a job of the used ranks alone learns."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from forked import completed
 from forked_jobs import ForkedCommand
-from jobs import Command
 from nodes import may_have_nodes, two_nodes
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
@@ -60,11 +58,8 @@ def test_ranks_of_torchrun_that_are_left_out_end_with_one_line(recipe, two, use,
     asked = recipe(f"torchrun-{len(use)}-{use[0]}", use=use)
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(asked))
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "--max-restarts", "1", "-m", "diffusionpipe"]
-    done = subprocess.run(
-        [sys.executable, *words, "train", str(tmp_path / "recipe.toml"), "--device", "cpu", "--no-cache"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words += ["train", str(tmp_path / "recipe.toml"), "--device", "cpu", "--no-cache"]
+    done = completed(words, environment=os.environ | {"NO_COLOR": "1"})
     told = [line for line in done.stderr.splitlines() if "left out, as pipeline.use asks" in line]
     assert len(told) == 3 - len(use)
     assert sorted(int(line.split("rank=")[1].split()[0]) for line in told if "rank=" in line) == sorted(
@@ -85,8 +80,8 @@ def test_the_rank_of_a_node_that_is_left_out_ends_and_the_other_node_trains(reci
     words = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     words += ["--rdzv-endpoint", "node-0:29500", "-m", "diffusionpipe", "train", str(tmp_path / "recipe.toml")]
     with two_nodes(tmp_path) as nodes:
-        environ = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-        both = [node.start([sys.executable, *words, "--no-cache"], environ) for node in nodes]
+        environ = os.environ | {"NO_COLOR": "1"}
+        both = [node.start([*words, "--no-cache"], environ) for node in nodes]
         told = [process.communicate(timeout=200)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert "left out, as pipeline.use asks: ranks 0 train" in "".join(told)
@@ -96,7 +91,7 @@ def test_the_rank_of_a_node_that_is_left_out_ends_and_the_other_node_trains(reci
 @pytest.mark.slow
 def test_a_crash_restarts_the_used_ranks_alone(recipe, two):
     asked = recipe("restarted", use=(1, 2))
-    job = Command(asked, "--max-restarts", "1", "training.steps=30", ranks=3)
+    job = ForkedCommand(asked, "--max-restarts", "1", "training.steps=30", ranks=3)
     job.await_step(2)
     job.rank(1).kill()
     said = ended(job)
