@@ -2,6 +2,7 @@ import json
 import re
 import sys
 import tomllib
+from contextlib import contextmanager
 from statistics import fmean, median
 from threading import Thread
 
@@ -335,3 +336,95 @@ def test_a_watched_run_grows_in_the_browser_and_is_saved_by_its_button(browser, 
     assert said == []
     own = f"http://127.0.0.1:{server.server_address[1]}/"
     assert [url for url in asked if not url.startswith((own, "data:"))] == []
+
+
+@contextmanager
+def watching(browser, folder):
+    """A page of a run that is watched, and its server."""
+    with Watch(folder) as server:
+        server.rest = 0
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        page = browser.new_context().new_page()
+        page.goto(server.address)
+        page.wait_for_selector("html[data-ready]")
+        try:
+            yield page, server
+        finally:
+            page.close()
+            server.shutdown()
+            thread.join()
+
+
+def test_a_watched_page_shows_what_the_run_writes_later_and_has_buttons_only_while_it_trains(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    folder = make_run(tmp_path / "live", steps=30)
+    with (folder / "recipe.toml").open("a") as recipe:
+        recipe.write("[sampling]\nevery = 100\n")
+    later = {name: (folder / name).read_bytes() for name in ("timeline.json", "survey.json", "profile.json")}
+    for name in (*later, "ended.json"):
+        (folder / name).unlink()
+    job = acquire(folder)
+    with watching(browser, folder) as (page, _):
+        buttons = page.locator(".controls button")
+        assert [buttons.nth(place).is_enabled() for place in range(3)] == [True, True, True]
+        for part in ("memory", "training-data"):
+            expect(page.locator(f"#{part} .absent")).to_be_visible()
+        for name, text in later.items():
+            (folder / name).write_bytes(text)
+        expect(page.locator("#memory .stack")).to_have_count(2, timeout=15000)
+        expect(page.locator("#training-data table")).to_have_count(2, timeout=15000)
+        expect(page.locator("#waits h3").first).to_contain_text("Measured step", timeout=15000)
+        expect(page.locator("#timeline .lead")).to_contain_text("measured below", timeout=15000)
+        (folder / "ended.json").write_text("{}")
+        job.release()
+        expect(buttons.first).to_be_disabled(timeout=15000)
+        assert [buttons.nth(place).is_disabled() for place in range(3)] == [True, True, True]
+        expect(page.locator("#refusals")).to_have_text("no job trains in this folder now, so there is nothing to ask")
+        expect(page.locator(".state")).to_have_text("finished")
+
+
+def test_a_page_whose_server_has_ended_says_since_when_its_numbers_are_old(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    folder = make_run(tmp_path / "live", steps=30)
+    with watching(browser, folder) as (page, _):
+        assert page.locator("#silence").is_hidden()
+        page.route("**/data*", lambda route: route.abort())
+        expect(page.locator("#silence")).to_have_text(
+            re.compile(r"No answer since \d\d:\d\d:\d\d; the numbers below are old\."), timeout=15000
+        )
+        page.unroute("**/data*")
+        expect(page.locator("#silence")).to_be_hidden(timeout=15000)
+
+
+def test_a_page_asks_again_only_after_the_last_answer(browser, tmp_path):
+    folder = make_run(tmp_path / "live", steps=30)
+    with watching(browser, folder) as (page, server):
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        with server._reading:  # as a reading that takes long
+            page.wait_for_timeout(7000)
+        assert len(asked) == 1
+
+
+def test_links_of_a_frame_go_to_its_sections_and_leave_the_notebook_where_it_is(browser, tmp_path):
+    profile = synthetic.chain([0.01] * 6, parameters=[10**6] * 6, elements=10**5, frozen=0.0)
+    cell = dp.plan(profile, cluster=synthetic.cluster(2), batch=8)._repr_html_()
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><html data-ready><body>{cell}</body></html>", encoding="utf-8")
+    tab = Tab(browser, path)
+    (frame,) = (frame for frame in tab.page.frames if frame != tab.page.main_frame)
+    frame.wait_for_selector("html[data-ready]")
+    top = "document.querySelector('#memory').getBoundingClientRect().top"
+    assert frame.evaluate(top) > 700
+    frame.get_by_role("link", name="Memory").click()
+    for _ in range(50):
+        if frame.evaluate(top) < 400:  # it glides there
+            break
+        tab.page.wait_for_timeout(100)
+    assert frame.evaluate(top) < 400
+    assert frame.evaluate("document.activeElement.id") == "memory"
+    assert [url for url in tab.left if not url.startswith("about:")] == []
+    assert frame.url == "about:srcdoc"

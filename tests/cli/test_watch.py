@@ -1,12 +1,20 @@
 import http.client
 import json
+import re
+import socket
+import time
+from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
-from report_runs import make_run
+from PIL import Image
+from report_runs import make_run, write_samples
 
 from diffusionpipe.cli import main
+from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.trainer.launching.run_lock import acquire
+from diffusionpipe.workflows.page import report_of
 from diffusionpipe.workflows.watching import FILES, TOKEN_HEADER, Watch
 
 
@@ -79,7 +87,7 @@ def test_the_page_asks_the_run_to_save_to_stop_and_to_draw(watch, run, path, nam
 @pytest.mark.parametrize("path", FILES)
 def test_an_ended_run_is_asked_for_nothing(watch, run, path):
     status, _, text = answer(watch, "POST", path, **{TOKEN_HEADER: watch.token})
-    assert (status, text) == (409, "no job trains in this folder now, so nothing has been asked")
+    assert (status, text) == (409, "no job trains in this folder now, so there is nothing to ask")
     assert made(run) == set()
 
 
@@ -118,11 +126,137 @@ def test_no_other_page_and_no_other_user_changes_anything(watch, run):
     assert made(run) == set()
 
 
-def test_a_run_that_begins_later_is_waited_for(tmp_path):
-    with Watch(tmp_path / "later") as server:
-        assert server.report()["waiting"] == "later"
-        make_run(tmp_path / "later", steps=5)
-        assert "waiting" not in server.report()
+def test_a_run_that_begins_later_is_waited_for_and_prepared_while_its_job_measures(tmp_path):
+    folder = tmp_path / "later"
+    with Watch(folder) as server:
+        report = now(server)
+        assert (report["waiting"], report["preparing"]) == ("later", False)
+        with acquire(folder):
+            report = now(server)
+            assert (report["waiting"], report["preparing"]) == ("later", True)
+        make_run(folder, steps=5)
+        assert "waiting" not in now(server)
+
+
+def now(server):
+    """The data of the page as the folder is now, without a rest."""
+    server.rest = 0
+    return server.answer().report
+
+
+def test_a_run_that_has_not_changed_is_not_read_again(tmp_path):
+    """Bytes are counted for the kernel's reads, and CPU seconds for the work on them."""
+    run = make_run(tmp_path / "long", steps=5_000)
+    with Watch(run) as server:
+        server.rest = 0
+        now(server)  # imports
+        text = (run / "metrics.jsonl").read_text()
+        write_atomically(run / "metrics.jsonl", text)  # another file, as a resumed run leaves one
+        first, again = spent(server), spent(server)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 5001, "loss": 0.25, "step_s": 0.05}\n')
+        grown = spent(server)
+        assert server.answer().report["items"][0]["progress"]["step"]["value"] == 5001
+    assert first.bytes >= len(text)
+    assert again.bytes < 0.03 * first.bytes
+    assert again.seconds < 0.05 * first.seconds
+    assert grown.bytes < 0.03 * first.bytes
+
+
+def spent(server):
+    """The bytes that this process has read of files, and its CPU seconds, for one answer."""
+    read, began = bytes_read(), time.process_time()
+    server.answer()
+    return SimpleNamespace(seconds=time.process_time() - began, bytes=bytes_read() - read)
+
+
+def bytes_read():
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+def test_what_is_kept_is_what_a_new_report_reads(tmp_path):
+    """After a resumed run has written its numbers anew, a picture has changed, and a file is half written."""
+    run = make_run(tmp_path / "birds", steps=60)
+    with Watch(run) as server:
+        now(server)
+        for change in (appended, resumed, drawn, removed):
+            change(run)
+            kept = now(server)
+            assert kept["items"] == report_of([run])["items"], change.__name__
+            assert kept["recipes"] == report_of([run])["recipes"]
+
+
+def appended(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 61, "loss": 0.25, "new_number": 1}\nnoise\n{"step": 62, "lo')
+
+
+def resumed(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:40]
+    write_atomically(run / "metrics.jsonl", "".join(lines) + '{"step": 41, "loss": 7.5, "step_s": 0.2}\n')
+
+
+def drawn(run):
+    write_samples(run, steps=(300,))
+    Image.new("RGB", (16, 16), "red").save(run / "samples/step-00000100/000-sample.png")
+
+
+def removed(run):
+    for name in ("timeline.json", "survey.json", "ended.json"):
+        (run / name).unlink()
+
+
+def test_many_pages_and_pages_that_were_closed_cost_one_reading(watch, run, capfd):
+    watch.rest = 1e9  # each reading rests for as long as it may
+    answer(watch, "GET", f"/?token={watch.token}")
+    looks, look = [], watch._files.state
+    watch._files.state = lambda: looks.append(1) or look()
+    for _ in range(20):
+        with socket.create_connection(watch.server_address) as closed:
+            closed.sendall(f"GET /data?token={watch.token} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    for _ in range(5):
+        assert answer(watch, "GET", f"/data?token={watch.token}")[0] == 200
+    assert len(looks) == 1
+    assert capfd.readouterr().err == ""  # nothing is said about a page that was closed
+
+
+def test_data_that_the_page_has_are_not_sent_again(watch, run):
+    path, watch.rest = f"/data?token={watch.token}", 0
+    version = answer(watch, "GET", path)[1]["ETag"]
+    assert answer(watch, "GET", path, If_None_Match=version)[::2] == (304, "")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 31, "loss": 0.25}\n')
+    status, headers, text = answer(watch, "GET", path, If_None_Match=version)
+    assert (status, headers["ETag"] != version, "items" in json.loads(text)) == (200, True, True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda place: text_in(place / "birds.toml", '[run]\nfolder = "runs/birds"'), "run.folder, runs/birds"),
+        (lambda place: text_in(place / "half.toml", "[run"), "the folder that this recipe names as run.folder"),
+        (lambda place: place / "absent.toml", "the folder that this recipe names as run.folder"),
+        (lambda place: text_in(place / "plan.json", "{}"), "report"),
+        (lambda place: text_in(place / "notes.txt", "a"), "run.folder"),
+        (lambda place: text_in(place / "models/model_index.json", "{}").parent, "run.folder"),
+        (lambda place: make_run(place / "runs/birds", steps=2).parent, "runs/birds"),
+    ],
+)
+def test_a_path_that_is_no_run_is_refused_in_a_sentence_that_names_the_one_to_give(tmp_path, capsys, make, words):
+    path = make(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", str(path)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2
+    assert str(path).rpartition("/")[2] in said
+    assert words in said
+    assert "run.folder" in said
+
+
+def text_in(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def test_a_taken_port_is_refused_in_a_sentence(watch, run, capsys):

@@ -13,11 +13,10 @@ def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
     """
     if len(points) <= most:
         return list(points)
-    parts = max(1, most // 4)
+    parts, values = max(1, most // 4), [value for _, value in points]
     kept: set[int] = set()
     for part in range(parts):
         first, stop = part * len(points) // parts, (part + 1) * len(points) // parts
-        inside = range(first, stop)
-        lowest, highest = min(inside, key=lambda at: points[at][1]), max(inside, key=lambda at: points[at][1])
-        kept |= {first, stop - 1, lowest, highest}
+        inside = values[first:stop]
+        kept |= {first, stop - 1, first + inside.index(min(inside)), first + inside.index(max(inside))}
     return [points[at] for at in sorted(kept)]

@@ -16,29 +16,25 @@ from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check_plan
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.version import __version__
-from diffusionpipe.workflows.page_data import data_of
 from diffusionpipe.workflows.page_figures import Json, absent, number, percent
 from diffusionpipe.workflows.page_metrics import (
     Metrics,
     curves_of,
     late_batches,
     learning_of,
-    memory_curve,
-    metrics_of,
     progress_of,
     speed_of,
     step_in_words,
     usual,
 )
 from diffusionpipe.workflows.page_plan import PlanPage, page_of_file, reason_of
-from diffusionpipe.workflows.page_recipe import LEFT_OUT, RECIPE, recipe_of, rows_of
-from diffusionpipe.workflows.page_samples import MOST, samples_of
+from diffusionpipe.workflows.page_recipe import LEFT_OUT, rows_of
+from diffusionpipe.workflows.page_samples import MOST
+from diffusionpipe.workflows.run_files import RunFiles
+from diffusionpipe.workflows.run_folder import PLAN, check_run, of_a_recipe
 
 FORMAT = {"format": "diffusionpipe-report", "version": 1}
 _ENDED = "ended.json"
-_PLAN = "plan.json"
-_OF_A_RUN = (RECIPE, METRICS, _PLAN, "checkpoints", "samples", "data.json")
-"""A folder with one of these is a run's."""
 _PATH = re.compile(r"(?<![\w.:/<])(?:~|[A-Za-z]:)?[/\\][\w.@+%-]+(?:[/\\][\w.@+%-]+)*[/\\]?")
 _RELATIVE = re.compile(r"(?<![\w.:/<])[\w.@+%-]+(?:[/\\][\w.@+%-]+)+[/\\]?")
 _LISTED = re.compile(r"[^'\"\[\],]*[/\\][^'\"\[\],]*")
@@ -60,28 +56,28 @@ def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
         FileFormatError: a plan file cannot be read.
     """
     most = MOST // len(sources)
-    recipes = [recipe_of(source) if source.is_dir() else {} for source in sources]
-    items = [
-        _run(source, recipe, most) if source.is_dir() else _plan(source)
-        for source, recipe in zip(sources, recipes, strict=True)
-    ]
-    known = [(place, one) for place, one in enumerate(recipes) if isinstance(one, dict) and one]
-    rows = rows_of([recipe for _, recipe in known])
-    report = _report(items, {"of": [place for place, _ in known], "rows": rows}, is_shared=is_shared)
-    return _shared(report, [*map(str, sources), *_paths_in(recipe for _, recipe in known)]) if is_shared else report
+    runs = {place: RunFiles(source) for place, source in enumerate(sources) if source.is_dir()}
+    items = [_run(runs[place], most) if place in runs else _plan(source) for place, source in enumerate(sources)]
+    found = {place: files.recipe() for place, files in runs.items()}
+    recipes = {place: recipe for place, recipe in found.items() if isinstance(recipe, dict) and recipe}
+    report = _report(items, _recipes(recipes), is_shared=is_shared)
+    return _shared(report, [*map(str, sources), *_paths_in(recipes.values())]) if is_shared else report
 
 
-def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
-    if not any((folder / name).exists() for name in _OF_A_RUN):
-        raise ConfigError(
-            f"{folder} is not the folder of a run: it has no {RECIPE}, no {METRICS} and no {_PLAN}; give the folder "
-            "that the recipe names as run.folder, or a plan file"
-        )
-    metrics, known = metrics_of(folder), recipe if isinstance(recipe, dict) else {}
+def _recipes(recipes: Mapping[int, Mapping[str, object]]) -> Json:
+    """The rows of the recipes of these items."""
+    return {"of": list(recipes), "rows": rows_of(list(recipes.values()))}
+
+
+def _run(files: RunFiles, most: int) -> Json:
+    folder = files.folder
+    check_run(folder)
+    metrics, recipe = files.metrics(), files.recipe()
+    known = recipe if isinstance(recipe, dict) else {}
     has_ended = (folder / _ENDED).exists()
     is_running = not has_ended and _is_running(folder)
-    speed, curves = dict(speed_of(metrics)), [*curves_of(metrics), *memory_curve(folder)]
-    page, problem = _plan_page(folder / _PLAN)
+    speed, curves = dict(speed_of(metrics)), [*curves_of(metrics), *files.memory()]
+    page, parts = files.of_documents("plan", lambda: _plan_and_parts(folder / PLAN))
     return {
         "kind": "run",
         "name": folder.resolve().name,
@@ -94,17 +90,19 @@ def _run(folder: Path, recipe: dict[str, object] | str, most: int) -> Json:
         "slowness": _slowness(page, metrics),
         "curves": curves or absent(metrics.problem or f"{METRICS} has no numbers"),
         "batch": known.get("training.batch"),
-        "samples": samples_of(folder, most),
-        "data": data_of(folder),
+        "samples": files.samples(most),
+        "data": files.data(),
         "recipe": None if isinstance(recipe, dict) else absent(recipe),
         "notes": _notes(metrics.unreadable),
-        **_parts(page, problem),
+        **parts,
     }
 
 
 def _plan(path: Path) -> Json:
     if not path.exists():
         raise ConfigError(f"there is no run folder and no plan file {path}; check the path")
+    if remedy := of_a_recipe(path):
+        raise ConfigError(f"{path} is neither a run folder nor a plan file; {remedy}")
     plan = read_plan(path)
     check_plan(plan, source=path)
     return {**_item(page_of_file(plan, path), path.name), "place": str(path)}
@@ -120,6 +118,11 @@ def _item(page: PlanPage, name: str) -> Json:
         "notes": [],
         **_parts(page, ""),
     }
+
+
+def _plan_and_parts(path: Path) -> tuple[PlanPage | None, Json]:
+    page, problem = _plan_page(path)
+    return page, _parts(page, problem)
 
 
 def _plan_page(path: Path) -> tuple[PlanPage | None, str]:
@@ -305,18 +308,21 @@ def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
     return html_of(report_of(sources, is_shared=is_shared))
 
 
-def watched_report(folder: Path) -> Json:
-    """The data of the page of one run that is watched.
+def watched_report(files: RunFiles, refusals: Mapping[str, str]) -> Json:
+    """The data of the page of one run that is watched; `refusals`: why each button would do nothing, "" where it does.
 
     Raises:
         ConfigError: it is not the folder of a run, or not yet.
     """
-    return {**report_of([folder]), "watched": True}
+    item, recipe = _run(files, MOST), files.recipe()
+    recipes = _recipes({0: recipe} if isinstance(recipe, dict) and recipe else {})
+    return {**_report([item], recipes, is_shared=False), "watched": True, "refusals": refusals}
 
 
 def waiting_report(folder: Path) -> Json:
-    """The data of the page of a run that has not begun."""
-    return {**_report([], _NO_RECIPES, is_shared=False), "watched": True, "waiting": folder.name}
+    """The data of the page of a run that has not begun, or whose job measures and plans before its first step."""
+    found = _report([], _NO_RECIPES, is_shared=False)
+    return {**found, "watched": True, "waiting": folder.name, "preparing": _is_running(folder)}
 
 
 def page_of_plan(page: PlanPage, name: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import TypeGuard
 
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.files.growing_lines import GrowingLines
 from diffusionpipe.files.input_file import problem_of_file
-from diffusionpipe.trainer.reporting.metrics import METRICS, read_metrics
+from diffusionpipe.trainer.reporting.metrics import METRICS, row_of
 from diffusionpipe.trainer.reporting.rank_memory import FOLDER, read_memory
 from diffusionpipe.viz.metrics import smoothed
 from diffusionpipe.viz.thinning import thinned
@@ -36,47 +37,78 @@ Row = Mapping[str, float | None]
 
 
 class Metrics:
-    """The lines of a run's metrics.jsonl."""
+    """The numbers of a run by step. Mutable: grows with the file, and holds 16 bytes a number."""
 
-    def __init__(self, rows: Sequence[Row], problem: str = "", unreadable: int = 0) -> None:
-        self.rows, self.problem, self.unreadable = rows, problem, unreadable
+    def __init__(self, rows: Iterable[Row] = (), problem: str = "") -> None:
+        self.problem, self.unreadable, self.has_rows = problem, 0, False
+        self._curves: dict[str, tuple[array[float], array[float]]] = {}
+        for row in rows:
+            self.add(row)
 
-    def curve(self, key: str) -> list[tuple[float, float]]:
-        """(step, value) of each line that has a finite number of that name."""
-        found = ((row["step"] or 0, row.get(key)) for row in self.rows)
-        return [(step, value) for step, value in found if _is_number(value)]
+    def add(self, row: Row) -> None:
+        """Add the finite numbers of a line."""
+        self.has_rows, step = True, row["step"] or 0
+        for key, value in row.items():
+            if key != "step" and _is_number(value):
+                steps, values = self._curves.setdefault(key, (array("d"), array("d")))
+                steps.append(step)
+                values.append(value)
+
+    def columns(self, key: str) -> tuple[Sequence[float], Sequence[float]]:
+        """The steps of the lines that have a finite number of that name, and these numbers."""
+        return self._curves.get(key, ((), ()))
+
+    def curve(self, key: str, last: int | None = None) -> list[tuple[float, float]]:
+        """(step, value) of each line that has a finite number of that name; `last`: the number of them at the end."""
+        steps, values = self.columns(key)
+        start = 0 if last is None else max(0, len(steps) - last)
+        return list(zip(steps[start:], values[start:], strict=True))
 
     @property
     def names(self) -> list[str]:
         """The names of all numbers, in the order in which they come."""
-        return list(dict.fromkeys(key for row in self.rows for key in row if key != "step"))
+        return list(self._curves)
 
     @property
     def last(self) -> int:
         """The last step with a loss; 0 without one."""
-        return int(max((step for step, _ in self.curve("loss")), default=0))
+        return int(max(self.columns("loss")[0], default=0))
 
 
 def _is_number(value: float | None) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def metrics_of(folder: Path) -> Metrics:
-    """All complete lines of a run, also of one that was killed in the middle of a line."""
-    path = folder / METRICS
-    if not path.exists():
-        return Metrics((), f"there is no {METRICS}; the run has not finished a step yet")
-    if problem := problem_of_file(path):
-        return Metrics((), f"{METRICS}: {problem}")
-    try:
-        rows = read_metrics(folder)
-        with path.open("rb") as file:
-            lines = sum(1 for line in file if line.strip())
-    except (ConfigError, OSError) as error:
-        return Metrics((), f"{METRICS} cannot be read: {error}".replace(str(path), METRICS))
-    if not rows:
-        return Metrics((), f"{METRICS} has no complete line; the run has not finished a step yet", lines)
-    return Metrics(rows, unreadable=lines - len(rows))
+class MetricsFile:
+    """A run's metrics.jsonl as it grows. Mutable: each call of `read` reads the lines that are new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / METRICS
+        self._lines, self._metrics, self._unreadable = GrowingLines(self._path), Metrics(), 0
+
+    def read(self) -> Metrics:
+        """All complete lines, also of a run that was killed in the middle of a line."""
+        if not self._path.exists():
+            return Metrics(problem=f"there is no {METRICS}; the run has not finished a step yet")
+        if problem := problem_of_file(self._path):
+            return Metrics(problem=f"{METRICS}: {problem}")
+        try:
+            is_new, lines = self._lines.more()
+        except OSError as error:
+            return Metrics(problem=f"{METRICS} cannot be read: {error.strerror}")
+        if is_new:
+            self._metrics, self._unreadable = Metrics(), 0
+        for line in filter(bytes.strip, lines):
+            row = row_of(line.decode("utf-8", errors="replace"))
+            if row is None:
+                self._unreadable += 1
+            else:
+                self._metrics.add(row)
+        found = self._metrics
+        found.unreadable = self._unreadable + self._lines.is_cut
+        nothing = f"{METRICS} has no complete line; the run has not finished a step yet"
+        found.problem = "" if found.has_rows else nothing
+        return found
 
 
 def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
@@ -227,10 +259,11 @@ def _mean(part: Sequence[tuple[float, float]]) -> Json:
 
 def usual(metrics: Metrics, key: str) -> tuple[float, str] | None:
     """The median of a number over all steps but the first, and its key in words; None without any."""
-    points = metrics.curve(key)[1:] or metrics.curve(key)
-    if not points:
+    steps, values = metrics.columns(key)
+    if not steps:
         return None
-    return median(value for _, value in points), f"median({key}) of steps {points[0][0]:.0f} to {points[-1][0]:.0f}"
+    first = 1 if len(steps) > 1 else 0
+    return median(values[first:]), f"median({key}) of steps {steps[first]:.0f} to {steps[-1]:.0f}"
 
 
 def speed_of(metrics: Metrics) -> Iterator[tuple[str, Json]]:
@@ -278,11 +311,11 @@ def progress_of(metrics: Metrics, recipe: Mapping[str, object], *, is_running: b
     found: dict[str, object] = {"step": count(metrics.last, METRICS, "last(step)")}
     if isinstance(asked, int):
         found["of"] = count(asked, "recipe.toml", "training.steps")
-        latest = metrics.curve("step_s")[-20:]
+        latest = metrics.curve("step_s", last=20)
         left = asked - metrics.last
         if left > 0 and latest and is_running:
             key = f"(training.steps - last(step)) x mean(step_s) of steps {latest[0][0]:.0f} to {latest[-1][0]:.0f}"
             found["left"] = seconds(left * fmean(value for _, value in latest), METRICS, key)
-    if epochs := metrics.curve("epoch"):
+    if epochs := metrics.curve("epoch", last=1):
         found["epoch"] = number(epochs[-1][1], METRICS, f"epoch @ step {epochs[-1][0]:.0f}", digits=3)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -13,13 +13,13 @@ SIDE = 192
 """The longest side of a small picture, in pixels; small ones keep their size."""
 MOST = 500
 """The most pictures in a page. Of more, some steps are left out, and the page says how many."""
-_FOLDER, _STEP = "samples", "step-"
+FOLDER, _STEP = "samples", "step-"
 _MOST_CAPTION = 400
 
 
-def samples_of(folder: Path, most: int = MOST) -> Json:
-    """The pictures of each sampling, or why there are none."""
-    every = sorted(found for found in (folder / _FOLDER).glob(f"{_STEP}*") if found.is_dir() and _step(found) >= 0)
+def samples_of(folder: Path, most: int, small: Callable[[Path], Json | str]) -> Json:
+    """The pictures of each sampling, or why there are none; `small`: makes one small, see `small_picture`."""
+    every = sorted(found for found in (folder / FOLDER).glob(f"{_STEP}*") if found.is_dir() and _step(found) >= 0)
     drawn = [(one, sorted(one.glob("*.png"))) for one in every]
     drawn = [(one, pictures) for one, pictures in drawn if pictures]
     if not drawn:
@@ -30,11 +30,12 @@ def samples_of(folder: Path, most: int = MOST) -> Json:
     problems: list[str] = []
     steps: list[Json] = []
     for one, pictures in shown:
-        found = [small for path in pictures if (small := _small(path, problems))]
-        if found:
-            steps.append({"step": _step(one), "pictures": found})
+        found = [small(path) for path in pictures]
+        problems += [picture for picture in found if isinstance(picture, str)]
+        if readable := [picture for picture in found if not isinstance(picture, str)]:
+            steps.append({"step": _step(one), "pictures": readable})
     if not steps:
-        return absent(f"no picture in {_FOLDER} can be read; the first: {problems[0]}")
+        return absent(f"no picture in {FOLDER} can be read; the first: {problems[0]}")
     left = len(drawn) - len(shown)
     notes = [f"{left} of {len(drawn)} samplings are left out, evenly, to keep the page small"] if left else []
     notes += [f"{len(problems)} pictures cannot be read; the first: {problems[0]}"] if problems else []
@@ -56,8 +57,8 @@ def _spread(drawn: Sequence[tuple[Path, list[Path]]], most: int) -> list[tuple[P
     return [(one, pictures[: most // 2]) for one, pictures in drawn]
 
 
-def _small(path: Path, problems: list[str]) -> Json | None:
-    """A picture as a WebP in the page, of a clip its first frame, with the caption in the file."""
+def small_picture(path: Path) -> Json | str:
+    """A picture as a WebP in the page, of a clip its first frame, with the caption in the file; or why it has none."""
     from PIL import Image
 
     try:
@@ -71,8 +72,7 @@ def _small(path: Path, problems: list[str]) -> Json | None:
             packed = BytesIO()
             picture.save(packed, "WEBP", quality=80, method=4)
     except Exception as error:  # Pillow raises many kinds for files that are cut off or no pictures
-        problems.append(f"{path.name}: {error}".replace(str(path), path.name))
-        return None
+        return f"{path.name}: {error}".replace(str(path), path.name)
     caption = str(text.get("prompt", f"class {text['label']}" if "label" in text else path.stem))
     return {
         "name": path.name,

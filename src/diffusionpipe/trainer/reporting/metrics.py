@@ -96,15 +96,17 @@ def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; remove it") from error
-    result = []
-    for line in text.splitlines(keepends=True):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # a crash cut it off, or somebody else wrote it
-        if line.endswith("\n") and isinstance(row, dict) and type(row.get("step")) is int:
-            result.append((line, row))
-    return result
+    lines = (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return [(line, row) for line in lines if (row := row_of(line)) is not None]
+
+
+def row_of(line: str | bytes) -> dict[str, float | None] | None:
+    """The values of a complete line; None where a crash cut it off, or somebody else wrote it."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def _refuse_stranger(path: Path) -> None:

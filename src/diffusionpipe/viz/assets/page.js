@@ -305,55 +305,122 @@ dp.hero = (report, item, place) => dp.el("div", { class: "hero" }, dp.head(item,
 // ---- A run that goes on ----------------------------------------------------------------------------------------------
 
 /** Buttons of a watched run, and what its server has said last. Only this page knows the token of its address. */
-dp.controls = function () {
-  const said = dp.el("span", { class: "small", role: "status" }, "");
-  const ask = async (path, words) => {
-    said.textContent = words;
+dp.Controls = class {
+  constructor(refusals) {
+    this.said = dp.el("span", { class: "small", role: "status" });
+    this.why = dp.el("span", { class: "small", id: "refusals" });
+    this.buttons = [["Save now", "/save", "asking to save"], ["Draw now", "/draw", "asking for pictures"], ["Save and stop", "/stop", "asking to stop"]]
+      .map(([name, path, words]) => ({ name, path, button: dp.el("button", { type: "button", "aria-describedby": "refusals", click: () => this.#ask(path, words) }, name) }));
+    this.root = dp.el("div", { class: "tools controls", role: "group", "aria-label": "The run" }, this.buttons.map((one) => one.button), this.said, this.why);
+    this.show(refusals);
+  }
+
+  async #ask(path, words) {
+    this.said.textContent = words;
     try {
       const answer = await fetch(path, { method: "POST", headers: { "X-DiffusionPipe-Token": dp.token() } });
-      said.textContent = await answer.text();
-    } catch { said.textContent = "the server of this page has ended"; }
-  };
-  const button = (text, path, words) => dp.el("button", { type: "button", click: () => ask(path, words) }, text);
-  return dp.el("div", { class: "tools controls", role: "group", "aria-label": "The run" },
-    button("Save now", "/save", "asking to save"), button("Draw now", "/draw", "asking for pictures"), button("Save and stop", "/stop", "asking to stop"), said);
+      this.said.textContent = await answer.text();
+    } catch { this.said.textContent = "the server of this page has ended"; }
+  }
+
+  /** Disable the buttons that would do nothing, by their paths, and show the reasons. */
+  show(refusals) {
+    const reasons = new Map();
+    for (const { name, path, button } of this.buttons) {
+      button.disabled = Boolean(refusals[path]);
+      if (refusals[path]) reasons.set(refusals[path], [...(reasons.get(refusals[path]) || []), name]);
+    }
+    const every = [...reasons].map(([reason, names]) => (names.length === this.buttons.length ? reason : `${names.join(", ")}: ${reason}`));
+    this.why.textContent = every.join("; ");
+  }
 };
 dp.token = () => new URLSearchParams(location.search).get("token") || "";
 
-/** Ask for newer data every few seconds, and replace the parts that have changed and in which nobody reads. */
-dp.follow = function (report) {
-  const parts = [
-    [".hero", (now) => [now.items[0].progress, now.items[0].learning, now.items[0].slowness, now.items[0].state], (now) => dp.hero(now, now.items[0], 0)],
-    ["#curves", (now) => now.items[0].curves, dp.curves],
-    ["#samples", (now) => now.items[0].samples, dp.samples],
-  ];
-  const plan = (now) => JSON.stringify([now.items[0]?.layout, now.items[0]?.timeline?.notes]);
-  const texts = {}, first = plan(report);
-  const look = async () => {
-    let now = null;
-    try { now = await (await fetch(`/data?token=${encodeURIComponent(dp.token())}`)).json(); } catch { return; }
-    if (!now.items.length) return;
-    if (plan(now) !== first) { location.reload(); return; } // the run has begun, has planned, or has ended
-    for (const [name, part, make] of parts) {
-      const old = document.querySelector(name), text = JSON.stringify(part(now));
-      if (texts[name] === undefined) texts[name] = JSON.stringify(part(report));
-      if (!old || texts[name] === text || (old.contains(document.activeElement) && document.activeElement !== document.body)) continue;
-      texts[name] = text;
-      old.replaceWith(make(now));
-    }
-  };
-  setInterval(() => { if (!document.hidden) look(); }, 2000);
+/** The sections of a run: the data that each shows, and the function that makes it. */
+dp.SECTIONS = [
+  [".hero", ({ curves, samples, timeline, memory, stages, data, ...rest }) => rest, (now) => dp.hero(now, now.items[0], 0)],
+  ["#curves", (item) => item.curves, (now) => dp.curves(now)],
+  ["#samples", (item) => item.samples, (now) => dp.samples(now)],
+  ["#why", (item) => item.alternatives, (now) => dp.alternatives(now.items[0])],
+  ["#timeline", (item) => item.timeline, (now) => dp.timeline(now.items[0])],
+  ["#waits", (item) => item.causes, (now) => dp.causes(now.items[0])],
+  ["#memory", (item) => item.memory, (now) => dp.memory(now.items[0])],
+  ["#stages", (item) => item.stages, (now) => dp.stages(now.items[0])],
+  ["#training-data", (item) => item.data, (now) => dp.data(now)],
+  ["#recipe", (item, now) => [now.recipes, item.recipe], (now) => dp.recipe(now)],
+];
+
+/** Put a new section in the place of an old one: what was open stays open, and the focus stays where it was. */
+dp.replace = function (old, made) {
+  const inside = (root) => [...root.querySelectorAll("a, button, summary, [tabindex]")];
+  const at = inside(old).indexOf(document.activeElement);
+  const open = [...old.querySelectorAll("details")].map((one) => one.open);
+  [...made.querySelectorAll("details")].forEach((one, place) => { one.open = Boolean(open[place]); });
+  old.replaceWith(made);
+  if (at >= 0) inside(made)[at]?.focus({ preventScroll: true });
 };
+dp.isRead = (section) => section.contains(document.activeElement) && document.activeElement.matches("input, select, [role=application]");
+
+/**
+ * Ask for newer data two seconds after each answer, and make the sections anew whose data have changed and that nobody
+ * uses. Where no answer comes, say since when.
+ */
+dp.follow = function (report, controls) {
+  const [PAUSE, PATIENCE, LIMIT] = [2000, 8000, 60000];
+  const silence = document.getElementById("silence");
+  const parts = (now) => dp.SECTIONS.map(([, part]) => JSON.stringify(part(now.items[0], now)));
+  let texts = report.items.length ? parts(report) : [], version = "", heard = new Date(), asked = null;
+  const answer = (missing) => {
+    if (!missing) heard = new Date();
+    silence.hidden = !missing;
+    silence.textContent = missing ? `No answer since ${heard.toLocaleTimeString("en-GB")}; the numbers below are old.` : "";
+    controls?.root.classList.toggle("old", Boolean(missing));
+  };
+  const show = (now) => {
+    if (Boolean(now.items.length) !== Boolean(report.items.length) || now.preparing !== report.preparing) { location.reload(); return; }
+    if (!now.items.length) return;
+    controls.show(now.refusals);
+    const newer = parts(now);
+    dp.SECTIONS.forEach(([name, , make], place) => {
+      const old = document.querySelector(name);
+      if (!old || texts[place] === newer[place] || dp.isRead(old)) return;
+      texts[place] = newer[place];
+      dp.replace(old, make(now));
+    });
+  };
+  const ask = async () => {
+    asked = Date.now();
+    const found = await fetch(`/data?token=${encodeURIComponent(dp.token())}`, { headers: version ? { "If-None-Match": version } : {}, signal: AbortSignal.timeout(LIMIT) });
+    if (found.status === 304) return;
+    if (!found.ok) throw new Error(found.statusText);
+    const now = await found.json();
+    version = found.headers.get("ETag");
+    show(now);
+  };
+  const look = async () => {
+    if (!document.hidden) {
+      try { await ask(); answer(false); } catch { answer(true); }
+      asked = null;
+    }
+    setTimeout(look, PAUSE);
+  };
+  setInterval(() => { if (asked !== null && Date.now() - asked > PATIENCE) answer(true); }, 1000);
+  setTimeout(look, PAUSE);
+};
+
+dp.waiting = (report) => [dp.el("h1", {}, `${report.waiting} ${report.preparing ? "is being prepared" : "has not begun"}`),
+  dp.el("p", { class: "lead" }, report.preparing ? "Its job loads the model, measures layers and links, and plans. This page shows the run as soon as it has its plan."
+    : "This page shows the run as soon as its job has begun.")];
 
 dp.start = function (report) {
   const several = report.items.length > 1;
   const detail = dp.el("div", {});
   const sections = (item) => [dp.alternatives(item), dp.timeline(item), dp.causes(item), dp.memory(item), dp.stages(item)];
   const heroes = report.items.map((item, place) => dp.hero(report, item, place));
+  const controls = report.watched && !report.waiting ? new dp.Controls(report.refusals) : null;
   const links = { ...(several ? { differences: "Differences" } : {}), curves: "Curves", samples: "Samples", why: "Layout", timeline: "Step", waits: "Waits", memory: "Memory", stages: "Stages", "training-data": "Data", recipe: "Recipe" };
   const main = dp.el("main", { id: "main" }, several && dp.el("h1", {}, `${report.items.length} compared`), several && dp.differences(report),
-    report.waiting && dp.el("h1", {}, `${report.waiting} has not begun`), report.waiting && dp.el("p", { class: "lead" }, "This page shows the run as soon as its folder is there."),
-    report.watched && !report.waiting && dp.controls(), heroes);
+    report.waiting && dp.waiting(report), controls?.root, heroes);
   const curves = dp.curves(report), samples = dp.samples(report);
   main.append(...[curves, samples].filter(Boolean));
   if (several) {
@@ -365,15 +432,26 @@ dp.start = function (report) {
     detail.append(...sections(report.items[0]));
     main.append(...[detail, dp.data(report), dp.recipe(report)].filter(Boolean));
   }
-  if (report.watched) dp.follow(report);
   const there = Object.entries(links).filter(([id]) => main.querySelector(`#${id}`));
   document.getElementById("page").replaceChildren(
     dp.el("nav", { class: "bar", "aria-label": "Sections" }, dp.el("span", { class: "brand" }, "DiffusionPipe"),
-      dp.el("div", { class: "links" }, there.map(([id, name]) => dp.el("a", { href: `#${id}` }, name))), dp.theme()),
+      dp.el("div", { class: "links" }, there.map(([id, name]) => dp.el("a", { href: `#${id}` }, name))), dp.theme(),
+      dp.el("p", { id: "silence", class: "notice", role: "alert", hidden: true })),
     main,
     dp.el("footer", {}, `${report.made_by}. Point at a number to see its file and key.`, report.shared && " Paths, host and user names are left out."));
+  if (report.watched) dp.follow(report, controls);
   document.documentElement.dataset.ready = "yes";
 };
+
+/** In a frame of a notebook the address of a link to a section is the notebook's, so the page goes there by itself. */
+if (location.protocol === "about:") document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]'), section = link && document.getElementById(link.getAttribute("href").slice(1));
+  if (!section) return;
+  event.preventDefault();
+  section.tabIndex = -1;
+  section.focus({ preventScroll: true });
+  section.scrollIntoView();
+});
 
 document.addEventListener("DOMContentLoaded", () => dp.start(JSON.parse(document.getElementById("data").textContent)));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dp.redraw());

@@ -1,0 +1,45 @@
+"""The lines of a file to which another process appends: each byte is read once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CHECKED = 256
+"""Bytes before the place that was reached; where they differ, the file is another one."""
+
+
+class GrowingLines:
+    """The complete lines of a file, as it grows. Mutable: remembers the place up to which it has read.
+
+    A file that was replaced, made shorter or written again is read from its start. A change in the middle, with the
+    last bytes and the size as before, is not seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place, self._tail = path, 0, b""
+        self._file: tuple[int, int] | None = None
+        self.is_cut = False
+        """Whether the file went on after its last complete line when it was read."""
+
+    def more(self) -> tuple[bool, list[bytes]]:
+        """Whether the file is read from its start, and its complete lines since the last call, with their ends.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self._path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            same = self._file == (found.st_dev, found.st_ino) and found.st_size >= self._place
+            if same and self._tail:
+                file.seek(self._place - len(self._tail))
+                same = file.read(len(self._tail)) == self._tail
+            if not same:
+                self._file, self._place, self._tail = (found.st_dev, found.st_ino), 0, b""
+            file.seek(self._place)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self.is_cut = len(whole) < len(text)
+        self._place += len(whole)
+        self._tail = (self._tail + whole)[-_CHECKED:]
+        return not same, whole.splitlines(keepends=True)
