@@ -199,6 +199,9 @@ def raw_inputs(graph: LayerGraph, batch: int, seed: int = 0) -> dict[str, Tensor
             batches[spec.name] = torch.randint(largest[spec.name], shape, generator=generator)
         elif spec.name in ("time", "condition"):
             batches[spec.name] = torch.rand(shape, generator=generator, dtype=dtype)
+        elif spec.name == "input_mask":
+            batches[spec.name] = (torch.rand(shape, generator=generator) < 0.7).to(dtype)
+            batches[spec.name][:, :2] = 1  # a caption has an end
         elif spec.name == "mask":
             batches[spec.name] = torch.randint(2, shape, generator=generator).to(dtype)
         elif spec.name == "input_mask":  # a caption of at least one token, then padding

@@ -27,6 +27,11 @@ class Clip:
         """Pixels of all its frames."""
         return prod(self.pixels[1:])
 
+    @property
+    def volume(self) -> float:
+        """Pixels that a model sees of it, about in proportion to tokens: VAEs for clips make one of four frames."""
+        return self.width * self.height * (1 + (self.frames - 1) / 4)
+
     def __str__(self) -> str:
         """The frames and the pixels of the clip in words."""
         size = f"{self.width} x {self.height} pixels"

@@ -77,7 +77,7 @@ def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport
 
 
 def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | None", tell: Telling) -> DataReport:
-    from diffusionpipe.trainer.data.clips import FrameSelection
+    from diffusionpipe.trainer.data.clips import selection_of
     from diffusionpipe.trainer.data.columns import Columns
     from diffusionpipe.trainer.data.dataset import Condition, Rules
     from diffusionpipe.trainer.data.listing import is_same
@@ -88,7 +88,7 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
     from diffusionpipe.trainer.data.survey import Folder, Use, survey
     from diffusionpipe.trainer.recipe.size_rules import run_of
 
-    taken = None if data.frames is None else FrameSelection(frames=data.frames, rate=data.frame_rate)
+    taken = selection_of(data.frame_counts, data.frame_rate)
 
     def rules_of_scan(apart: Path | None) -> Rules:
         return Rules(apart=apart, reports=True)
@@ -108,7 +108,8 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
     run = 1 if recipe is None or rules is None else run_of(recipe)
     pictures = [size or (1, 1) for size in train.findings.sizes]
     sources = [sample.source for sample in train.dataset.samples]
-    sizes = None if rules is None else assign(pictures, rules, run, sources)
+    frames = [sample.frames for sample in train.dataset.samples]
+    sizes = None if rules is None else assign(pictures, rules, run, sources, frames)
     steps, batch, count = None, 1, len(train.dataset.samples) - (len(sizes.left_out) if sizes is not None else 0)
     if recipe is not None:
         batch, steps = recipe.training.batch, recipe.training.steps
@@ -157,7 +158,7 @@ def write_sheet(report: DataReport, path: Path, *, count: int) -> int:
 
 def _images(report: DataReport, count: int) -> "Iterator[tuple[str, np.ndarray]]":
     from diffusionpipe.trainer.data.caption_rules import plain_text, texts_of
-    from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
+    from diffusionpipe.trainer.data.clips import FrameSelection, is_clip, load_clip
     from diffusionpipe.trainer.data.images import load_levels
 
     dataset, treatments = report.train.dataset, report.use.treatments
@@ -174,7 +175,7 @@ def _images(report: DataReport, count: int) -> "Iterator[tuple[str, np.ndarray]]
         scale = _SIDE / max(size)
         own = report.sizes.get(place, report.sizes[_USUAL])
         shown = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-        if report.is_clips:
+        if is_clip(path):
             assert isinstance(path, Path), "clips are files"
             levels = load_clip(path, size=shown, taken=FrameSelection(frames=1))[:, 0]
         else:

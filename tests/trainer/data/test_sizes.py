@@ -11,7 +11,7 @@ import pytest
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign, sizes_of_area
+from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign, size_text, sizes_of_area, stated_size
 
 ASPECTS = (0.5, 2.0)
 
@@ -113,3 +113,39 @@ def test_an_area_without_a_size_names_the_keys_that_say_so():
     rules = SizeRules(areas=areas_of([32], (0.5, 2.0)))
     with pytest.raises(DataError, match=r"no size of this area has sides that are multiples of data\.multiple"):
         assign([(32, 32)], rules, 1)
+
+
+CLIPS = SizeRules(areas=areas_of(["32x32x33", "32x32x17", "32x24x17", "32x32"], None))
+
+
+def test_a_clip_has_the_size_of_most_frames_that_it_can_fill_and_nothing_is_dropped():
+    frames = [1, 1, 16, 17, 32, 33, 90, 40]
+    pictures = [(32, 32), (64, 32), (32, 32), (32, 24), (32, 32), (32, 32), (64, 64), (32, 16)]
+    found = assign(pictures, CLIPS, 1, frames=frames)
+    size_of = {number: share.size for share in found.shares for epoch in share.members for number in epoch}
+    assert [size_of[number].frames for number in range(8)] == [1, 1, 1, 17, 17, 33, 33, 33]
+    assert size_of[3] == Clip(width=32, height=24, frames=17)
+    assert not found.left_out
+
+
+def test_clips_give_themselves_away_to_sizes_of_fewer_frames_alone():
+    found = assign([(32, 32)] * 6, CLIPS, 2, frames=[1, 1, 17, 17, 17, 33])
+    assert found.joined == ((Clip(width=32, height=32, frames=33), Clip(width=32, height=32, frames=17), 1),)
+    with pytest.raises(DataError, match=r"17 frames of 32 x 32 pixels has 1 picture where 3 lie side by side"):
+        assign([(32, 32)] * 4, SizeRules(areas=areas_of(["32x32x33", "32x32x17"], None)), 3, frames=[17, 33, 33, 33])
+
+
+def test_a_clip_that_is_shorter_than_every_size_is_left_out_by_name():
+    found = assign([(32, 32)] * 3, SizeRules(areas=areas_of(["32x32x33", "32x32x17"], None)), 1, frames=[16, 17, 40])
+    assert found.left_out == {0: "it has 16 frames, and every size has more"}
+
+
+@pytest.mark.parametrize("text", ["16", "16x", "axb", "8x8x8x8", "8x-8"])
+def test_a_text_that_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="is not a width and a height"):
+        stated_size(text)
+
+
+def test_texts_of_sizes_are_read_back():
+    for size in (Clip(width=8, height=16), Clip(width=8, height=16, frames=33)):
+        assert stated_size(size_text(size)) == size

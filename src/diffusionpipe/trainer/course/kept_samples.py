@@ -22,6 +22,12 @@ def sample_folder(run_folder: Path, step: int) -> Path:
     return run_folder / "samples" / f"step-{step:08d}"
 
 
+def _at(origin: Origin, size: Clip) -> Origin:
+    """The origin of a sample of this size."""
+    frames = size.frames if size.frames > 1 else None
+    return replace(origin, resolution=size.width, height=size.height, frames=frames)
+
+
 def keep_samples(
     pictures: Sequence[Picture],
     wish: SampleRequest,
@@ -39,14 +45,14 @@ def keep_samples(
     shown = []
     for index, picture in enumerate(pictures):
         origin = replace(
-            shared if not sizes else replace(shared, resolution=sizes[index].width, height=sizes[index].height),
+            _at(shared, sizes[index]) if sizes else shared,
             prompt=wish.prompts[index] if wish.prompts else None,
             negative_prompt=wish.negatives[index] if wish.negatives else None,
             label=wish.labels[index] if wish.labels else None,
             condition=str(wish.conditions[index]) if wish.conditions else None,
             image=str(wish.known[index].picture) if wish.known else None,
             mask=str(own) if wish.known and (own := wish.known[index].mask) is not None else None,
-            frame_rate=wish.frame_rate,
+            frame_rate=None if sizes and sizes[index].frames == 1 else wish.frame_rate,
             index=index,
             count=len(pictures),
         )

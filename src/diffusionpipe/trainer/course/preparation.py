@@ -19,7 +19,7 @@ from diffusionpipe.runtime.job.shared_file_system import check_shared_file_syste
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.caption_lengths import readings_of
-from diffusionpipe.trainer.data.clips import FrameSelection
+from diffusionpipe.trainer.data.clips import selection_of
 from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, Rules
 from diffusionpipe.trainer.data.dataset_form import DATASETS
@@ -194,13 +194,19 @@ def _size_order(recipe: Recipe, dataset: Dataset) -> SizeOrder | None:
     if rules is None:
         return None
     run = run_of(recipe)
-    assignment = assign(_sizes_of_pictures(dataset), rules, run, [sample.source for sample in dataset.samples])
+    sources = [sample.source for sample in dataset.samples]
+    assignment = assign(_sizes_of_pictures(dataset), rules, run, sources, _frames_of(dataset))
     return SizeOrder(assignment=assignment, seed=recipe.training.seed, run=run)
 
 
 def _sizes_of_pictures(dataset: Dataset) -> list[tuple[int, int]]:
     """Width and height of each picture."""
     return [(sample.size[0], sample.size[1]) for sample in dataset.samples]
+
+
+def _frames_of(dataset: Dataset) -> list[int]:
+    """The most frames that can be taken of each sample."""
+    return [sample.frames for sample in dataset.samples]
 
 
 def _patch_order(opened: Model, dataset: Dataset) -> PatchOrder | None:
@@ -237,7 +243,8 @@ def _held(opened: Model, source: BatchSource) -> HeldSizes | None:
     if rules is None:
         return None
     pictures = _sizes_of_pictures(source.dataset)
-    found = assign(pictures, replace(rules, min_side=1, enlarge=True, of_sources=()), 1)
+    rules = replace(rules, min_side=1, enlarge=True, of_sources=())
+    found = assign(pictures, rules, 1, frames=_frames_of(source.dataset))
     built = sizes_of(opened.recipe.data)
     numbers = {picture: built.index(share.size) for share in found.shares for picture in share.members[0]}
     return HeldSizes(
@@ -331,7 +338,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     """Training and validation data; `found` gets what their scans have shown."""
     data = opened.recipe.data
     need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
-    taken = None if data.frames is None else FrameSelection(frames=data.frames, rate=data.frame_rate)
+    taken = selection_of(data.frame_counts, data.frame_rate)
 
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
@@ -431,7 +438,7 @@ def _augmentation(recipe: Recipe) -> Augmentation:
     return Augmentation(
         random_crop=recipe.data.random_crop,
         flip=recipe.data.flip,
-        random_start=recipe.data.frames is not None,
+        random_start=recipe.data.has_clips,
         condition_dropout=recipe.data.caption_dropout,
         self_conditioning=as_fraction(recipe.objective.self_conditioning),
         time_pairs=recipe.objective.speed_pairs,

@@ -48,7 +48,7 @@ def check_resumed(
 def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
     """The facts that must not change between a run and its continuation, beside values of the recipe."""
     recipe = opened.recipe
-    noun = "pictures" if recipe.data.frames is None else "clips"
+    noun = "clips" if recipe.data.has_clips else "pictures"
     described = repr(
         [(one.name, one.text, one.label, *([one.others] if one.others else [])) for one in train.samples]
     )  # as before, where each has one caption
@@ -87,11 +87,11 @@ def _class_embeddings(recipe: Recipe) -> dict[str, str]:
 
 def _clips(data: DataSection) -> dict[str, str]:
     """The settings for frames of clips that identify a run."""
-    if data.frames is None:
+    if not data.has_clips:
         return {}
-    return {
-        "clips": f"{data.frames} frames, {'all' if data.frame_rate is None else f'{data.frame_rate:g}'} of a second"
-    }
+    counts = " or ".join(map(str, data.frame_counts))
+    rate = "all" if data.frame_rate is None else f"{data.frame_rate:g}"
+    return {"clips": f"{counts} frames, {rate} of a second"}
 
 
 def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:

@@ -40,7 +40,7 @@ from diffusionpipe.trainer.data.caption_rules import (
     texts_of,
 )
 from diffusionpipe.trainer.data.clip_times import timeline_of
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
+from diffusionpipe.trainer.data.clips import FrameSelection, is_clip, load_clip
 from diffusionpipe.trainer.data.content import Content
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import (
@@ -520,6 +520,11 @@ def _seen(path: Content, view: View, spec: TensorSpec, rate: float | None) -> Te
         taken = FrameSelection(frames=spec.shape[1], rate=rate)
         assert isinstance(path, Path), "clips are files"
         return load_clip(path, size=_size_of(spec), taken=taken, start=view.start, crop=view.crop, flip=view.flip)
+    if is_clip(path):  # one frame of it, where it is too short for more
+        assert isinstance(path, Path), "clips are files"
+        taken = FrameSelection(frames=1, rate=rate)
+        frames = load_clip(path, size=_size_of(spec), taken=taken, start=view.start, crop=view.crop, flip=view.flip)
+        return frames[:, 0]
     return load_levels(path, size=_size_of(spec), channels=spec.shape[0], crop=view.crop, flip=view.flip)
 
 

@@ -55,6 +55,14 @@ class FrameSelection:
     frames: int
     rate: float | None = None
     """Frames of a second that are taken; None: each frame of the file."""
+    beside_pictures: bool = False
+    """Whether pictures are samples too, beside clips."""
+
+    def most(self, clip: Timeline) -> int:
+        """The most frames that can be taken of the clip."""
+        if self.rate is None:
+            return len(clip.times)
+        return int((clip.times[-1] - clip.times[0] + EXACT) * self.rate) + 1
 
     def problem_of(self, clip: Timeline) -> str | None:
         """Why a clip has too little, or None if it has enough."""
@@ -77,6 +85,16 @@ class FrameSelection:
         if self.rate is None:
             return list(range(start, start + self.frames))
         return [clip.shown_at(clip.times[start] + number / self.rate) for number in range(self.frames)]
+
+
+def selection_of(counts: Sequence[int], rate: float | None) -> FrameSelection | None:
+    """The frames that a sample needs at least; None where all are pictures.
+
+    `counts`: the numbers of frames of all sizes, ascending.
+    """
+    if counts[-1] == 1:
+        return None
+    return FrameSelection(frames=counts[0], rate=rate, beside_pictures=counts[0] == 1)
 
 
 def check_decoder() -> None:
@@ -111,7 +129,12 @@ def clip_header(path: Path, taken: FrameSelection) -> Header:
         size = _seen_size(first, clip.aspect)
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         return Header(problem=_reason_of(error))
-    return Header(problem=taken.problem_of(clip), size=size, rate=clip.rate)
+    return Header(problem=taken.problem_of(clip), size=size, rate=clip.rate, frames=taken.most(clip))
+
+
+def is_clip(path: object) -> bool:
+    """Whether a sample is a clip, by the ending of its file."""
+    return isinstance(path, Path) and path.suffix.lower() in ENDINGS
 
 
 def load_clip(

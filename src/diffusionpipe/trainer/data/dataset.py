@@ -20,7 +20,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import LISTS, METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
-from diffusionpipe.trainer.data.clips import FrameSelection, check_decoder, clip_header
+from diffusionpipe.trainer.data.clips import FrameSelection, check_decoder, clip_header, is_clip
 from diffusionpipe.trainer.data.content import Cell, Content, Member, Table
 from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
@@ -75,6 +75,8 @@ class Sample:
     """The place of a picture that is not a file of its own: (shard, first byte, bytes), or (row of a table,)."""
     size: tuple[int, ...] = ()
     """Width and height of the picture as it is seen, where samples have several sizes."""
+    frames: int = 1
+    """The most frames that can be taken of a clip; 1 of a picture."""
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -192,8 +194,16 @@ _PICTURES = _Kind(
 
 def _clips(taken: FrameSelection) -> _Kind:
     def header_of(path: Path) -> Header:
-        return clip_header(path, taken)
+        return clip_header(path, taken) if is_clip(path) else read_header(path)
 
+    if taken.beside_pictures:
+        return _Kind(
+            noun="clips and pictures",
+            endings=(*CLIP_ENDINGS, *ENDINGS),
+            others=UNREAD,
+            header_of=header_of,
+            remedy="convert them, e.g. to .png or .mp4",
+        )
     return _Kind(
         noun="clips",
         endings=CLIP_ENDINGS,
@@ -266,7 +276,7 @@ def examine(
     headers = (
         headers_of(folder, {name: folder / name for name in sorted(found)}, progress, kind.header_of)
         if check_headers
-        else Headers(problems={}, sizes={}, rates={}, digests={}, contents="")
+        else Headers(problems={}, sizes={}, rates={}, frames={}, digests={}, contents="")
     )
     described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is not Condition.LABEL)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
@@ -299,7 +309,7 @@ def examine(
     rates = [headers.rates[name] for name in pictures if name in headers.rates]
     dataset = Dataset(
         folder=folder,
-        samples=tuple(_sample(name, described[name]) for name in pictures),
+        samples=tuple(_sample(name, described[name], headers.frames.get(name, 1)) for name in pictures),
         contents=headers.contents,
         rate=median_low(rates) if rates else None,
     )
@@ -375,8 +385,15 @@ def _shortened(endings: str) -> str:
     return endings if len(words) <= _MOST_ENDINGS else f"{' .'.join(words[:_MOST_ENDINGS])} and others"
 
 
-def _sample(name: str, about: Description) -> Sample:
-    return Sample(name=name, text=about.text, others=about.others, label=about.label, condition=about.condition)
+def _sample(name: str, about: Description, frames: int) -> Sample:
+    return Sample(
+        name=name,
+        text=about.text,
+        others=about.others,
+        label=about.label,
+        condition=about.condition,
+        frames=frames,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +405,8 @@ class Headers:
     sizes: dict[str, Size]
     rates: dict[str, float]
     """Rates of clips, by name."""
+    frames: dict[str, int]
+    """The most frames that can be taken of each sample, by name."""
     digests: dict[str, bytes]
     contents: str
 
@@ -402,6 +421,7 @@ def headers_of(
     problems: dict[str, str] = {}
     sizes: dict[str, Size] = {}
     rates: dict[str, float] = {}
+    frames: dict[str, int] = {}
     digests: dict[str, bytes] = {}
     colours, contents = [], blake2b(digest_size=16)
 
@@ -426,13 +446,14 @@ def headers_of(
                 sizes[name] = header.size
             if header.rate is not None:
                 rates[name] = header.rate
+            frames[name] = header.frames
             if header.colours is not None:
                 colours.append(f"{name}: {header.colours}")
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(number, len(pictures))
     if colours:
         logger.warning('data=%s taken_as_srgb=%d examples="%s"', folder, len(colours), "; ".join(colours[:NUM_SHOWN]))
-    return Headers(problems, sizes, rates, digests, contents.hexdigest()[:12])
+    return Headers(problems, sizes, rates, frames, digests, contents.hexdigest()[:12])
 
 
 def raise_all(folder: Path, problems: dict[str, Sequence[str]]) -> None:

@@ -46,6 +46,8 @@ class Header:
     """Width and height as it is seen; None where it cannot be opened."""
     rate: float | None = None
     """Frames of a second of a clip."""
+    frames: int = 1
+    """The most frames that can be taken of a clip; 1 of a picture."""
 
 
 def read_header(path: Content) -> Header:

@@ -118,32 +118,50 @@ class Assignment:
         return tuple(visits.get(size, 0) / self.visits for size in sizes)
 
 
-def sides_of(size: str) -> tuple[int, int]:
-    """Width and height of a size such as "768x512".
+def stated_size(text: str) -> Clip:
+    """A size such as "768x512", width and height, or of a clip "832x480x33", with its frames.
 
     Raises:
         ValueError: the text is not a size.
     """
-    width, _, height = size.partition("x")
-    if not (width.isdecimal() and height.isdecimal()):
-        raise ValueError(f'{size!r} is not a width and a height such as "768x512"')
-    return int(width), int(height)
+    numbers = text.split("x")
+    if len(numbers) not in (2, 3) or not all(number.isdecimal() for number in numbers):
+        raise ValueError(
+            f'{text!r} is not a width and a height such as "768x512", nor a clip\'s size with its frames, "832x480x33"'
+        )
+    width, height, frames = (*map(int, numbers), 1)[:3]
+    return Clip(width=width, height=height, frames=frames)
+
+
+def size_text(size: Clip) -> str:
+    """The text that stands for a size in a recipe, as `stated_size` reads it."""
+    return f"{size.width}x{size.height}" + (f"x{size.frames}" if size.frames > 1 else "")
+
+
+def nearest_of(size: Clip, others: Sequence[Clip]) -> Clip:
+    """The size that is most like this one: first in its frames, then in its sides."""
+
+    def off(other: Clip) -> tuple[int, int]:
+        return abs(other.frames - size.frames), abs(other.width - size.width) + abs(other.height - size.height)
+
+    return min(others, key=off)
 
 
 def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, multiple: int = MULTIPLE) -> Areas:
     """The sizes of each area that a recipe states.
 
-    A side is an area of its own. Sizes are one area where the largest has at most one and a half times the pixels of
-    the smallest.
+    A side is an area of its own. Sizes of as many frames are one area where the largest has at most one and a half
+    times the pixels of the smallest.
     """
     areas = [
         (Clip.square(side),) if aspects is None else sizes_of_area(side, aspects, multiple)
         for side in sorted({side for side in stated if isinstance(side, int)})
     ]
-    exact = {sides_of(size) for size in stated if isinstance(size, str)}
-    sizes = sorted((Clip(width=w, height=h) for w, h in exact), key=lambda size: (size.num_pixels, size.width))
+    exact = {stated_size(size) for size in stated if isinstance(size, str)}
+    sizes = sorted(exact, key=lambda size: (size.frames, size.num_pixels, size.width))
     while sizes:
-        alike = [size for size in sizes if size.num_pixels <= 1.5 * sizes[0].num_pixels]
+        first = sizes[0]
+        alike = [size for size in sizes if size.frames == first.frames and size.num_pixels <= 1.5 * first.num_pixels]
         areas.append(tuple(alike))
         sizes = sizes[len(alike) :]
     return tuple(areas)
@@ -183,10 +201,17 @@ def enlargement(picture: Pixels, size: Clip) -> float:
     return max(size.width / picture[0], size.height / picture[1])
 
 
-def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int, sources: Sequence[int] = ()) -> Assignment:
-    """The size of every picture, by its width and height; a micro-batch has `side_by_side` pictures of one size.
+def assign(
+    pictures: Sequence[Pixels],
+    rules: SizeRules,
+    side_by_side: int,
+    sources: Sequence[int] = (),
+    frames: Sequence[int] | None = None,
+) -> Assignment:
+    """The size of every picture or clip, by its width and height; a micro-batch has `side_by_side` of one size.
 
-    `sources`: the source of each picture, where sources have areas of their own.
+    `sources`: the source of each picture, where sources have areas of their own. `frames`: the most frames that can be
+    taken of each, 1 of a picture; None: all are pictures. A clip has a size with as many frames as it can fill.
 
     Raises:
         DataError: there is no size, no picture is left, or sizes with too few pictures can neither give them away nor
@@ -200,16 +225,18 @@ def assign(pictures: Sequence[Pixels], rules: SizeRules, side_by_side: int, sour
         )
     groups = [asked.index(areas) for areas in asked]
     group_of = [groups[source] for source in sources] if rules.of_sources else [0] * len(pictures)
-    grouped = _Grouped(pictures, group_of, asked)
+    grouped = _Grouped(pictures, group_of, asked, [1] * len(pictures) if frames is None else frames)
     cycle = lcm(*map(len, asked))
     left_out: dict[int, str] = {}
     members: dict[Clip, list[list[int]]] = {size: [[] for _ in range(cycle)] for size in rules.sizes}
     places: Counter[int] = Counter()
     for number in sorted(range(len(pictures)), key=lambda number: (pictures[number], number)):
-        group = grouped.group_of[number]
-        visited = list(_visited(pictures[number], asked[group], rules))
+        group, most = grouped.group_of[number], grouped.most[number]
+        visited = list(_visited(pictures[number], most, asked[group], rules))
         if min(pictures[number]) < rules.min_side:
             left_out[number] = f"a side of {min(pictures[number])} pixels is below data.min_side"
+        elif most < min(size.frames for area in asked[group] for size in area):
+            left_out[number] = f"it has {counted(most, 'frames')}, and every size has more"
         elif not visited:
             left_out[number] = "it is smaller than every size, and data.enlarge is false"
         else:
@@ -244,6 +271,8 @@ class _Grouped(NamedTuple):
     group_of: Sequence[int]
     areas: Sequence[Areas]
     """The areas of each group."""
+    most: Sequence[int]
+    """The most frames that can be taken of each."""
 
     def split(self, numbers: Sequence[int]) -> dict[int, list[int]]:
         """The pictures of each group."""
@@ -253,9 +282,12 @@ class _Grouped(NamedTuple):
         return found
 
 
-def _visited(picture: Pixels, areas: Areas, rules: SizeRules) -> Iterator[Clip]:
-    """The sizes that a picture visits, one for each area."""
+def _visited(picture: Pixels, most: int, areas: Areas, rules: SizeRules) -> Iterator[Clip]:
+    """The sizes that a sample visits, one for each area of as many frames as it can fill."""
+    frames = max((size.frames for area in areas for size in area if size.frames <= most), default=0)
     for area in areas:
+        if area[:1] and area[0].frames != frames:
+            continue
         able = [size for size in area if rules.enlarge or enlargement(picture, size) <= 1]
         if able:
             yield min(able, key=lambda size: cut_away(picture, size))
@@ -307,7 +339,8 @@ def _join(
 
 def _costs(numbers: Sequence[int], pictures: _Grouped, others: Sequence[Clip]) -> dict[Clip, float]:
     """The largest share that each other size of a group's areas would cut away of these pictures of it."""
-    own = {size for area in pictures.areas[pictures.group_of[numbers[0]]] for size in area}
+    most = min(pictures.most[number] for number in numbers)
+    own = {size for area in pictures.areas[pictures.group_of[numbers[0]]] for size in area if size.frames <= most}
     return {
         other: max(cut_away(pictures.pixels[number], other) for number in numbers) for other in others if other in own
     }
@@ -316,12 +349,19 @@ def _costs(numbers: Sequence[int], pictures: _Grouped, others: Sequence[Clip]) -
 def _nearest(
     size: Clip, numbers: Sequence[int], pictures: _Grouped, costs: Mapping[Clip, float], rules: SizeRules
 ) -> Clip | None:
-    """The size to which a group's pictures of a size may go, of the same area where there is one; None: to none."""
+    """The size to which a group's pictures of a size may go; None: to none.
+
+    Of as many frames, or the most, and of the same area where there is one.
+    """
     areas = pictures.areas[pictures.group_of[numbers[0]]]
     area_of = {one: number for number, area in enumerate(areas) for one in area}
     able = [other for other, cut in costs.items() if cut <= rules.most_cut]
     able = [other for other in able if rules.enlarge or _fill(numbers, pictures.pixels, other)]
-    return min(able, key=lambda other: (area_of[other] != area_of[size], costs[other]), default=None)
+    return min(
+        able,
+        key=lambda other: (size.frames - other.frames, area_of[other] != area_of[size], costs[other]),
+        default=None,
+    )
 
 
 def _fill(numbers: Sequence[int], pictures: Sequence[Pixels], size: Clip) -> bool:

@@ -18,9 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.ir.size import Clip
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.data.sizes import sides_of
+from diffusionpipe.trainer.data.sizes import stated_size
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import (
@@ -67,7 +66,7 @@ def draw_in_session(
 def drawn_sizes(recipe: "Recipe", count: int) -> list[int]:
     """The number of the size of each picture to draw, among those that the model is built for."""
     stated, built = recipe.sampling.sizes, sizes_of(recipe.data)
-    numbers = [built.index(Clip(width=width, height=height)) for width, height in map(sides_of, stated)]
+    numbers = [built.index(stated_size(text)) for text in stated]
     return numbers * count if len(numbers) == 1 else numbers or [0] * count
 
 

@@ -21,7 +21,7 @@ _MOST = 1e6
 
 def drawn_rate(recipe: Recipe, train: Dataset) -> float | None:
     """Frames of a second of what the run draws; None for pictures."""
-    if recipe.data.frames is None:
+    if not recipe.data.has_clips:
         return None
     return train.rate if recipe.data.frame_rate is None else recipe.data.frame_rate
 

@@ -72,7 +72,7 @@ def new_pictures(data: DataSection) -> list[str]:
     """The keys for which every picture or clip is another one each time."""
     asked = (
         ("data.random_crop", data.random_crop),
-        ("data.frames", data.frames is not None),
+        ("data.frames", data.has_clips),
         ("data.patches", data.patches is not None),
     )
     return [key for key, is_set in asked if is_set]

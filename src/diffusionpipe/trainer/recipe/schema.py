@@ -16,11 +16,18 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
-from diffusionpipe.trainer.data.sizes import MOST_CUT, MULTIPLE, Areas, areas_of, sides_of
+from diffusionpipe.trainer.data.sizes import (
+    MOST_CUT,
+    MULTIPLE,
+    Areas,
+    areas_of,
+    nearest_of,
+    size_text,
+    stated_size,
+)
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
@@ -102,7 +109,8 @@ class DataSection(Section):
     resolution: Annotated[Count, Field(le=65_536), BeforeValidator(_one_side)]
     """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width; or a list."""
     sizes: Several[int | str] = ()
-    """Several sizes: sides, and texts such as "768x512", width and height. A list in `resolution` means these."""
+    """Several sizes: sides, and texts such as "768x512", width and height, or "832x480x33", with frames. A list in
+    `resolution` means these."""
     aspects: Maybe[Annotated[Several[Positive], Field(min_length=2, max_length=2)]] = None
     """The least and the largest width / height of pictures, e.g. [0.5, 2.0]: each side of `resolution` then stands for
     sizes of its area between them; "none": squares."""
@@ -232,7 +240,7 @@ class DataSection(Section):
                 yield f"sources.{name!r}: a name of a source has no slash and is not empty; rename it"
         if self.sources and all(one.regularisation for one in self.sources.values()):
             yield "sources: all are regularisation sets; set regularisation = false for one that is new"
-        if self.loss_mask is not None and self.frames is not None:
+        if self.loss_mask is not None and self.has_clips:
             yield "loss_mask: masks of clips are not supported; remove loss_mask"
 
     def _faults_of_masks(self) -> Iterator[str]:
@@ -240,9 +248,11 @@ class DataSection(Section):
             yield f'mask_file: masks = "file" needs the path of each picture\'s mask, e.g. "masks/{NAME}.png"'
         if self.mask_file is not None and self.masks is not MaskKind.FILE:
             yield 'mask_file: only masks = "file" reads it; set masks = "file", or remove mask_file'
-        if self.masks is MaskKind.FILE and self.frames is not None:
+        if self.masks is not None and self.has_sizes and self.has_clips:
+            yield "masks: holes of clips of several sizes are not supported; give one size and frames, or remove masks"
+        elif self.masks is MaskKind.FILE and self.frames is not None:
             yield 'masks: holes of clips are not read from files; set masks to "edges", "boxes" or "first"'
-        if self.masks is MaskKind.FIRST and self.frames is None:
+        elif self.masks is MaskKind.FIRST and self.frames is None:
             yield 'masks: "first" is the first frame of a clip; set frames, or masks to "edges" or "boxes"'
 
     @model_validator(mode="before")
@@ -254,7 +264,8 @@ class DataSection(Section):
         if not isinstance(stated, list | tuple):
             return values
         try:
-            return {**values, "resolution": max(stated_sizes(stated)), "sizes": list(stated)}
+            longest = max(side for size in stated_sizes(stated) for side in (size.width, size.height))
+            return {**values, "resolution": longest, "sizes": list(stated)}
         except ValueError:
             return {**values, "resolution": stated}  # refused with all other faults of the section
 
@@ -269,7 +280,8 @@ class DataSection(Section):
             way = "set aspects or several sizes"
             yield from (f"{key}: all samples have one size; {way}, or remove {key}" for key in idle)
             return
-        for key, ways in (("height", "list the sizes in resolution"), ("frames", "clips have one size")):
+        ways_of = {"height": "list the sizes in resolution", "frames": 'give sizes with frames, such as "832x480x33"'}
+        for key, ways in ways_of.items():
             if getattr(self, key) is not None:
                 yield f"{key}: it does not go with several sizes; {ways}, or remove {key}"
         if self.allow_growth:
@@ -295,7 +307,7 @@ class DataSection(Section):
             yield f"resolution: patches need a multiple of 4, not {self.resolution}; use e.g. {nearest}"
 
     def _faults_of_clips(self) -> Iterator[str]:
-        if self.frame_rate is not None and self.frames is None:
+        if self.frame_rate is not None and not self.has_clips:
             yield "frame_rate: only clips have frames; set data.frames, or remove frame_rate"
 
     @property
@@ -313,6 +325,19 @@ class DataSection(Section):
     def _areas_of(self, stated: Sequence[int | str]) -> Areas:
         aspects = None if self.aspects is None else (self.aspects[0], self.aspects[1])
         return areas_of(stated, aspects, self.multiple)
+
+    @property
+    def frame_counts(self) -> tuple[int, ...]:
+        """The frames of its samples, ascending; 1 of pictures."""
+        if not self.has_sizes:
+            return (self.frames or 1,)
+        every = (self.areas, *self.areas_of_sources)
+        return tuple(sorted({size.frames for areas in every for area in areas for size in area})) or (1,)
+
+    @property
+    def has_clips(self) -> bool:
+        """Whether any sample has more than one frame."""
+        return self.frame_counts[-1] > 1
 
     @property
     def has_sizes(self) -> bool:
@@ -481,17 +506,16 @@ def _drawn_sizes_are_trained(*, data: DataSection, sampling: SamplingSection) ->
     built = [size for one in areas for area in one for size in area]
     for stated in sampling.sizes:
         try:
-            width, height = sides_of(stated)
+            size = stated_size(stated)
         except ValueError as error:
             yield f"sampling.sizes: {error}"
             continue
-        size = Clip(width=width, height=height)
         if not built:
             yield "sampling.sizes: all pictures have one size; set data.aspects or several sizes, or remove sizes"
             return
         if size not in built:
-            near = min(built, key=lambda one: abs(one.width - width) + abs(one.height - height))
-            yield f"sampling.sizes: the run has no size {stated}; the nearest is {near.width}x{near.height}"
+            near = size_text(nearest_of(size, built))
+            yield f"sampling.sizes: the run has no size {stated}; the nearest is {near}"
 
 
 def _sizes_go_with_the_rest(

@@ -19,12 +19,12 @@ def rules_of(data: DataSection) -> SizeRules | None:
 
 
 def sizes_of(data: DataSection) -> tuple[Clip, ...]:
-    """All sizes of a recipe's samples where there are rules, the one with the most pixels first; else ()."""
+    """All sizes of a recipe's samples where there are rules, the one with the most tokens first; else ()."""
     rules = rules_of(data)
     if rules is None:
         return ()
-    # Of as many pixels the one that is most like a square, which is drawn where nothing else is said.
-    return tuple(sorted(rules.sizes, key=lambda size: (-size.num_pixels, abs(size.width - size.height), size.width)))
+    # Of as many tokens the one that is most like a square, which is drawn where nothing else is said.
+    return tuple(sorted(rules.sizes, key=lambda size: (-size.volume, abs(size.width - size.height), size.width)))
 
 
 def run_of(recipe: Recipe) -> int:

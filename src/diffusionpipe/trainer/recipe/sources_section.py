@@ -5,11 +5,14 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.trainer.data.columns import Columns
 from diffusionpipe.trainer.data.mask_kinds import NAME
-from diffusionpipe.trainer.data.sizes import sides_of
+from diffusionpipe.trainer.data.sizes import stated_size
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, Several, of_user
+
+_EXAMPLE = 'give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]'
 
 
 def pattern_of_masks(pattern: str) -> str:
@@ -24,17 +27,18 @@ def one_or_several(value: object) -> object:
     return [value] if isinstance(value, int | str) and value != "none" else value
 
 
-def stated_sizes(stated: Sequence[object]) -> list[int]:
-    """All sides of the sizes that a recipe states.
+def stated_sizes(stated: Sequence[object]) -> list[Clip]:
+    """All sizes that a recipe states; a side is a square.
 
     Raises:
         ValueError: one of them is not a size.
     """
-    sides = [side for one in stated for side in (sides_of(one) if isinstance(one, str) else (one,))]
-    whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and 0 < side <= 65_536]
-    if not sides or len(whole) < len(sides):
-        raise ValueError('give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]')
-    return whole
+    if not stated or not all(isinstance(one, int | str) and not isinstance(one, bool) for one in stated):
+        raise ValueError(_EXAMPLE)
+    sizes = [stated_size(one) if isinstance(one, str) else Clip.square(int(str(one))) for one in stated]
+    if not all(0 < number <= 65_536 for size in sizes for number in (size.width, size.height, size.frames)):
+        raise ValueError(_EXAMPLE)
+    return sizes
 
 
 def _are_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
