@@ -274,12 +274,15 @@ def test_two_runs_show_their_differences_first_and_align_by_samples(browser, pag
 @pytest.mark.parametrize("name", ["run", "plan", "two"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast_and_names_pass_axe(browser, pages, name, scheme):
+    assert axe_faults(Tab(browser, pages[name], scheme=scheme)) == []
+
+
+def axe_faults(tab):
     from axe_playwright_python.sync_playwright import Axe
 
-    tab = Tab(browser, pages[name], scheme=scheme)
     tab.page.evaluate("document.querySelector('meta[http-equiv]').remove()")
     found = Axe().run(tab.page).response["violations"]
-    assert [(one["id"], [node["html"][:150] for node in one["nodes"][:3]]) for one in found] == []
+    return [(one["id"], [node["html"][:150] for node in one["nodes"][:3]]) for one in found]
 
 
 def test_cells_of_a_notebook_ask_for_nothing_and_reach_neither_each_other_nor_the_page(browser, tmp_path):
@@ -428,3 +431,57 @@ def test_links_of_a_frame_go_to_its_sections_and_leave_the_notebook_where_it_is(
     assert frame.evaluate("document.activeElement.id") == "memory"
     assert [url for url in tab.left if not url.startswith("about:")] == []
     assert frame.url == "about:srcdoc"
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "two"])
+def test_tables_that_are_wider_than_a_narrow_screen_say_so_until_their_end(browser, pages, name):
+    tab = Tab(browser, pages[name], width=400)
+    frames = """[...document.querySelectorAll('.scroll')].filter((one) => one.clientWidth).map((one) => [
+      one.scrollWidth - one.clientWidth > 1, !one.previousElementSibling.hidden,
+      one.classList.contains('more-right')])"""
+    found = tab.page.evaluate(frames)
+    assert any(is_cut for is_cut, _, _ in found)
+    assert [one for one in found if len(set(one)) > 1] == []
+    tab.page.evaluate("document.querySelectorAll('.scroll').forEach((one) => { one.scrollLeft = one.scrollWidth; })")
+    tab.page.wait_for_timeout(300)
+    assert not any(is_marked for _, _, is_marked in tab.page.evaluate(frames))
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "two"])
+def test_the_keyboard_reaches_the_file_and_the_key_of_each_number(browser, pages, name):
+    tab = Tab(browser, pages[name], width=400)
+    for summary in tab.page.locator(".sources > summary").all():
+        summary.focus()
+        tab.page.keyboard.press("Enter")
+    tab.page.wait_for_timeout(300)
+    titles = set(tab.page.eval_on_selector_all("data.figure[title]", "all => all.map((one) => one.title)"))
+    rows = tab.page.eval_on_selector_all(
+        ".sources tbody tr", "all => all.map((row) => `${row.children[1].textContent}: ${row.children[2].textContent}`)"
+    )
+    assert len(titles) > 20
+    assert titles <= set(rows)
+    assert axe_faults(tab) == []
+
+
+def test_curves_of_several_runs_are_told_apart_and_all_are_read(browser, tmp_path):
+    runs = [make_run(tmp_path / name, steps=60, start=start) for name, start in (("one", 1.0), ("two", 40.0))]
+    for run in runs:
+        with (run / "metrics.jsonl").open("a") as file:
+            times = {f"validation_loss_t{time}": 0.1 + time / 1000 for time in (100, 300, 500, 700, 900)}
+            file.write(json.dumps({"step": 60, **times}) + "\n" + json.dumps({"step": 61, **times}) + "\n")
+    (tmp_path / "two.html").write_text(report_page(runs), encoding="utf-8")
+    tab = Tab(browser, tmp_path / "two.html")
+    chart = tab.page.locator(".chart", has_text="Validation loss by time")
+    styles = chart.locator("path.curve").evaluate_all(
+        "all => all.map((one) => [one.style.getPropertyValue('--own'), one.getAttribute('stroke-dasharray')].join())"
+    )
+    assert len(styles) == len(set(styles)) == 10
+    assert chart.locator(".reading data").count() == 10
+    assert chart.locator(".legend li").count() == 10
+    loss = tab.page.locator("#curves .chart").first
+    assert "logarithmic scale" in loss.locator("figcaption").inner_text()
+    assert "logarithmic scale" not in chart.locator("figcaption").inner_text()
+    names = tab.page.locator("#curves figcaption strong").all_inner_texts()
+    assert "Waiting for the batch" in names
+    assert not any(name.endswith((" s", " gib")) for name in names)

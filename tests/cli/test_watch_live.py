@@ -65,8 +65,8 @@ def test_a_run_that_is_watched_saved_drawn_and_stopped_in_the_browser_is_the_run
             other.get_by_role("button", name="Save and stop").click()
             assert ended(job) == 75
             expect(other.locator(".state")).to_contain_text("stopped before its last step", timeout=PATIENCE)
-            other.get_by_role("button", name="Draw now").click()
-            expect(other.locator(".controls [role=status]")).to_contain_text("no job trains in this folder")
+            expect(other.get_by_role("button", name="Draw now")).to_be_disabled(timeout=PATIENCE)
+            expect(other.locator("#refusals")).to_contain_text("no job trains in this folder")
         finally:
             job.kill_all()
             server.shutdown()

@@ -56,3 +56,14 @@ def test_a_run_shows_its_measured_step_and_before_it_the_reason_why_there_is_non
         (timeline,) = data["items"][0]["timeline"]["timelines"]
         assert timeline["source"] == "measured"
         assert len(timeline["rows"]) == 2
+        losses = [run.step(*batch) for _ in range(20)]
+    _, data = page_in(run._repr_html_())  # after the end too
+    (item,) = data["items"]
+    (timeline,) = item["timeline"]["timelines"]
+    loss = next(curve for curve in item["curves"] if curve["id"] == "loss")["lines"][0]
+    assert loss["points"][::2] == list(range(1, 22))
+    assert loss["points"][3::2] == pytest.approx(losses, rel=1e-5)
+    assert (item["kind"], item["speed"]["step"]["file"]) == ("run", "this run")
+    assert timeline["source"] == "measured"
+    assert run.timeline().spans.num_workers == 2
+    assert "metrics.jsonl" not in json.dumps(data)

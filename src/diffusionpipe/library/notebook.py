@@ -1,7 +1,7 @@
 """Plans and runs in notebooks: the page of `diffusionpipe report` in a frame of its own, and tables.
 
 A frame holds its whole page as text, in a sandbox without an origin: it asks for nothing, and no style and no script of
-one cell reaches another.
+one cell reaches another. A table is a plain one in the style of the notebook.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir import Timeline as Spans
 from diffusionpipe.viz import MILLISECONDS
-from diffusionpipe.workflows.page import page_of_plan
+from diffusionpipe.workflows.page import page_of_plan, page_of_run
 from diffusionpipe.workflows.page_figures import Json, absent
+from diffusionpipe.workflows.page_metrics import Metrics
 from diffusionpipe.workflows.page_plan import PlanPage
 from diffusionpipe.workflows.plan_times import PlanTimes
 
@@ -62,11 +63,11 @@ def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> s
     return frame(page_of_plan(_page(plan, predicted, measured, layouts), "plan"), "plan")
 
 
-def shown_run(plan: Plan, measured: Spans | str) -> str:
-    """The measured step of a run, for a notebook; a text says why there is none."""
+def shown_run(plan: Plan, measured: Spans | str, metrics: Metrics) -> str:
+    """The numbers of a run by step and its measured step, for a notebook; a text says why there is none."""
     predicted = "a run does not keep the prediction; the plan has it"
     layouts = absent("a run does not keep the layouts beside its own; the plan has them")
-    return frame(page_of_plan(_page(plan, predicted, measured, layouts), "run"), "run")
+    return frame(page_of_run(_page(plan, predicted, measured, layouts), metrics, "run"), "run")
 
 
 def _page(plan: Plan, predicted: Spans | str, measured: Spans | str, layouts: Json) -> PlanPage:

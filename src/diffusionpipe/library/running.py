@@ -5,7 +5,9 @@ import inspect
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +29,7 @@ from diffusionpipe.library.profiles import precision_of
 from diffusionpipe.library.rank import Trace, phase_of
 from diffusionpipe.library.saves import Index, begin, finish, read_index, saves, unfinished
 from diffusionpipe.library.timelines import Timeline
+from diffusionpipe.workflows.page_metrics import Metrics
 
 THREADS, PROCESSES = "threads", "processes"
 _TIMELINE = "timeline.json"
@@ -44,8 +47,10 @@ class Run:
         self._kind = ""
         self._clip: float | None = None
         self._known: Spans | None = None
-        """The timeline of the save that it went on from."""
-        atexit.register(self.close)
+        """The timeline of the save that it went on from, and after the end its last one."""
+        self._metrics, self._done = Metrics(), 0
+        """Loss and time of each step, and the number of steps that are done."""
+        atexit.register(self._end)
 
     # Training.
 
@@ -93,7 +98,10 @@ class Run:
                 f"a batch of {len(batch[0])} samples, but the plan is for {self._plan.batch}; give as many, or plan "
                 f"for batch={len(batch[0])}"
             )
+        began = time.perf_counter()
         found: float = self._here("step", named)[0]
+        self._done += 1
+        self._metrics.add({"step": self._done, "loss": found, "step_s": time.perf_counter() - began})
         return found
 
     def gradients(self) -> dict[str, Tensor]:
@@ -172,6 +180,7 @@ class Run:
         self._here("load", found[step])
         if (found[step] / _TIMELINE).is_file():
             self._known = read_timeline(found[step] / _TIMELINE)
+        self._done = step
         return step
 
     # What people see.
@@ -188,19 +197,22 @@ class Run:
         Raises:
             ConfigError: there was none yet.
         """
-        spans = self._measured() or self._known
+        spans = (None if self._over else self._measured()) or self._known
         if spans is None or spans.num_workers != self._plan.mesh.num_ranks:
             raise ConfigError("no step has been measured yet; call run.step first")
         return Timeline(self._plan.train, spans)
 
     def _repr_html_(self) -> str:
+        return shown_run(self._plan, self._shown_timeline(), self._metrics)
+
+    def _shown_timeline(self) -> Spans | str:
         # Under torchrun the timeline is asked of all ranks together, and one cell alone would wait for them.
         if isinstance(self._crew, Member):
-            return shown_run(self._plan, "the ranks are processes of torchrun; call run.timeline on all of them")
+            return "the ranks are processes of torchrun; call run.timeline on all of them"
         try:
-            return shown_run(self._plan, self.timeline().spans)
+            return self.timeline().spans
         except (ConfigError, PeerError) as error:
-            return shown_run(self._plan, str(error))
+            return str(error)
 
     def _measured(self) -> Spans | None:
         traces: list[Trace | None] = self._everywhere("trace")
@@ -250,8 +262,14 @@ class Run:
         return {known: found[known] for known, _ in self._model.named_parameters() if known in found}
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the ranks; nothing can be asked of the run afterwards."""
-        atexit.unregister(self.close)
+        """End the ranks; nothing but its last timeline can be asked of the run afterwards."""
+        if error is None and self._over is None and not isinstance(self._crew, Member):
+            with suppress(PeerError):  # a rank that has died has no timeline, and the run ends all the same
+                self._known = self._measured() or self._known
+        self._end(error)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        atexit.unregister(self._end)
         crew, self._crew = self._crew, _Closed()
         self._over = self._over or ConfigError("it was closed")
         crew.close(error)

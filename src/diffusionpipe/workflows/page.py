@@ -330,6 +330,23 @@ def page_of_plan(page: PlanPage, name: str) -> str:
     return html_of(_report([_item(page, name)], _NO_RECIPES, is_shared=False))
 
 
+def page_of_run(page: PlanPage, metrics: Metrics, name: str) -> str:
+    """The page of a run that is in memory, as HTML: its numbers by step beside the plan."""
+    item = {
+        **_item(page, name),
+        "kind": "run",
+        "progress": progress_of(metrics, {}, is_running=False),
+        "learning": learning_of(metrics),
+        "speed": dict(speed_of(metrics)) or absent("no step has been done yet"),
+        "slowness": _slowness(page, metrics),
+        "curves": curves_of(metrics) or absent("no step has been done yet"),
+        "batch": page.plan.batch,
+        "samples": absent("a run of dp.run draws nothing"),
+    }
+    kept = _everywhere(item, lambda text: text.replace(METRICS, "this run"))
+    return html_of(_report([kept], _NO_RECIPES, is_shared=False))
+
+
 def html_of(report: Json, *, is_watched: bool = False) -> str:
     """The page of these data; `is_watched`: one that asks its server for newer data."""
     from diffusionpipe.viz.html_page import page_of

@@ -134,7 +134,14 @@ def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
 
 
 def _label(key: str) -> str:
-    return _NAMES.get(key, key.replace("_", " ").capitalize())
+    """The name of a number in words, without its unit, and after it the model or the part that it is of.
+
+    >>> _label("data_s"), _label("host_memory_gib"), _label("loss/unet")
+    ('Waiting for the batch', 'Host memory', 'Loss, unet')
+    """
+    name, _, part = key.partition("/")
+    words = _NAMES.get(name, name.removesuffix("_s").removesuffix("_gib").replace("_", " ").capitalize())
+    return f"{words}, {part}" if part else words
 
 
 _UNDRAWN = {"epoch", "wall"}
@@ -172,12 +179,16 @@ def _line(metrics: Metrics, key: str, most: int) -> Json:
     flat: list[float] = []
     for step, value in thinned(points, most):
         flat += [int(step), float(f"{value:.6g}")]
-    line: dict[str, object] = {"key": key, "label": key.replace("_", " "), "points": flat, "of": len(points)}
+    line: dict[str, object] = {"key": key, "label": _in_a_sentence(_label(key)), "points": flat, "of": len(points)}
     if len(points) >= _SMOOTHED and (key == "loss" or key.startswith("loss/")):
         means = smoothed([value for _, value in points], len(points) // 40)
         kept = thinned([(step, mean) for (step, _), mean in zip(points, means, strict=True)], most // 4)
         line["smooth"] = [one for step, mean in kept for one in (int(step), float(f"{mean:.6g}"))]
     return line
+
+
+def _in_a_sentence(name: str) -> str:
+    return name[:1].lower() + name[1:]
 
 
 def learning_of(metrics: Metrics) -> Json:

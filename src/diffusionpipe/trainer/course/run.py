@@ -494,5 +494,5 @@ def _end_again(opened: Model, job: Job, checkpoint: Path, screen: Screen) -> Non
     if is_complete:
         logger.info("nothing to do: %s, and %s is complete; raise training.steps to train on", steps, folder / EXPORT)
         return
-    logger.info("%s, but %s is not complete: it is written again", steps, folder / EXPORT)
+    logger.info("%s; %s lacks files that this recipe asks for: it is written again", steps, folder / EXPORT)
     _export(recipe, opened.members, checkpoint, screen)

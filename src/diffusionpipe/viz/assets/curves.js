@@ -3,15 +3,16 @@
 
 /**
  * A chart of lines. Each line: {label, key, file, points: [[x, y, step], ...], faint, colour (a name of the style),
- * dash}. `unit`: of its values.
+ * dash: lengths of dashes and gaps, or ""}. `unit`: of its values.
  */
 dp.Chart = class {
   constructor({ label, unit, lines, height = 190, axis = "step" }) {
     Object.assign(this, { label, unit, lines, high: height, axis });
     this.box = dp.el("div", { class: "plot" });
+    this.scale = dp.el("span", { class: "small", hidden: true }, " logarithmic scale");
     this.reading = dp.el("p", { class: "reading", "aria-live": "polite" });
     this.root = dp.el("figure", { class: "chart" },
-      dp.el("figcaption", {}, dp.el("strong", {}, label), unit && dp.el("span", { class: "small" }, ` ${unit}`), this.#legend()),
+      dp.el("figcaption", {}, dp.el("strong", {}, label), unit && dp.el("span", { class: "small" }, ` ${unit}`), this.scale, this.#legend()),
       dp.el("div", { class: "hold", tabindex: 0, role: "application", "aria-roledescription": "chart",
         "aria-label": `${label}. Left and right read the values.`,
         keydown: (event) => this.#key(event), pointermove: (event) => this.#point(event),
@@ -24,7 +25,8 @@ dp.Chart = class {
     const named = this.lines.filter((line) => !line.faint);
     if (named.length < 2) return null;
     return dp.el("ul", { class: "legend" }, named.map((line) => {
-      const patch = dp.el("span", { class: `patch stroke${line.dash ? " dashed" : ""}`, "aria-hidden": "true" });
+      const stroke = dp.el("line", { class: "curve", x1: 0, x2: 32, y1: 4, y2: 4, "stroke-dasharray": line.dash });
+      const patch = dp.el("svg", { width: 32, height: 8, "aria-hidden": "true" }, stroke);
       patch.style.setProperty("--own", `var(${line.colour})`);
       return dp.el("li", {}, patch, line.label);
     }));
@@ -42,6 +44,7 @@ dp.Chart = class {
     const reduce = (values, pick) => values.reduce((best, value) => pick(best, value), values[0]);
     let [x0, x1, y0, y1] = [reduce(xs, Math.min), reduce(xs, Math.max), reduce(ys, Math.min), reduce(ys, Math.max)];
     const log = reduce(firm, Math.min) > 0 && y0 > 0 && reduce(firm, Math.max) > 20 * reduce(firm, Math.min);
+    this.scale.hidden = !log;
     const scale = log ? Math.log10 : (value) => value;
     [y0, y1] = [scale(y0), scale(y1)];
     const pad = (y1 - y0) * 0.06 || Math.abs(y1) * 0.1 || 1;
@@ -62,7 +65,7 @@ dp.Chart = class {
     for (const value of stops) marks.push([dp.short(value), x(value) - 40, this.high - 17, 80, "middle"]);
     for (const line of this.lines) {
       const path = line.points.map((point, at) => `${at ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("");
-      const drawn = dp.el("path", { class: `curve${line.faint ? " faint" : ""}${line.dash ? " dashed" : ""}`, d: path });
+      const drawn = dp.el("path", { class: `curve${line.faint ? " faint" : ""}`, d: path, "stroke-dasharray": line.dash });
       drawn.style.setProperty("--own", `var(${line.colour})`);
       svg.append(drawn);
       if (line.points.length < 25 && !line.faint) {
@@ -118,7 +121,7 @@ dp.Chart = class {
     const lines = last
       ? this.lines.filter((line) => !line.faint && line.points.length).map((line) => ({ line, point: line.points.at(-1) }))
       : this.#near(value);
-    this.reading.replaceChildren(...lines.slice(0, 8).map(({ line, point }) => dp.el("span", {},
+    this.reading.replaceChildren(...lines.map(({ line, point }) => dp.el("span", {},
       `${lines.length > 1 || line.named ? `${line.label} ` : ""}`,
       dp.el("data", { class: "figure", value: point[1], "data-file": line.file, "data-key": `${line.key} @ step ${point[2]}` }, dp.short(point[1])),
       dp.el("span", { class: "small" }, ` at step ${point[2].toLocaleString("en-US")} `))));

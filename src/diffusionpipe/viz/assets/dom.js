@@ -34,18 +34,44 @@ dp.sentence = (parts) => (parts || []).map((part) => (typeof part === "string" ?
 
 /** A section with a heading; `absent` names what is missing and why. */
 dp.section = function (id, title, lead, ...children) {
-  return dp.el("section", { id, class: "card", "aria-labelledby": `${id}-title` },
-    dp.el("h2", { id: `${id}-title` }, title), lead && dp.el("p", { class: "lead" }, lead), children);
+  return dp.withSources(dp.el("section", { id, class: "card", "aria-labelledby": `${id}-title` },
+    dp.el("h2", { id: `${id}-title` }, title), lead && dp.el("p", { class: "lead" }, lead), children));
+};
+
+/** The part with a table of the files and keys of its numbers, for readers who cannot point at them. */
+dp.withSources = function (root) {
+  const figures = () => [...root.querySelectorAll("[data-file]")];
+  if (!figures().length) return root;
+  const body = dp.el("div", { class: "tall" }), name = `Files and keys of ${root.querySelector("h1, h2").textContent}`;
+  const rows = () => new Map(figures().map((one) => [`${one.dataset.file}: ${one.dataset.key}`, [one.textContent || one.alt, one.dataset.file, one.dataset.key]]));
+  const fill = () => body.replaceChildren(dp.table(name, ["shown", "file", "key"], [...rows().values()].map((row) => dp.row(row))));
+  const made = dp.el("details", { class: "sources", toggle: () => { if (made.open) fill(); } }, dp.el("summary", {}, "Files and keys"), body);
+  root.append(made);
+  return root;
 };
 dp.absent = (reason) => dp.el("p", { class: "absent" }, dp.el("span", { class: "tag" }, "Not here"), ` ${reason}`);
 dp.isAbsent = (part) => Boolean(part && part.absent);
 
-/** A table in a frame that scrolls sideways on narrow screens. */
+/** A table in a frame that scrolls sideways on narrow screens, and says so there. */
 dp.table = function (caption, heads, rows) {
-  return dp.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${caption}` },
+  return dp.scrolling(dp.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${caption}` },
     dp.el("table", {}, dp.el("caption", { class: "hidden" }, caption),
       dp.el("thead", {}, dp.el("tr", {}, heads.map((head) => dp.el("th", { scope: "col" }, head)))),
-      dp.el("tbody", {}, rows)));
+      dp.el("tbody", {}, rows))));
+};
+
+/** A frame with a line above it and shadows at its sides while it has more columns than it shows. */
+dp.scrolling = function (frame) {
+  const more = dp.el("p", { class: "small more", hidden: true }, "More columns: scroll the table sideways \u2192");
+  const look = () => {
+    const hidden = frame.scrollWidth - frame.clientWidth;
+    more.hidden = hidden <= 1;
+    frame.classList.toggle("more-left", frame.scrollLeft > 1);
+    frame.classList.toggle("more-right", hidden - frame.scrollLeft > 1);
+  };
+  frame.addEventListener("scroll", look, { passive: true });
+  dp.onResize(frame, look);
+  return dp.el("div", { class: "held" }, more, frame);
 };
 dp.row = (cells, attributes) => dp.el("tr", attributes || {}, cells.map((cell) => dp.el("td", {}, cell)));
 
@@ -54,6 +80,7 @@ dp.colour = (name) => getComputedStyle(document.documentElement).getPropertyValu
 
 /** The colours of runs, safe for colour-blind eyes. */
 dp.RUNS = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
+dp.DASHES = ["", "6 4", "2 3", "10 3 2 3", "14 4", "5 2 1 2 1 2"];
 dp.runColour = (place) => dp.colour(dp.RUNS[place % dp.RUNS.length]);
 
 /** A number with few digits, for axes and readings. */

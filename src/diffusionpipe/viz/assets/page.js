@@ -40,13 +40,13 @@ dp.learning = function (item, place) {
     loss && new dp.Chart({ label: "Loss", unit: "", lines: dp.linesOf(loss, place, false), height: 150 }).root);
 };
 
-/** The lines of a curve of one run; in one colour where several runs share the chart. */
+/** The lines of a curve of one run; in one colour, each with dashes of its own, where several runs share the chart. */
 dp.linesOf = function (curve, place, shared, of = (step) => step, name = "") {
   const lines = [];
   curve.lines.forEach((line, at) => {
     const colour = shared ? dp.RUNS[place % dp.RUNS.length] : dp.RUNS[at % dp.RUNS.length];
     const pairs = (flat) => { const found = []; for (let i = 0; i < flat.length; i += 2) found.push([of(flat[i]), flat[i + 1], flat[i]]); return found; };
-    const own = { label: `${name}${line.label}`, key: line.key, file: line.file || curve.file, colour, named: shared, dash: shared && line.key.startsWith("validation") };
+    const own = { label: `${name}${line.label}`, key: line.key, file: line.file || curve.file, colour, named: shared, dash: shared ? dp.DASHES[at % dp.DASHES.length] : "" };
     if (line.smooth) {
       lines.push({ ...own, points: pairs(line.points), faint: true });
       lines.push({ ...own, label: `${own.label}, smoothed`, key: `smoothed(${line.key})`, points: pairs(line.smooth) });
@@ -232,7 +232,7 @@ dp.samples = function (report) {
     return dp.el("div", { class: "drawn" },
       dp.el("h3", {}, shown.length > 1 ? `${item.name}, ` : "", `step ${near.step.toLocaleString("en-US")}`),
       dp.el("div", { class: "pictures" }, near.pictures.map((one) => dp.el("figure", {},
-        dp.el("img", { src: one.source, alt: one.caption, title: `${one.name}, ${one.size}` }), dp.el("figcaption", { dir: "auto" }, one.caption)))));
+        dp.el("img", { src: one.source, alt: one.caption, title: `${one.name}, ${one.size}`, "data-file": one.name, "data-key": one.size }), dp.el("figcaption", { dir: "auto" }, one.caption)))));
   };
   const slider = (label, value) => {
     const reading = dp.el("output", {}, `step ${steps[value].toLocaleString("en-US")}`);
@@ -299,8 +299,8 @@ dp.theme = function () {
   } }, Object.entries(names).map(([value, name]) => dp.el("option", { value }, name))));
 };
 
-dp.hero = (report, item, place) => dp.el("div", { class: "hero" }, dp.head(item, place, report.items.length > 1),
-  dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place), dp.slowness(item)));
+dp.hero = (report, item, place) => dp.withSources(dp.el("div", { class: "hero" }, dp.head(item, place, report.items.length > 1),
+  dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place), dp.slowness(item))));
 
 // ---- A run that goes on ----------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ dp.start = function (report) {
       dp.el("div", { class: "links" }, there.map(([id, name]) => dp.el("a", { href: `#${id}` }, name))), dp.theme(),
       dp.el("p", { id: "silence", class: "notice", role: "alert", hidden: true })),
     main,
-    dp.el("footer", {}, `${report.made_by}. Point at a number to see its file and key.`, report.shared && " Paths, host and user names are left out."));
+    dp.el("footer", {}, `${report.made_by}. Point at a number to see its file and key, or open "Files and keys" below a part.`, report.shared && " Paths, host and user names are left out."));
   if (report.watched) dp.follow(report, controls);
   document.documentElement.dataset.ready = "yes";
 };
