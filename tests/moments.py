@@ -26,8 +26,6 @@ PLACES = {
     "encoding a batch": "diffusionpipe.trainer.step.windows:WindowStepper._feed",
     "an update": "diffusionpipe.trainer.step.windows:WindowStepper._update",
     "the sum of a window": "diffusionpipe.trainer.step.windows:WindowStepper._start_sum",
-    "taking results": "diffusionpipe.trainer.step.cache_writer:CacheWriter.take",
-    "writing a shard": "diffusionpipe.trainer.step.cache_writer:write_shard",
     "the average": "diffusionpipe.trainer.optim.ema:Ema.update",
     "recording": "diffusionpipe.trainer.course.step_reports:StepReports._write",
     "making the folder": "diffusionpipe.trainer.checkpoints.checkpoint:_make_empty",

@@ -33,11 +33,11 @@ def train_until_killed(job: Job, recipe: Recipe, resume: str | None, moment: Mom
 
 def train_whole(recipe: Recipe, resume: str | None = None) -> None:
     """The run of a recipe to its end. In a nest."""
-    _warm(recipe)
+    warm(recipe)
     _finish(recipe, resume)
 
 
-def _warm(recipe: Recipe) -> None:
+def warm(recipe: Recipe) -> None:
     """Fill torch's caches of fake operations, and keep a profile for a run with fills."""
     with mock.patch.object(members, "describe", described):
         opened = members.build_model(recipe, "cpu")
@@ -60,7 +60,7 @@ def _finish(recipe: Recipe, resume: str | None = None) -> None:
 
 def train_with_kills(recipe: Recipe, moments: Sequence[Moment]) -> None:
     """The run of a recipe with a kill at each of these moments, all before a second checkpoint. In a nest."""
-    _warm(recipe)
+    warm(recipe)
     resume, saved = None, 0
     for moment in moments:
         with crew_of(RANKS, is_forked=True) as crew, pytest.raises((EOFError, ConnectionResetError)):

@@ -9,6 +9,7 @@ from tiny_runs import recipe_of, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.data.sizes import sizes_of_area
+from diffusionpipe.trainer.inference.conditions import open_tokenizer
 from diffusionpipe.workflows.data_report import report_on_recipe
 
 SIZES = {"wide.png": (400, 100), "square.png": (120, 120), "tall.png": (90, 170), "small.png": (10, 10)}
@@ -146,6 +147,20 @@ def test_a_run_says_the_same_of_its_data_before_its_first_step(tmp_path):
     recipe = recipe_of(tmp_path / "sd", tmp_path / "data", tmp_path / "run", training={"steps": 1})
     told = []
     train_here(recipe, tell_data=told.extend)
-    report = {line for line in report_on_recipe(recipe).lines if line.name != "captions"}
-    assert report == {line for line in told if line.name != "captions"}
-    assert {"pictures", "epochs", "cut away"} <= {line.name for line in report}
+    assert list(report_on_recipe(recipe).lines) == told
+    assert {"pictures", "epochs", "cut away", "captions"} <= {line.name for line in told}
+
+
+def test_a_recipe_whose_model_is_there_counts_tokens_and_names_what_the_run_would_refuse(tmp_path, folder, capsys):
+    save_stable_diffusion(tmp_path / "sd")
+    recipe = write_recipe(tmp_path, folder, captions={"prefix": "a b "})
+    pairs, _ = shown(capsys, recipe, f"model.path={tmp_path / 'sd'}")
+    said = [text for name, text in pairs if name == "captions"]
+    tokenizer = open_tokenizer(tmp_path / "sd")
+    texts = [f"a b {text}" for text in ("one two three", "four", "five six", "eight nine ten eleven", "")] * 3
+    tokens = sorted(len(row) for row in tokenizer(texts)["input_ids"])
+    assert said[0] == f"of {tokens[0]} to {tokens[-1]} tokens (median {tokens[7]}); text_encoder reads up to 6"
+    assert said[1].startswith("12 are longer than the 6 tokens that text_encoder reads, the longest of birds/tall.png")
+    assert said[2] == "1 picture has none, e.g. birds/small.png"
+    pairs, _ = shown(capsys, recipe, f"model.path={tmp_path / 'sd'}", 'data.resolution=["7x16", 8]')
+    assert "the nearest size that it takes is 8 x 16 pixels" in dict(pairs)["model"]

@@ -4,33 +4,25 @@ import logging
 import multiprocessing
 import re
 import shutil
-import zlib
-from contextlib import contextmanager
-from functools import partialmethod
-from random import Random
 from unittest import mock
 
 import pytest
 import tiny_runs
 import torch
+from cached_runs import LAYOUT, assert_close, entries_of, is_whole, small_shards, train_in_small_shards
 from crew import nest
 from full_disk import full_disk
-from moments import Moment
-from mortal_runs import RANKS, train_whole, train_with_kills
 from safetensors import safe_open
 from sized_pictures import SIZED, save_sized
 from tiny_models import FILLING_UNET, randomise_parameters, tiny_unet, tiny_vae
-from tiny_runs import losses_of, save_pictures, save_stable_diffusion, train, train_here
+from tiny_runs import save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer.data.cache_files import shards_of
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.setup import caching as setup
-from diffusionpipe.trainer.step.cache_writer import CacheWriter
 
-CLOSE = 1e-6
 PICTURES, BATCH = 8, 4
-LAYOUT = {"microbatches": 2, "encode_chunk": 2}
 
 
 @pytest.fixture(scope="module")
@@ -64,35 +56,6 @@ def make(model, data):
         return recipe_of(model, data, folder, training=training, pipeline=pipeline, **sections)
 
     return made
-
-
-@contextmanager
-def small_shards():
-    """Every step writes a shard."""
-    with mock.patch.object(CacheWriter, "__init__", partialmethod(CacheWriter.__init__, shard=1)):
-        yield
-
-
-def train_in_small_shards(job, recipe, resume=None):
-    with small_shards():
-        return train(job, recipe, resume)
-
-
-def assert_close(found, expected, most=CLOSE):
-    own, other = losses_of(found.run.folder), losses_of(expected.run.folder)
-    assert own.keys() == other.keys()
-    assert max(abs(own[step] - other[step]) for step in own) < most
-
-
-def entries_of(folder):
-    """Key -> tensor of every folder of a cache; ranks that meet a result at the same time may both write it."""
-    found = {}
-    for shard in sorted(folder.glob("*/*.safetensors")):
-        with safe_open(shard, "pt") as opened:
-            for key in list(opened.keys()):
-                value = opened.get_tensor(key)
-                torch.testing.assert_close(value, found.setdefault((shard.parent.name, key), value))
-    return found
 
 
 def counts_in(caplog):
@@ -255,15 +218,7 @@ def test_damaged_shards_are_computed_again(make, plain, tmp_path, caplog):
     assert counts_in(caplog)["written"] > 0
     for shard in (shards[1], shards[3]):
         assert [one.getMessage() for one in caplog.records if str(shard) in one.getMessage()]
-    assert all(_is_whole(shard) for shard in (tmp_path / "run" / "cache").glob("*/*.safetensors"))
-
-
-def _is_whole(shard):
-    """Whether a shard has the checksums of its own bytes."""
-    with safe_open(shard, "pt") as opened:
-        sums = opened.metadata()
-        rows = {key: opened.get_tensor(key).numpy().tobytes() for key in sums}
-    return all(f"{zlib.crc32(row):08x}" == sums[key] for key, row in rows.items())
+    assert all(is_whole(shard) for shard in (tmp_path / "run" / "cache").glob("*/*.safetensors"))
 
 
 def test_two_runs_write_one_cache_at_the_same_time(make, plain, tmp_path):
@@ -296,35 +251,6 @@ def _train_one(recipe: Recipe):
     torch.set_num_threads(1)
     with small_shards():
         train_here(recipe)
-
-
-def test_ten_kills_leave_the_losses_and_the_cache_of_an_uninterrupted_run(model, tmp_path):
-    """The first three come while a shard is written, of which there are new ones in the first epoch alone."""
-    every, kills, pictures = 3, 10, 44
-    data = save_pictures(tmp_path / "pictures", pictures)
-    common = {
-        "checkpoint": {"every": every, "keep": 1},
-        "training": {"steps": every * (kills + 1), "batch": BATCH, "precision": "float64"},
-    }
-    layout = {**LAYOUT, "stages": 2, "fill": True}
-    whole = recipe_of(model, data, tmp_path / "whole", pipeline=layout, **common)
-    nest(train_whole, whole)
-    draw = Random(1)
-    places = ["taking results", "a step", "a backward"]
-    moments = [Moment("writing a shard", number % RANKS) for number in range(3)]
-    moments += [
-        Moment(draw.choice(places), draw.randrange(RANKS), draw.randint(1, every)) for _ in range(kills - len(moments))
-    ]
-    killed = recipe_of(model, data, tmp_path / "killed", pipeline={**layout, "encoders": "cache"}, **common)
-    nest(_killed_in_small_shards, killed, moments)
-    assert_close(killed, whole, most=1e-12)
-    keys = [name for name, _ in entries_of(tmp_path / "killed" / "cache")]
-    assert sum(name.startswith("latents") for name in keys) == pictures
-
-
-def _killed_in_small_shards(recipe, moments):
-    with small_shards():
-        train_with_kills(recipe, moments)
 
 
 @pytest.mark.parametrize(

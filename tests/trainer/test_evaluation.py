@@ -26,6 +26,6 @@ def test_rows_that_only_fill_the_last_batch_do_not_count():
             Output(name="loss", microbatch=i, rows=Range(2 * i, 2 * i + 2), value=losses[start + 2 * i :][:2])
             for i in (0, 1)
         ]
-        fixed = fixed_rows(7, times=2, batch=4, cell=1, held=None)
+        fixed = fixed_rows(7, times=2, batch=4)
         _add_losses(session, {"rows": halves}, start, fixed, sums)
     assert sums.tolist() == [[1.0 + 3 + 5 + 7, 2.0 + 4 + 6]]

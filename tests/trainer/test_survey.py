@@ -165,10 +165,11 @@ def test_every_fault_is_named_before_anything_is_planned_in_one_screen(place, tm
 def test_sound_data_are_told_without_a_warning(place, tmp_path):
     sampling = {"every": 2, "prompts": ["a b"], "steps": 1}
     lines = told(place, tmp_path, pictures="sound", sampling=sampling)
-    assert [line.name for line in lines] == ["pictures", "epochs", "cut away"]
+    assert [line.name for line in lines] == ["pictures", "epochs", "cut away", "captions"]
     assert not any(line.is_warning for line in lines)
     assert lines[0].text.endswith("of 8 x 8 pixels")
     assert lines[1].text == "6 (6 steps of 4)"
+    assert lines[3].text == "of 3 tokens; text_encoder reads up to 6"
 
 
 def test_validation_has_lines_of_its_own(place, tmp_path):

@@ -1,10 +1,10 @@
-"""`diffusionpipe data FOLDER|RECIPE`: the facts about pictures and captions, without a model or a device."""
+"""`diffusionpipe data FOLDER|RECIPE`: the facts about pictures and captions, without weights or a device."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
+    from diffusionpipe.trainer.data.caption_lengths import Reading
     from diffusionpipe.trainer.data.sizes import SizeRules
     from diffusionpipe.trainer.data.survey import Folder, Use
     from diffusionpipe.trainer.recipe import DataSection, Recipe
@@ -116,18 +117,63 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
         if recipe.training.epochs is not None:
             by_epochs = ceil(num_positions(recipe.training.epochs, count) / batch)
             steps = by_epochs if steps is None else min(steps, by_epochs)
+    reader = _reader_of(recipe, tell)
     use = Use(
         steps=steps,
         batch=batch,
         epochs=num_epochs((steps or 0) * batch, count),
         size=(data.resolution, data.height or data.resolution),
         treatments=data.treatments,
-        readings=None,
+        readings=reader.readings,
+        more_chunks=reader.more_chunks,
+        prompts=reader.prompts,
         sizes=sizes,
         same_size=run,
     )
     return DataReport(
-        lines=survey(train, held_out, use), train=train, use=use, is_clips=taken is not None, sizes=_sizes_of(use)
+        lines=(*survey(train, held_out, use), *reader.problems),
+        train=train,
+        use=use,
+        is_clips=taken is not None,
+        sizes=_sizes_of(use),
+    )
+
+
+class _Reader(NamedTuple):
+    """How a recipe's model reads texts."""
+
+    readings: "Sequence[Reading] | None" = None
+    """None: no model is there, or it reads none."""
+    more_chunks: bool = False
+    prompts: tuple[str, ...] = ()
+    """Texts that the run draws from."""
+    problems: "tuple[Line, ...]" = ()
+    """The reason why the run would refuse the model."""
+
+
+def _reader_of(recipe: "Recipe | None", tell: Telling) -> _Reader:
+    """The readings of the model of a recipe, by its tokenizers and configurations, where its folder is there."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.data_survey import Line
+    from diffusionpipe.ir.home import expanded_path
+    from diffusionpipe.trainer.course.preparation import reads_more, tokenizers_of
+    from diffusionpipe.trainer.data.caption_lengths import readings_of
+    from diffusionpipe.trainer.model.members import open_members
+
+    folders = [recipe.alone(name).model.path for name in recipe.backbones] if recipe is not None else []
+    if recipe is None or not all(expanded_path(Path(folder)).is_dir() for folder in folders):
+        return _Reader()
+    tell.say(f"reading the configurations of {', '.join(folders)}")
+    try:
+        members, graph = open_members(recipe)
+        readings = readings_of(graph.inputs, tokenizers_of(members))
+    except ConfigError as error:
+        return _Reader(problems=(Line(name="model", text=str(error), is_warning=True),))
+    drawn = recipe.sampling
+    return _Reader(
+        readings=readings or None,
+        more_chunks=reads_more(recipe, members),
+        prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),
     )
 
 

@@ -13,7 +13,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.trainer.data import caption_lengths
-from diffusionpipe.trainer.data.caption_lengths import Reading, cut_captions, readings_of
+from diffusionpipe.trainer.data.caption_lengths import Reading, counted_captions, cut_captions, readings_of
 from diffusionpipe.trainer.data.tokens import num_tokens, token_ids
 from diffusionpipe.trainer.inference.conditions import _Prompted
 
@@ -76,6 +76,10 @@ def test_a_caption_is_cut_if_and_only_if_more_words_behind_it_would_not_be_read(
     assert 1 < cut.number == sum(number > length for number in tokens) < 39
     assert tokens[cut.longest] == max(tokens)
     assert (cut.limit, cut.looked_at, cut.tokens) == (length - around, 40, max(tokens) - around)
+    (found,) = counted_captions(texts, [reading(tokenizer, length)])
+    own = sorted(number - around for number, text in zip(tokens, texts, strict=True) if text.strip())
+    assert (found.lengths.least, found.lengths.most) == (own[0], own[-1])
+    assert found.lengths.median == pytest.approx(own[(len(own) - 1) // 2], rel=0.1)
 
 
 def test_of_two_encoders_the_one_that_cuts_is_named():

@@ -23,6 +23,7 @@ from diffusionpipe.trainer.data.captions import read_list, read_metadata
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
+from diffusionpipe.trainer.data.sized import fixed_rows
 from diffusionpipe.trainer.data.survey import Folder, Use, survey
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
@@ -182,7 +183,7 @@ def test_one_encoder_is_dropped_by_itself_and_its_mask_with_it(tmp_path):
 
 def test_validation_reads_the_first_caption_with_all_of_its_tags(tmp_path):
     made = source(tmp_path, CaptionRules(alternatives=True, shuffle=True, tag_dropout=0.5, prefix="p "))
-    found = next(fixed_batches(made, batch=5, positions=tuple(range(5)), times=(0.5,), num_samples=5))
+    found = next(fixed_batches(made, fixed_rows(5, times=1, batch=5), batch=5, positions=tuple(range(5)), times=(0.5,)))
     expected = [f"p k{n}, a, b, d" for n in range(5)]
     assert found["input_ids"].tolist() == words(expected, padding="", max_length=24, truncation=True)["input_ids"]
 

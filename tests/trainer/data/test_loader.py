@@ -15,6 +15,7 @@ from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
 from diffusionpipe.trainer.data.dataset import Dataset, Sample
 from diffusionpipe.trainer.data.images import load_pixels
 from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches, num_fixed_rows
+from diffusionpipe.trainer.data.sized import fixed_rows
 
 INPUTS = (
     TensorSpec(name="pixels", shape=(3, 8, 8)),
@@ -160,7 +161,8 @@ def test_positions_outside_the_batch_are_refused(source):
 
 
 def test_validation_takes_each_sample_at_each_time_once(source):
-    batches = list(fixed_batches(source, batch=4, positions=(0, 1, 2, 3), times=(0.1, 0.5, 0.9), num_samples=2))
+    fixed = fixed_rows(6, times=3, batch=4)
+    batches = list(fixed_batches(source, fixed, batch=4, positions=(0, 1, 2, 3), times=(0.1, 0.5, 0.9)))
     assert num_fixed_rows(source, times=(0.1, 0.5, 0.9), num_samples=2) == 6
     assert num_fixed_rows(source, times=(0.1,), num_samples=100) == 6
     assert torch.cat([b["labels"] for b in batches]).tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
@@ -168,7 +170,7 @@ def test_validation_takes_each_sample_at_each_time_once(source):
 
 
 def test_validation_is_not_augmented_and_the_same_in_every_layout(source):
-    settings = {"batch": 4, "times": (0.2, 0.7), "num_samples": 6}
+    settings = {"fixed": fixed_rows(12, times=2, batch=4), "batch": 4, "times": (0.2, 0.7)}
     whole = list(fixed_batches(source, positions=(0, 1, 2, 3), **settings))
     parts = [list(fixed_batches(source, positions=p, **settings)) for p in ((0, 1), (2, 3))]
     for batch, first, second in zip(whole, *parts, strict=True):

@@ -93,11 +93,11 @@ def test_validation_has_every_row_once_in_micro_batches_of_one_size(source):
     for start in range(0, len(fixed.rows), 4):
         assert len({numbers[row // 2] for row in fixed.rows[start : start + 4]}) == 1
     group = tuple(range(8))
-    settings = {"batch": 8, "times": (0.2, 0.6), "num_samples": 6}
-    batches = list(fixed_batches(source, **settings, positions=group, held=held, cell=4, group=group))
+    settings = {"batch": 8, "times": (0.2, 0.6)}
+    batches = list(fixed_batches(source, fixed, **settings, positions=group, held=held, group=group))
     plain = {}
     for size, own in enumerate(held.sources):
-        for batch in fixed_batches(own, **settings, positions=group):
+        for batch in fixed_batches(own, fixed_rows(12, times=2, batch=8), **settings, positions=group):
             plain[size] = [*plain.get(size, ()), *batch["noise"]]
     position = 0
     for batch in batches:

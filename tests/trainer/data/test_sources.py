@@ -26,6 +26,7 @@ from diffusionpipe.trainer.data.dataset import examine
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
 from diffusionpipe.trainer.data.loss_masks import load_loss_mask, problem_of_loss_mask
+from diffusionpipe.trainer.data.sized import fixed_rows
 from diffusionpipe.trainer.data.sources import Found, joined
 from diffusionpipe.trainer.data.survey import Folder, Use, survey
 from diffusionpipe.trainer.data.treatment import Treatment
@@ -129,7 +130,7 @@ def test_each_source_has_its_captions_and_its_weight(place):
     texts = ["".join(map(chr, filter(None, row))) for row in batch["input_ids"].tolist()]
     assert texts == ["x sks, a", "x a", "a!"]
     assert batch[SAMPLE_WEIGHT].tolist() == [2.5, 0.25, 1.0]
-    held = next(fixed_batches(made, batch=3, positions=(0, 1, 2), times=(0.5,), num_samples=3))
+    held = next(fixed_batches(made, fixed_rows(3, times=1, batch=3), batch=3, positions=(0, 1, 2), times=(0.5,)))
     assert held[SAMPLE_WEIGHT].tolist() == [1.0, 1.0, 1.0], "validation weighs nothing"
 
 

@@ -35,13 +35,12 @@ def validate(session: Session, source: BatchSource, held: HeldSizes | None = Non
     fixed = fixed_rows(num_rows, times=len(times), batch=session.plan.batch, cell=cell, held=held)
     batches = fixed_batches(
         source,
+        fixed,
         held=held,
-        cell=cell,
         group=session.group_positions,
         batch=session.plan.batch,
         positions=session.encoded_positions(session.plan.validate),
         times=times,
-        num_samples=settings.samples,
     )
     backbones = session.model.backbones
     sums = torch.zeros(len(backbones), len(times), dtype=torch.float64)

@@ -26,12 +26,13 @@ from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
 from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
 from diffusionpipe.trainer.data.listing import is_around, is_same
-from diffusionpipe.trainer.data.loss_masks import mask_path, problem_of_loss_mask
+from diffusionpipe.trainer.data.loss_masks import loss_mask_of, problem_of_loss_mask
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
 from diffusionpipe.trainer.data.patch_order import PatchOrder
 from diffusionpipe.trainer.data.patches import shares_of
+from diffusionpipe.trainer.data.same_files import agree_on_files
 from diffusionpipe.trainer.data.scanning import examine_place
 from diffusionpipe.trainer.data.size_order import SizeOrder
 from diffusionpipe.trainer.data.sized import HeldSizes, Sized, agree_on_sizes, sized
@@ -44,7 +45,7 @@ from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
-from diffusionpipe.trainer.model.members import Model
+from diffusionpipe.trainer.model.members import Member, Model
 from diffusionpipe.trainer.model.optimizer_states import optimizer_states
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
@@ -158,12 +159,15 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
         return scanned[0].dataset, apart
 
     train, held_out = from_first(scan_and_join, DATASETS)
+    for dataset in (train, held_out):
+        if dataset is not None:
+            agree_on_files(dataset)
 
     def sources() -> tuple[Model, Data]:
         order = _size_order(opened.recipe, train)
         placed = _patch_order(opened, train) or order
         counted = with_steps(opened, train, len(order.assignment.left_out) if order is not None else 0)
-        tokenizers = _tokenizers(opened)
+        tokenizers = tokenizers_of(opened.members)
         data = opened.recipe.data
         source = _source(opened, train, _augmentation(opened.recipe), tokenizers, data.treatments)
         trained, plain = replace(source, skipping=_skipping(opened.recipe)), Treatment(captions=data.captions.rules)
@@ -327,11 +331,15 @@ def _survey(
         sizes=None if order is None else order.assignment,
         same_size=1 if order is None else order.run,
         readings=readings_of(source.inputs, source.tokenizers),
-        more_chunks=all(family_of(member.folder).has_chunks for member in opened.members)
-        and data.caption_chunks < MOST_CHUNKS,
+        more_chunks=reads_more(recipe, opened.members),
         prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),
     )
     return kept_survey(scanned[0], scanned[1] if len(scanned) > 1 else None, use)
+
+
+def reads_more(recipe: Recipe, members: Sequence[Member]) -> bool:
+    """Whether data.caption_chunks may be larger."""
+    return recipe.data.caption_chunks < MOST_CHUNKS and all(family_of(one.folder).has_chunks for one in members)
 
 
 def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Folder]) -> tuple[Dataset, Dataset | None]:
@@ -393,11 +401,11 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
 
 def _check_loss_masks(data: DataSection, found: Folder) -> None:
     """Refuse files that cannot be masks of the loss. Raises DataError, which names the first of them."""
-    dataset, patterns = found.dataset, [one.loss_mask for one in data.treatments]
+    dataset, treatments = found.dataset, data.treatments
     files = {
-        mask_path(pattern, dataset.own_name(place)): (dataset.path(place), found.findings.sizes[place])
-        for place, sample in enumerate(dataset.samples)
-        if (pattern := patterns[sample.source]) is not None
+        path: (dataset.path(place), found.findings.sizes[place])
+        for place in range(len(dataset.samples))
+        if (path := loss_mask_of(dataset, treatments, place)) is not None
     }
     _raise_faults(problem_of_loss_mask(path, *about) for path, about in files.items())
 
@@ -452,10 +460,15 @@ def _skipping(recipe: Recipe) -> Skipping | None:
     return Skipping(folder=recipe.run.folder, most=recipe.data.max_skipped)
 
 
-def _tokenizers(opened: Model) -> dict[str, Tokenizer]:
+def tokenizers_of(members: Sequence[Member]) -> dict[str, Tokenizer]:
+    """The tokenizer of each raw input that has tokens.
+
+    Raises:
+        ModelError: a folder has none, or one that cannot be read.
+    """
     return {
         member.component(spec.name): open_tokenizer(member.folder, spec.name)
-        for member in opened.members
+        for member in members
         for spec in member.graph.inputs
         if spec.name in TOKENS
     }

@@ -60,7 +60,7 @@ from diffusionpipe.trainer.data.images import (
     upright_size,
 )
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
-from diffusionpipe.trainer.data.loss_masks import load_loss_mask, mask_path
+from diffusionpipe.trainer.data.loss_masks import load_loss_mask, loss_mask_of
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import NUM_DRAWS, MaskSource, drawn_mask, guide_frames, load_mask
 from diffusionpipe.trainer.data.order import Growth, place_of
@@ -348,13 +348,9 @@ def _paths(source: BatchSource, sample: int) -> tuple[Content, ...]:
     paths: list[Content] = [dataset.path(sample), dataset.condition_path(sample)]
     if source.masks is not None and source.masks.pattern is not None:
         paths.append(source.masks.path(dataset.samples[sample].name))
-    if (pattern := _treatment(source, sample).loss_mask) is not None:
-        paths.append(mask_path(pattern, dataset.own_name(sample)))
+    if (path := loss_mask_of(dataset, source.treatments, sample)) is not None:
+        paths.append(path)
     return tuple(paths)
-
-
-def _treatment(source: BatchSource, sample: int) -> Treatment:
-    return source.treatments[source.dataset.samples[sample].source]
 
 
 def _value(
@@ -566,9 +562,8 @@ def _sample_weights(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor
         return weights
     size = next(_size_of(one) for one in source.inputs if kind_of(one.name) == "pixels")
     for row, (sample, view) in enumerate(zip(rows.samples, _views(source, rows), strict=True)):
-        treatment = _treatment(source, sample)
-        if treatment.loss_mask is not None:
-            path = mask_path(treatment.loss_mask, source.dataset.own_name(sample))
+        treatment = source.treatments[source.dataset.samples[sample].source]
+        if (path := loss_mask_of(source.dataset, source.treatments, sample)) is not None:
             latents = spec.shape[-2], spec.shape[-1]
             weights[row] = load_loss_mask(path, size=size, latents=latents, crop=view.crop, flip=view.flip)
         weights[row] *= treatment.loss_weight * source.size_weight

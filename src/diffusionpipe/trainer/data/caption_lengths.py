@@ -1,4 +1,4 @@
-"""Captions that have more tokens than their text encoder reads: the rest of them is cut off.
+"""How long captions are in the tokens of a text encoder, and which have more than it reads: their rest is cut off.
 
 Many captions are counted by their words, because that takes a tenth of the time:
 
@@ -13,6 +13,7 @@ Of captions in chunks the places up to the end of the last chunk with tokens cou
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.trainer.data.caption_chunks import least_places, places_taken
@@ -59,6 +60,29 @@ class Cut:
     """Number of tokens of the longest one."""
 
 
+class Lengths(NamedTuple):
+    """Tokens of captions, their marks included."""
+
+    least: int
+    median: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The captions that a text encoder reads, in its tokens."""
+
+    encoder: str
+    limit: int
+    """Tokens of a caption that it reads, its marks included."""
+    looked_at: int
+    """The number of captions whose tokens were counted."""
+    lengths: Lengths | None
+    """How long they are, empty ones left out; None where all are empty."""
+    cut: Cut | None
+    """Those that it does not read in full; None where it reads all."""
+
+
 def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[Reading]:
     """How each text encoder reads captions, by a model's raw inputs and the tokenizers of them."""
     return [
@@ -82,12 +106,16 @@ def encoder_of(name: str) -> str:
 
 def cut_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[Cut]:
     """The texts that a text encoder does not read in full, one entry for each encoder that cuts some."""
+    return [one.cut for one in counted_captions(texts, readings) if one.cut is not None]
+
+
+def counted_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[Counted]:
+    """The tokens of texts, by encoder: the least and the most are exact, and the median of many texts about so."""
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
         random = generator(seed=0, purpose="counted captions", step=0, position=0)
         chosen = sorted(random.choice(len(texts), MOST, replace=False).tolist())
-    found = (_cut(texts, chosen, reading) for reading in readings)
-    return [one for one in found if one is not None]
+    return [_counted_by(texts, chosen, reading) for reading in readings]
 
 
 def chunks_in_use(texts: Sequence[str], readings: Sequence[Reading]) -> int:
@@ -98,14 +126,34 @@ def chunks_in_use(texts: Sequence[str], readings: Sequence[Reading]) -> int:
     return most
 
 
-def _cut(texts: Sequence[str], chosen: Sequence[int], reading: Reading) -> Cut | None:
+def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: Reading) -> Counted:
     tokens = _counted(list(dict.fromkeys(texts[place] for place in chosen)), reading)
+    around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
+    return Counted(
+        encoder=reading.encoder,
+        limit=reading.limit - around,
+        looked_at=len(chosen),
+        lengths=_lengths([texts[place] for place in chosen if texts[place].strip()], tokens, reading, around),
+        cut=_cut(texts, chosen, tokens, reading, around),
+    )
+
+
+def _lengths(texts: Sequence[str], tokens: Mapping[str, int], reading: Reading, around: int) -> Lengths | None:
+    if not texts:
+        return None
+    ranked = sorted(texts, key=tokens.__getitem__)
+    least, most = _exactly([ranked[0], ranked[-1]], reading)
+    return Lengths(least - around, tokens[ranked[(len(ranked) - 1) // 2]] - around, most - around)
+
+
+def _cut(
+    texts: Sequence[str], chosen: Sequence[int], tokens: Mapping[str, int], reading: Reading, around: int
+) -> Cut | None:
     long = {place: tokens[texts[place]] for place in chosen if tokens[texts[place]] > reading.limit}
     if not long:
         return None
     longest = max(long, key=lambda place: long[place])
     own = _exactly([texts[longest]], reading)[0]
-    around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
     return Cut(
         encoder=reading.encoder,
         limit=reading.limit - around,

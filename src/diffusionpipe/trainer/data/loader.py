@@ -18,7 +18,7 @@ from diffusionpipe.runtime.compute.runs import joined_runs
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, Turn, make_batch
 from diffusionpipe.trainer.data.data_workers import DataWorkers
 from diffusionpipe.trainer.data.dataset import Sample
-from diffusionpipe.trainer.data.sized import HeldSizes, Sized, fixed_rows, sized_batch, turns_at
+from diffusionpipe.trainer.data.sized import FixedRows, HeldSizes, Sized, sized_batch, turns_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,26 +131,22 @@ def num_fixed_rows(source: BatchSource, *, times: tuple[float, ...], num_samples
 
 def fixed_batches(
     source: BatchSource,
+    fixed: FixedRows,
     *,
     batch: int,
     positions: tuple[int, ...],
     times: tuple[float, ...],
-    num_samples: int,
     held: HeldSizes | None = None,
-    cell: int = 1,
     group: tuple[int, ...] = (),
 ) -> Iterator[dict[str, Tensor]]:
     """Validation batches of one rank: the same samples, times and noise whenever it is called.
 
     Row r of the validation is sample r // len(times) at times[r % len(times)]; batch b holds the rows b * batch up to
-    (b + 1) * batch of `fixed_rows`. The last batch is filled up with the first rows again, which the caller leaves out
-    of its mean. Pictures are cropped at the centre; nothing is flipped or dropped.
+    (b + 1) * batch of `fixed`. Pictures are cropped at the centre; nothing is flipped or dropped.
 
-    `held`: the sizes of the samples, where there are several; `cell` rows then have one size, and `group` are the
-    positions of all rows of this rank's pipeline.
+    `held`: the sizes of the samples, where there are several; `group` are then the positions of all rows of this rank's
+    pipeline.
     """
-    num_rows = num_fixed_rows(source, times=times, num_samples=num_samples)
-    fixed = fixed_rows(num_rows, times=len(times), batch=batch, cell=cell, held=held).rows
 
     def made(of: BatchSource, numbers: Sequence[int]) -> dict[str, Tensor]:
         rows = Rows(
@@ -162,11 +158,11 @@ def fixed_batches(
         )
         return make_batch(replace(of, augmentation=Augmentation()), rows)
 
-    for start in range(0, len(fixed), batch):
-        own = [fixed[start + position] for position in positions]
+    for start in range(0, len(fixed.rows), batch):
+        own = [fixed.rows[start + position] for position in positions]
         if held is None:
             yield made(source, own)
             continue
-        sizes = [held.numbers[fixed[start + position] // len(times)] for position in group]
+        sizes = [held.numbers[fixed.rows[start + position] // len(times)] for position in group]
         runs = groupby(own, lambda row: held.numbers[row // len(times)])
         yield joined_runs(sizes, [made(held.sources[size], tuple(rows)) for size, rows in runs])

@@ -4,6 +4,7 @@ A mask has the size of its picture. It is resized, cropped and mirrored as its p
 of the latents: each latent has the mean of its pixels. Masks of holes (`masks`) are another thing: inputs of the model.
 """
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -13,14 +14,19 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from diffusionpipe.trainer.data.content import Content
+from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, placing, read_header, reason_of
 from diffusionpipe.trainer.data.mask_kinds import NAME
 from diffusionpipe.trainer.data.opening import opened_picture
+from diffusionpipe.trainer.data.treatment import Treatment
 
 
-def mask_path(pattern: str, picture: str) -> Path:
-    """The file with the mask of a picture, by the picture's name in its source."""
-    return Path(pattern.replace(NAME, str(PurePosixPath(picture).with_suffix(""))))
+def loss_mask_of(dataset: Dataset, treatments: Sequence[Treatment], sample: int) -> Path | None:
+    """The file with the mask of a sample, by its picture's name in its source; None where it has none."""
+    pattern = treatments[dataset.samples[sample].source].loss_mask
+    if pattern is None:
+        return None
+    return Path(pattern.replace(NAME, str(PurePosixPath(dataset.own_name(sample)).with_suffix(""))))
 
 
 def load_loss_mask(

@@ -93,7 +93,7 @@ class FixedRows:
     """Whether each is one of the mean; the others fill up micro-batches and the last batch."""
 
 
-def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int, held: HeldSizes | None) -> FixedRows:
+def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int = 1, held: HeldSizes | None = None) -> FixedRows:
     """Every row once, in micro-batches of `cell` rows of one size, and rows that fill up.
 
     >>> held = HeldSizes(numbers=(0, 1, 0), sources=())

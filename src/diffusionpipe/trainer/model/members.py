@@ -204,8 +204,8 @@ def captions_of(recipe: Recipe) -> CaptionReading:
     return CaptionReading(chunks=recipe.data.caption_chunks, clip_skip=recipe.data.clip_skip)
 
 
-def build_model(recipe: Recipe, device: str) -> Model:
-    """The models of a recipe on the meta device, and the description of all as they will run on `device`.
+def open_members(recipe: Recipe) -> tuple[tuple[Member, ...], LayerGraph]:
+    """The models of a recipe on the meta device, and the graph of all: configurations are read, and no weights.
 
     Raises:
         ConfigError: a folder or the objective is not one that can be trained.
@@ -223,6 +223,16 @@ def build_model(recipe: Recipe, device: str) -> Model:
         graph = cascade_graph({member.name: member.graph for member in members}, common)
         elsewhere = (names_elsewhere(member.graph, common[member.name]) for member in members)
         members = tuple(replace(member, elsewhere=names) for member, names in zip(members, elsewhere, strict=True))
+    return members, graph
+
+
+def build_model(recipe: Recipe, device: str) -> Model:
+    """The models of a recipe on the meta device, and the description of all as they will run on `device`.
+
+    Raises:
+        ConfigError: a folder or the objective is not one that can be trained.
+    """
+    members, graph = open_members(recipe)
     source = ", ".join(str(member.folder) for member in members)
     try:
         model, *others = (describe(one, autocast=autocast_of(recipe), device=device) for one in graph.of_sizes)
