@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +32,7 @@ from diffusionpipe.trainer.course import run as run_module
 from diffusionpipe.trainer.course.caching import JudgeCache
 from diffusionpipe.trainer.course.run_samples import sampling_settings
 from diffusionpipe.trainer.course.run_state import Hooks
+from diffusionpipe.trainer.course.traced import TracedSteps
 from diffusionpipe.trainer.inference.cascade_drawing import draw_in_session
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.drawing import Picture
@@ -188,6 +190,18 @@ def measured_briefly() -> Iterator[None]:
 
 
 _Kind = TypeVar("_Kind", Stepper, WindowStepper)
+
+
+def train_started_apart(job: Job, recipe: Recipe, seconds: float) -> int:
+    """The run of a recipe in whose traced steps rank 0 begins that much later than it leaves the barrier."""
+    begin = TracedSteps.begin
+
+    def late(traced: TracedSteps) -> None:
+        begin(traced)
+        time.sleep(seconds if job.membership.rank == 0 else 0.0)
+
+    with mock.patch.object(TracedSteps, "begin", late):
+        return train(job, recipe)
 
 
 def _interrupted(

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from causality import assert_read_after_sent
 from PIL import Image
 from tiny_runs import (
     RESOLUTION,
@@ -24,6 +25,7 @@ from tiny_runs import (
     terminate_the_last_rank,
     train,
     train_here,
+    train_started_apart,
 )
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
@@ -214,6 +216,14 @@ def test_two_stages_give_the_losses_of_one_process_for_every_key_of_the_objectiv
     settings = objective_of(recipe("any", **changed), place / "sd")
     passed_on = set(OBJECTIVES[kind]) - {"kind", "offset_noise"}
     assert {key: getattr(settings, key) for key in passed_on} == {key: OBJECTIVES[kind][key] for key in passed_on}
+
+
+def test_the_timeline_of_ranks_that_start_apart_has_no_message_that_is_read_before_it_is_sent(crew, recipe, tmp_path):
+    assert crew.run(train_started_apart, recipe(tmp_path, training={"steps": 3}), 0.05) == [3, 3]
+    timeline, plan = read_timeline(tmp_path / "timeline.json"), read_plan(tmp_path / "plan.json")
+    assert_read_after_sent(timeline, plan.train, plan.mesh)
+    first = [min(span.start for span in timeline.spans if span.worker == rank) for rank in range(2)]
+    assert first[0] > 0.04, "rank 0 began later, and its times say so"
 
 
 def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, tmp_path):

@@ -19,7 +19,7 @@ from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.library.checks import check_plan
 from diffusionpipe.library.models import Model
 from diffusionpipe.library.profiles import description_for, precision_of
-from diffusionpipe.library.rank import Rank, Trace
+from diffusionpipe.library.rank import Rank
 from diffusionpipe.models.graphs.describe import dtype_name
 from diffusionpipe.runtime.comm.exchange import PLAIN, Json, form_of, gather, optional
 from diffusionpipe.runtime.comm.places import holders_of
@@ -28,6 +28,7 @@ from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.job.local_ranks import LocalRanks, local_ranks
 from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.runtime.job.process_group import Job, joined
+from diffusionpipe.runtime.recording.clocks import RankTrace
 
 
 class Crew(Protocol):
@@ -108,7 +109,7 @@ class Member:
         (own,) = self.here(name, *arguments)
         if isinstance(own, dict):
             return tensors_of_all(own, self._job.membership)
-        return gather(own, optional(form_of(Trace)))
+        return gather(own, optional(form_of(RankTrace)))
 
     def close(self, error: BaseException | None = None) -> None:
         """End all ranks; `error`: the reason, if it is not a normal end; see `Crew`."""

@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.ir import Phase, Plan, Span
+from diffusionpipe.ir import Phase, Plan
 from diffusionpipe.library.models import LOSS, Model, public
 from diffusionpipe.library.saves import OptimizerState, Part, read_save, write_part
 from diffusionpipe.models.graphs.graph import LayerGraph, attribute, layer_parameters
@@ -22,20 +22,10 @@ from diffusionpipe.runtime.compute.stage import Precision
 from diffusionpipe.runtime.engine.executor import Executor
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.machine.machine_use import machine_name
+from diffusionpipe.runtime.recording.clocks import Clock, RankTrace
 from diffusionpipe.runtime.weights.squares import sum_of_squares
 from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
-from diffusionpipe.units import Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """The last step of a rank."""
-
-    began: Seconds
-    """The time at which the step began, on this machine's clock, in seconds."""
-    spans: tuple[Span, ...]
-    update: tuple[Seconds, Seconds] | None
-    """Start and end of the optimizer's step, from the same start; None if there was none."""
 
 
 class Rank:
@@ -68,7 +58,7 @@ class Rank:
         self._optimizer: torch.optim.Optimizer | None = None
         self._has_optimizer = False
         self._clip_norm: float | None = None
-        self._update: tuple[Seconds, Seconds] | None = None
+        self._update: tuple[Phase, ...] = ()
         self._has_stepped = False
 
     # The samples of a batch.
@@ -98,7 +88,7 @@ class Rank:
         """Gradients of a batch and, where there is an optimizer, its step; the mean loss, the same on all ranks."""
         worker = self._worker
         is_ahead = worker.prologue is not None
-        self._update = None
+        self._update = ()
         if worker.prologue is not None:
             self._feed(worker.prologue, batch)
             worker.prologue.run()
@@ -109,11 +99,12 @@ class Rank:
             worker.train.rewind()
         self._has_stepped = True
         if self._has_optimizer:
-            began = time.perf_counter()
+            start = time.perf_counter()
             self._clip()
             if self._optimizer is not None:
                 self._optimizer.step()
-            self._update = began - worker.train.began, time.perf_counter() - worker.train.began
+            began, end = worker.train.began, time.perf_counter()
+            self._update = (Phase(worker=self._rank, name="update", start=start - began, end=end - began),)
         losses = self._gathered(outputs, LOSS, self._offset(worker.train), self._plan.batch, torch.float64)
         return float(losses.sum() / len(losses))
 
@@ -231,12 +222,15 @@ class Rank:
             if name in self._worker.owned
         }
 
-    def trace(self) -> Trace | None:
+    def trace(self) -> RankTrace | None:
         """The trace of the last step; None before the first one."""
         if not self._has_stepped:
             return None
-        spans, _ = self._worker.train.recording.spans()
-        return Trace(self._worker.train.began, spans, self._update)
+        executor = self._worker.train
+        spans, _ = executor.recording.spans()
+        is_device, began = self._device.type != "cpu", executor.began
+        clock = Clock(machine=machine_name(), is_device=is_device, met=began, began=began)
+        return RankTrace(clock=clock, spans=spans, update=self._update)
 
     # Saves.
 
@@ -319,11 +313,3 @@ def chunks(batch: Mapping[str, Tensor], size: int) -> list[tuple[dict[str, Tenso
             part = {name: torch.cat([t, t[-1:].expand(size - count, *t.shape[1:])]) for name, t in part.items()}
         found.append((part, count))
     return found
-
-
-def phase_of(rank: int, trace: Trace, start: Seconds) -> list[Phase]:
-    """The optimizer's step of a rank, from the common start."""
-    if trace.update is None:
-        return []
-    begin, end = (start + time for time in trace.update)
-    return [Phase(worker=rank, name="update", start=begin, end=end)]

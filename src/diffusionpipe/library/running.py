@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,9 +25,9 @@ from diffusionpipe.library.environment import place_in_job
 from diffusionpipe.library.models import Model, aliases
 from diffusionpipe.library.notebook import shown_run
 from diffusionpipe.library.profiles import precision_of
-from diffusionpipe.library.rank import Trace, phase_of
 from diffusionpipe.library.saves import Index, begin, finish, read_index, saves, unfinished
 from diffusionpipe.library.timelines import Timeline
+from diffusionpipe.runtime.recording.clocks import RankTrace, timeline_of
 from diffusionpipe.workflows.page_metrics import Metrics
 
 THREADS, PROCESSES = "threads", "processes"
@@ -215,27 +214,11 @@ class Run:
             return str(error)
 
     def _measured(self) -> Spans | None:
-        traces: list[Trace | None] = self._everywhere("trace")
+        traces: list[RankTrace | None] = self._everywhere("trace")
         found = [trace for trace in traces if trace is not None]
         if len(found) < len(traces):
             return None
-        mesh = self._plan.mesh
-        start = min(trace.began for trace in found)
-        spans, phases = [], []
-        for rank, trace in enumerate(found):
-            offset = trace.began - start
-            spans += [replace(s, worker=rank, start=s.start + offset, end=s.end + offset) for s in trace.spans]
-            phases += phase_of(rank, trace, offset)
-        groups = [
-            tuple(mesh.rank(group, worker) for worker in range(mesh.pipeline)) for group in range(mesh.data_parallel)
-        ]
-        return Spans(
-            num_workers=mesh.num_ranks,
-            spans=tuple(spans),
-            source="measured",
-            update=tuple(phases),
-            copies=tuple(groups) if len(groups) > 1 else (),
-        )
+        return timeline_of(self._plan.mesh, self._plan.train, found)
 
     # The ranks.
 

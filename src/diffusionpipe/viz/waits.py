@@ -3,16 +3,17 @@
     rank 1   text_encoder | waits for rank 0 | 1F0 | ... | sums of gradients | update | waits for the slowest rank
              frozen work    stage 0, 0F0       forward                                end of the step
 
-A wait ends when the next action starts. Its cause is the message that this action reads and that was sent last: until
-it was sent, the rank waited for the sender's work; after that for the transfer. Without such a message the cause is a
-sum of gradients or a gather that runs in the wait, else the host, which issues the action late.
+A wait ends when the next action starts. Its cause is the message for which this action waits and that was sent last:
+until it was sent, the rank waited for the sender's work; after that for the transfer. Without such a message the cause
+is a sum of gradients or a gather that runs in the wait, or a message that the rank sends or receives itself, else the
+host, which issues the action late.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diffusionpipe.ir import COMPUTE_OPS, SEND_OPS, Action, Message, Op, Phase, Schedule, Span, Timeline
+from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Action, Op, Phase, Span, Timeline
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.palette import OP_NAMES
 
@@ -64,10 +65,11 @@ class RankTimes:
         return {cause: seconds for cause, seconds in found.items() if seconds > 0}
 
 
-def times_of_ranks(timeline: Timeline, schedule: Schedule) -> tuple[RankTimes, ...]:
+def times_of_ranks(timeline: Timeline, awaited: Mapping[Action, Sequence[int]]) -> tuple[RankTimes, ...]:
     """Where each rank's time goes; computations and waits of a rank add up to `timeline.step`.
 
-    Where several ranks are at a worker's place, the timeline has copies, and each copy's messages stay in it.
+    `awaited`: the messages for which each action waits, as `timing.sends.waits_of` finds them. Where several ranks are
+    at a worker's place, the timeline has copies, and each copy's messages stay in it.
     """
     copies = timeline.copies or (tuple(range(timeline.num_workers)),)
     spans: dict[int, list[Span]] = defaultdict(list)
@@ -76,39 +78,13 @@ def times_of_ranks(timeline: Timeline, schedule: Schedule) -> tuple[RankTimes, .
     phases: dict[int, list[Phase]] = defaultdict(list)
     for phase in timeline.update:
         phases[phase.worker].append(phase)
-    messages, step = _Messages(schedule), timeline.step
+    step, is_measured = timeline.step, timeline.source == "measured"
     found: dict[int, RankTimes] = {}
     for ranks in copies:
         sent = {span.action.slot: span for rank in ranks for span in spans[rank] if span.action.op in SEND_OPS}
         for rank in ranks:
-            found[rank] = _times(_Rank(rank, spans[rank], phases[rank], step), messages, sent)
+            found[rank] = _times(_Rank(rank, spans[rank], phases[rank], step, is_measured), awaited, sent)
     return tuple(found[rank] for rank in sorted(found))
-
-
-class _Messages:
-    """The messages of a schedule, by the stage that reads them."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._messages = schedule.messages
-        self._pipeline = {stage: one for one in schedule.placement.pipelines for stage in one.stages}
-        self._to: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        for slot, message in enumerate(schedule.messages):
-            self._to[message.destination, message.is_gradient].append(slot)
-
-    def read_by(self, action: Action) -> Iterator[int]:
-        """The messages that a computing action reads."""
-        if action.microbatch is not None:
-            for slot in self._to.get((action.stage, action.op in (Op.B, Op.I)), ()):
-                if self._is_for(action.microbatch, self._messages[slot]):
-                    yield slot
-
-    def _is_for(self, microbatch: int, message: Message) -> bool:
-        sender, reader = self._pipeline[message.source], self._pipeline[message.destination]
-        if sender is reader or message.is_gradient:
-            return message.microbatch == microbatch
-        # Frozen outputs count samples of the whole batch.
-        first = reader.first_sample + sum(reader.microbatches[:microbatch])
-        return message.samples.start < first + reader.microbatches[microbatch] and message.samples.stop > first
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +95,26 @@ class _Rank:
     spans: Sequence[Span]
     update: Sequence[Phase]
     step: Seconds
+    is_measured: bool
 
     @property
-    def collectives(self) -> Sequence[Span]:
-        """Sums and gathers, by their starts."""
-        return sorted((one for one in self.spans if one.action.op in _COLLECTIVES), key=lambda one: one.start)
+    def beside(self) -> Sequence[tuple[Span, str]]:
+        """Sums and gathers, and measured calls that send or receive, each with its cause, by their starts.
+
+        A simulated message runs beside the work, so a rank never waits for its own.
+        """
+        causes = _COLLECTIVES | (dict.fromkeys(MESSAGE_OPS, TRANSFER) if self.is_measured else {})
+        named = ((span, causes[span.action.op]) for span in self.spans if span.action.op in causes)
+        return sorted(named, key=lambda one: one[0].start)
 
 
-def _times(rank: _Rank, messages: _Messages, sent: Mapping[int | None, Span]) -> RankTimes:
+def _times(rank: _Rank, awaited: Mapping[Action, Sequence[int]], sent: Mapping[int | None, Span]) -> RankTimes:
     computing: dict[str, Seconds] = defaultdict(float)
     waits: list[Wait] = []
     reached = 0.0
     for span in sorted((span for span in rank.spans if _is_work(span.action)), key=lambda span: span.start):
         if span.start > reached:
-            senders = [sent[slot] for slot in messages.read_by(span.action) if slot in sent]
+            senders = [sent[slot] for slot in awaited.get(span.action, ()) if slot in sent]
             waits += _explained(rank, (reached, span.start), str(span.action), senders)
         computing[name_of_work(span.action)] += max(0.0, span.end - max(reached, span.start))
         reached = max(reached, span.end)
@@ -161,9 +143,13 @@ def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: 
     """The wait before an action, in up to two parts: for the sender's work, then for the transfer."""
     start, end = gap
     last = max((one for one in senders if one.worker != rank.number), key=lambda span: span.start, default=None)
-    if last is None or last.end <= start:
+    if last is None or (last.end <= start and not rank.is_measured):
         yield from _split(rank, gap, HOST, action)
         return
+    if last.end <= start:  # measured: sent before, and still under way once the rank has issued all before the action
+        issued = max((span.end for span in rank.spans if start < span.end <= end), default=start)
+        yield from _split(rank, (start, issued), HOST, action)
+        start = issued
     began = min(max(last.start, start), end)
     for first, stop, cause in ((start, began, WORK), (began, end, TRANSFER)):
         if stop > first:
@@ -173,13 +159,13 @@ def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: 
 def _split(rank: _Rank, gap: tuple[Seconds, Seconds], rest: str, before: str = "") -> Iterator[Wait]:
     """The gap, cut at the edges of the collectives that run in it; other times have the cause `rest`."""
     reached, end = gap
-    for span in rank.collectives:
+    for span, cause in rank.beside:
         first, last = max(span.start, reached), min(span.end, end)
         if last <= first:
             continue
         if first > reached:
             yield Wait(worker=rank.number, start=reached, end=first, cause=rest, before=before)
-        yield Wait(worker=rank.number, start=first, end=last, cause=_COLLECTIVES[span.action.op], before=before)
+        yield Wait(worker=rank.number, start=first, end=last, cause=cause, before=before)
         reached = last
     if end > reached:
         yield Wait(worker=rank.number, start=reached, end=end, cause=rest, before=before)

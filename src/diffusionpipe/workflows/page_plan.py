@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from diffusionpipe.errors import DiffusionPipeError
 from diffusionpipe.ir import COMPUTE_OPS, Op, Plan, Timeline
 from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.timing.sends import waits_of
 from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.alternatives_file import alternatives_file, read_alternatives
 from diffusionpipe.workflows.page_figures import Json, absent, count, figure, number, percent, seconds, size
@@ -267,7 +268,7 @@ def _measured(path: Path) -> Timeline | str:
 def _causes(timeline: Timeline, plan: Plan, source: tuple[str, str], names: Mapping[int, str]) -> Json:
     """The parts of a step, of all ranks together and of each, and the longest waits."""
     name, file = source
-    ranks = times_of_ranks(timeline, plan.train)
+    ranks = times_of_ranks(timeline, waits_of(plan.train))
     whole = timeline.step or 1.0
     kinds = list(dict.fromkeys(kind for one in ranks for kind in one.computing))
     parts = []

@@ -53,7 +53,6 @@ it posts the receive of a gradient before its second forward [1], and waits for 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 
 from torch import Tensor
 
@@ -151,13 +150,16 @@ class Executor:
         ]
         self._sources = sources_of(schedule, worker, equipment.rank_of_worker)
         self._num_runs = 0
-        self.began: Seconds = 0.0
-        """When the last iteration began, on the host's clock."""
 
     @property
     def recording(self) -> Recording:
         """The times of the last iteration, or of the one under way; they can be read until the end of the next one."""
         return self._recordings[0]
+
+    @property
+    def began(self) -> Seconds:
+        """The time at which the last iteration began, on the host's clock."""
+        return self.recording.recorder.began
 
     @property
     def store(self) -> RowStore:
@@ -181,7 +183,6 @@ class Executor:
         recorder = self.recording.recorder
         recorder.reset()
         mark = recorder.mark
-        self.began = perf_counter()
         mark()
         try:
             for wait, run in self._programs[self._turn].instructions():

@@ -90,10 +90,15 @@ def own_cores() -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
+def machine_name() -> str:
+    """A name that all processes of this machine share, and no other machine has."""
+    return boot_id() or socket.gethostname()
+
+
 def place_of(threads: int) -> Place:
     """The place in which this process runs; `threads`: its own that compute at once."""
     return Place(
-        machine=boot_id() or socket.gethostname(),
+        machine=machine_name(),
         cores=own_cores(),
         threads=threads,
         helpers=len(_children(PROC / "self")),

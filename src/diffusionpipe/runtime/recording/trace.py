@@ -28,6 +28,11 @@ class Recorder(Protocol):
         """Notes the time."""
         ...
 
+    @property
+    def began(self) -> Seconds:
+        """The host's clock at the first mark; of a device that is late the time at which the mark was issued."""
+        ...
+
     def reset(self) -> None:
         """Forget all marks; the next one is time 0."""
         ...
@@ -57,6 +62,11 @@ class HostRecorder:
 
         self.mark = mark
 
+    @property
+    def began(self) -> Seconds:
+        """The host's clock at the first mark; see `Recorder`."""
+        return self._marks[0] * 1e-9
+
     def reset(self) -> None:
         """Forget all marks; the next one is time 0; see `Recorder`."""
         self._marks.clear()
@@ -78,6 +88,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
         self._num_marks = 0
+        self.began: Seconds = 0.0
 
     def mark(self) -> None:
         """Note the time; see `Recorder`."""
@@ -87,8 +98,9 @@ class CudaRecorder:
         self._num_marks += 1
 
     def reset(self) -> None:
-        """Forget all marks; the next one is time 0; see `Recorder`."""
+        """Forget all marks; the next one, which is issued at once, is time 0; see `Recorder`."""
         self._num_marks = 0
+        self.began = perf_counter_ns() * 1e-9
 
     def times(self, stop: int | None = None) -> list[Seconds]:
         """Seconds of the first `stop` marks since the first one; see `Recorder`."""

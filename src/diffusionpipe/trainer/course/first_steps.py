@@ -4,9 +4,10 @@
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
                           a start of all ranks     the prediction (`PredictionMonitor`)
 
-A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Which steps
-count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary too much, as
-many are recorded again.
+A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Those of one
+machine count from the first that leaves the barrier, by the clock that they share (`runtime/recording/clocks.py`).
+Which steps count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary
+too much, as many are recorded again.
 """
 
 import logging
@@ -32,6 +33,7 @@ from diffusionpipe.runtime.machine.machine_use import (
     read_counters,
     used_by_others,
 )
+from diffusionpipe.runtime.recording.clocks import lateness
 from diffusionpipe.trainer.course.counted_steps import COUNTED, ENOUGH, MOST_ROUNDS, Counted, Note, steps_that_count
 from diffusionpipe.trainer.course.run_state import RunState
 from diffusionpipe.trainer.setup.session import Session
@@ -73,6 +75,10 @@ class StepRecorder:
         self._waited: Seconds = 0.0
         self._spans: list[list[tuple[Seconds, Seconds]]] = []
         self._ends: list[Seconds] = []
+        self._met: list[Seconds] = []
+        """The time at which this rank left the barrier, step by step; all its times of the step count from it."""
+        self._late: list[Seconds] = []
+        """The time by which the first rank of its machine had left the barrier before, once `notes` has asked."""
         self._steps: list[Seconds] = []
         self._layers: list[list[LayerTime]] = []
         self._parts: list[float] = []
@@ -97,6 +103,7 @@ class StepRecorder:
         if dist.is_initialized():
             dist.barrier()
         self._start, self._waited = perf_counter(), cpu_wait_time()
+        self._met.append(self._start)
         self._session.worker.watch.start()
 
     def end(self, last: Seconds) -> None:
@@ -124,23 +131,29 @@ class StepRecorder:
 
     def notes(self) -> list[Note]:
         """The notes that decide whether each step counts; every rank calls it, and all get the same."""
-        ranks = gather_numbers(torch.tensor([self._parts, self._ends], dtype=torch.float64))
-        parts, ends = torch.stack(ranks).amax(dim=0).tolist()
+        numbers = torch.tensor([self._parts, self._ends, self._met], dtype=torch.float64)
+        parts, ends, met = torch.stack(gather_numbers(numbers)).unbind(dim=1)
+        machines = [place.machine for place in self._places]
+        late = torch.tensor([lateness(of_step, machines) for of_step in met.T.tolist()], dtype=torch.float64).T
+        self._late = late[self._session.job.membership.rank].tolist()
+        parts, ends = parts.amax(dim=0), (ends + late).amax(dim=0)
         counters = gather(tuple(self._counters), form_of(tuple[StepCounters, ...]))
         is_known = all(len(own) == self.num_steps for own in counters)
         uses = used_by_others(self._places, counters) if is_known else [None] * self.num_steps
         return [
-            Note(without_core=part, iteration=end, use=use) for part, end, use in zip(parts, ends, uses, strict=True)
+            Note(without_core=part, iteration=end, use=use)
+            for part, end, use in zip(parts.tolist(), ends.tolist(), uses, strict=True)
         ]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
-        """The records of this rank in these steps, counted from 0; every rank calls it."""
-        spans = [self._spans[index] for index in counted]
+        """The records of this rank in these steps, counted from 0, after `notes`; every rank calls it."""
+        late = self._late
+        spans = [[(late[index] + start, seconds) for start, seconds in self._spans[index]] for index in counted]
         return OwnSteps(
             starts=tuple(median(start for start, _ in same) for same in zip(*spans, strict=True)),
             seconds=tuple(median(seconds for _, seconds in same) for same in zip(*spans, strict=True)),
-            ends=tuple(self._ends[index] for index in counted),
-            steps=tuple(self._steps[index] for index in counted),
+            ends=tuple(late[index] + self._ends[index] for index in counted),
+            steps=tuple(late[index] + self._steps[index] for index in counted),
             layers=medians_of(one for index in counted for one in self._layers[index]),
             memory=usable_memory(self._session.job),
             loading=self._loading(),

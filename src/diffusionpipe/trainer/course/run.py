@@ -15,7 +15,6 @@ from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
-import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
@@ -45,7 +44,7 @@ from diffusionpipe.trainer.course.run_identity import GROWTH, OF_DATA, check_res
 from diffusionpipe.trainer.course.run_samples import check_sampling, request_of, sampling_settings
 from diffusionpipe.trainer.course.run_state import Hooks, RunState, names_of, planning_of
 from diffusionpipe.trainer.course.step_reports import StepReports
-from diffusionpipe.trainer.course.traced import Trace, measured_timeline
+from diffusionpipe.trainer.course.traced import TracedSteps
 from diffusionpipe.trainer.data.ledger import write_ledger
 from diffusionpipe.trainer.data.levels import keeps_levels
 from diffusionpipe.trainer.data.loader import StepLoader
@@ -280,7 +279,7 @@ def _train(state: RunState) -> None:
     worker = session.worker
     progress.executors = [*worker.executors.values(), *([worker.window] if worker.window else [])]
     loader = _loader(state)
-    traces: list[Trace] = []
+    traced = TracedSteps(session)
     forget_peak(session.job.device)
     used = RankMemory(recipe.run.folder, session.job.membership.rank, is_new=state.step == 0)
     with (
@@ -306,7 +305,7 @@ def _train(state: RunState) -> None:
             waited = perf_counter() - started
             is_traced = worker.window is None and state.step >= recipe.training.num_steps - NUM_TRACED
             if is_traced:
-                dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
+                traced.begin()
             reports.waited(state.step + 1, waited)
             first_steps.begin()
             results = stepper.step(state.step, inputs)
@@ -316,7 +315,7 @@ def _train(state: RunState) -> None:
             progress.end_step(perf_counter() - started)
             state.step += 1
             if is_traced:
-                traces.append((*session.worker.train.recording.spans(), stepper.phases()))
+                traced.end(stepper)
             if _needs_final_weights(state, results):
                 results += stepper.settle()
                 stepper.finish_times()
@@ -336,8 +335,8 @@ def _train(state: RunState) -> None:
                 status = ExitStatus.STOPPED
                 logger.warning("stopped step=%d reason=requested exit_status=%d resume=latest", state.step, status)
                 break
-    if traces and state.step == recipe.training.num_steps:
-        state.timeline = measured_timeline(session, traces)
+    if state.step == recipe.training.num_steps:
+        state.timeline = traced.timeline()
 
 
 def _noted(state: RunState, batch: dict[str, Tensor]) -> dict[str, Tensor]:

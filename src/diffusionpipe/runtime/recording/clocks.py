@@ -1,0 +1,137 @@
+"""The steps of all ranks on one clock.
+
+Ranks of one machine read the same clock, so their times need no change [1]. Clocks of two machines show different
+times. Ranks leave the barrier in front of a step together, so the first exit of each machine is one time [2]. An exit
+may still be late. Then a message would be read before it is sent, and the reader's clock is moved by the least time
+that forbids it [3]. A device counts from the start of its own work, which the host sees only nearly, so each device
+has a clock of its own.
+
+    machine A   | 0F0 |--s0--------------          machine A   | 0F0 |--s0------
+    machine B  | 1F0 |             [3]   ->        machine B            | 1F0 |
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from diffusionpipe.ir import SEND_OPS, Action, Mesh, Phase, Schedule, Span, Timeline
+from diffusionpipe.timing.sends import waits_of
+from diffusionpipe.units import Seconds
+
+_ROUNDING: Seconds = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The clock by which a rank has timed a step, in seconds of its machine's host clock."""
+
+    machine: str
+    """Ranks with the same name read the same host clock."""
+    is_device: bool
+    """Whether a device timed the step; else the host did."""
+    met: Seconds
+    """The time at which the rank left the barrier in front of the step, or its start where there was none."""
+    began: Seconds
+    """The time from which its spans count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """A step as one rank has timed it; spans and phases count from `clock.began`."""
+
+    clock: Clock
+    spans: tuple[Span, ...]
+    update: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A message between two ranks: when it was sent and when it was read, each from the start of the rank's times."""
+
+    sender: int
+    sent: Seconds
+    reader: int
+    read: Seconds
+
+
+def timeline_of(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Timeline:
+    """One timeline of the traces of all ranks, in the order of ranks; the first of them begins at 0."""
+    clocks = [trace.clock for trace in traces]
+    starts = starts_of(clocks, list(_readings(mesh, schedule, traces)))
+    spans = (
+        replace(span, worker=rank, start=span.start + start, end=span.end + start)
+        for rank, (trace, start) in enumerate(zip(traces, starts, strict=True))
+        for span in trace.spans
+    )
+    update = (
+        replace(phase, worker=rank, start=phase.start + start, end=phase.end + start)
+        for rank, (trace, start) in enumerate(zip(traces, starts, strict=True))
+        for phase in trace.update
+    )
+    groups = range(mesh.data_parallel)
+    copies = tuple(tuple(mesh.rank(group, worker) for worker in range(mesh.pipeline)) for group in groups)
+    return Timeline(
+        num_workers=mesh.num_ranks,
+        spans=tuple(spans),
+        source="measured",
+        update=tuple(update),
+        copies=copies if len(copies) > 1 else (),
+    )
+
+
+def _readings(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Iterator[Reading]:
+    waits = waits_of(schedule)
+    for group in range(mesh.data_parallel):
+        ranks = [mesh.rank(group, worker) for worker in range(mesh.pipeline)]
+        of_group = [(rank, span) for rank in ranks for span in traces[rank].spans]
+        sent = {span.action.slot: (rank, span.start) for rank, span in of_group if span.action.op in SEND_OPS}
+        read: dict[Action, tuple[int, Seconds]] = {span.action: (rank, span.start) for rank, span in of_group}
+        for action, slots in waits.items():
+            for slot in slots:
+                if slot in sent and action in read:
+                    yield Reading(*sent[slot], *read[action])
+
+
+def starts_of(clocks: Sequence[Clock], readings: Iterable[Reading]) -> list[Seconds]:
+    """The start of each rank's times on one clock, the earliest 0.
+
+    No message is read before it is sent, as far as moving clocks against each other can have it so. Clocks that
+    contradict each other whatever their shifts are not moved.
+    """
+    late = lateness([clock.met for clock in clocks], [clock.machine for clock in clocks])
+    starts = [own + clock.began - clock.met for own, clock in zip(late, clocks, strict=True)]
+    names = [(clock.machine, rank if clock.is_device else None) for rank, clock in enumerate(clocks)]
+    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    of_rank = [number[name] for name in names]
+    least: dict[tuple[int, int], Seconds] = {}
+    for one in readings:
+        pair = of_rank[one.sender], of_rank[one.reader]
+        gap = one.sent + starts[one.sender] - one.read - starts[one.reader]
+        least[pair] = max(gap, least.get(pair, gap))
+    moved = _least_shifts(len(number), {pair: gap for pair, gap in least.items() if pair[0] != pair[1]})
+    starts = [start + moved[clock] for start, clock in zip(starts, of_rank, strict=True)]
+    first = min(starts)
+    return [start - first for start in starts]
+
+
+def lateness(met: Sequence[Seconds], machines: Sequence[str]) -> list[Seconds]:
+    """The time of each rank between the first exit of its machine from a barrier and its own."""
+    first: dict[str, Seconds] = {}
+    for machine, time in zip(machines, met, strict=True):
+        first[machine] = min(time, first.get(machine, time))
+    return [time - first[machine] for machine, time in zip(machines, met, strict=True)]
+
+
+def _least_shifts(count: int, least: dict[tuple[int, int], Seconds]) -> list[Seconds]:
+    """The least shifts with `shift[b] - shift[a] >= least[a, b]`, each at least 0; all 0 where there are none.
+
+    Longest paths by Bellman and Ford's relaxations.
+    """
+    shifts = [0.0] * count
+    for _ in range(count + 1):
+        is_over = True
+        for (sender, reader), gap in least.items():
+            if shifts[reader] < shifts[sender] + gap - _ROUNDING:
+                shifts[reader], is_over = shifts[sender] + gap, False
+        if is_over:
+            return shifts
+    return [0.0] * count
