@@ -43,3 +43,5 @@ def test_a_place_that_is_taken_and_an_unknown_name_are_refused(tmp_path):
         write_example("sdxl", tmp_path)
     with pytest.raises(ConfigError, match="there is no example 'digit'; the nearest: digits"):
         write_example("digit", tmp_path)
+    with pytest.raises(ConfigError, match="there is no example 'nonsense'; `diffusionpipe example` lists all"):
+        write_example("nonsense", tmp_path)

@@ -1,13 +1,17 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from statistics import median
 
 import pytest
 from report_runs import SCRIPT, make_run, write_metrics, write_plan_of, write_samples
 
 from diffusionpipe.cli import main
+from diffusionpipe.costs.loading import Spread
 from diffusionpipe.ir.files import read_timeline
+from diffusionpipe.workflows.expectation import Expectation
+from diffusionpipe.workflows.expected_step import keep_expected, note_unjudged
 from diffusionpipe.workflows.page import report_of
 
 
@@ -79,15 +83,37 @@ def test_numbers_are_those_of_the_files(run):
 
 def test_the_loss_that_falls_is_called_learning_and_one_that_rises_is_not(tmp_path):
     for name, losses, word in (
-        ("down", (2.0, 1.5, 1.2), "Yes"),
-        ("up", (1.0, 0.8, 1.3), "No"),
-        ("turn", (2.0, 1.0, 1.4), "It was"),
+        ("down", (2.0, 1.8, 1.7, 1.5, 1.3, 1.2), "Yes"),
+        ("up", (1.0, 0.8, 1.1, 1.2, 1.25, 1.3, 1.4, 1.5), "No"),
+        ("turn", (2.0, 1.5, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6), "It was"),
+        ("few", (2.0, 1.5, 1.2), "Too early to say"),
     ):
         folder = tmp_path / name
         folder.mkdir()
         rows = [{"step": place, "validation_loss": loss} for place, loss in enumerate(losses, start=1)]
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         assert report_of([folder])["items"][0]["learning"]["word"] == word
+
+
+def test_the_page_and_the_log_of_a_run_have_one_prediction_and_the_page_says_why_it_was_not_judged(run, tmp_path):
+    folder = copy_of(run, tmp_path / "own")
+    expected = Expectation(
+        iteration=0.05,
+        update=0.0123,
+        loading=Spread(least=0.0, usual=0.0356, most=0.04),
+        memory=(),
+        has_activations=True,
+    )
+    keep_expected(expected, folder)
+    note_unjudged(folder, "steps 6 to 20: other programs used 83 % of the cores")
+    item = report_of([folder])["items"][0]
+    assert item["predicted"]["value"] == expected.step
+    assert item["slowness"]["ratio"] == item["speed"]["step"]["value"] / expected.step
+    said = "".join(part if isinstance(part, str) else part["text"] for part in item["slowness"]["text"])
+    assert "Predicted are 50 ms for the iteration, 12.3 ms for the update, 35.6 ms for loading. " in said
+    assert "not judge its prediction by its steps 6 to 20: other programs used 83 % of the cores. " in said
+    keep_expected(replace(expected, iteration=None), folder)  # a later start that predicts nothing
+    assert report_of([folder])["items"][0]["predicted"]["file"] != "expected_step.json"
 
 
 def test_captions_with_markup_stay_texts(run, tmp_path):
@@ -113,7 +139,7 @@ def test_a_run_that_was_killed_in_a_line_shows_the_lines_before_it(run, tmp_path
     [
         ("metrics.jsonl", "curves", "there is no metrics.jsonl; the run has not finished a step yet"),
         ("plan.json", "timeline", "there is no plan.json; a run writes it before its first step"),
-        ("profile.json", "memory", "there is no profile.json beside the plan"),
+        ("profile.json", "memory", "the memory of a step is not known: put the profile.json"),
         ("samples", "samples", "no samples were drawn"),
         ("survey.json", "data", "there is no survey.json"),
         ("recipe.toml", "recipe", "there is no recipe.toml"),
@@ -175,7 +201,7 @@ def test_a_picture_that_is_cut_off_is_counted_and_left_out(run, tmp_path):
     path = next((folder / "samples").rglob("001*.png"))
     path.write_bytes(path.read_bytes()[:60])
     samples = report_of([folder])["items"][0]["samples"]
-    assert "1 pictures cannot be read" in samples["notes"][0]
+    assert "1 picture cannot be read" in samples["notes"][0]
     assert str(tmp_path) not in json.dumps(samples["notes"])
 
 
@@ -184,6 +210,13 @@ def test_a_plan_file_has_a_page_of_its_own(run, tmp_path):
     assert item["kind"] == "plan"
     assert item["predicted"]["value"] == pytest.approx(item["causes"][-1]["step"]["value"])
     assert len(item["memory"]["rows"]) == 2
+
+
+def test_values_of_a_recipe_are_written_as_in_a_recipe(run, tmp_path):
+    folder = copy_of(run, tmp_path / "own")
+    (folder / "recipe.toml").write_text('[run]\nfolder = "own"\ntake_over = false\nnames = ["a", "b"]\n')
+    rows = {row["key"]: row["values"] for row in report_of([folder])["recipes"]["rows"]}
+    assert rows == {"run.folder": ["own"], "run.take_over": ["false"], "run.names": ['["a", "b"]']}
 
 
 def test_runs_of_different_recipes_show_their_differences_first(run, tmp_path):
@@ -251,8 +284,15 @@ def test_a_search_keeps_its_layouts_beside_the_plan_and_the_page_shows_them(run,
     step = next(one["step"] for one in kept["layouts"] if one["is_chosen"])
     near = [one["step"] <= 1.015 * step and not one["is_chosen"] and one["found"] != "other" for one in kept["layouts"]]
     assert [row["near"] for row in part["rows"]] == near
+    (row,) = report_of([plan])["items"][0]["memory"]["rows"]  # without profile and cluster: as the search has kept it
+    chosen = next(one for one in kept["layouts"] if one["is_chosen"])
+    assert row["total"]["value"] == chosen["memory"] == sum(one["value"] for one in row["items"])
+    assert "parameters" in {one["kind"] for one in row["items"]}
     shutil.copy(run / "plan.json", plan)
-    assert report_of([plan])["items"][0]["alternatives"]["absent"].endswith("belongs to another plan")
+    item = report_of([plan])["items"][0]
+    assert item["alternatives"]["absent"].endswith("belongs to another plan")
+    assert "table of layouts" not in item["memory"]["absent"]
+    assert "profile.json" in item["memory"]["absent"]
 
 
 @pytest.mark.slow

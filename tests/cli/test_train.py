@@ -387,7 +387,10 @@ def test_a_rate_of_the_command_line_is_said_and_stays_at_the_next_resume(capsys,
     said = start("training.steps=3")
     assert "optimizer.learning_rate stays 2e-4, as the command line has set it before; the file has 0.01" in said
     assert rates() == [1e-4, 2e-4, 2e-4]
+    drawn = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.png")}
+    assert {"loss.png", "timeline.png"} <= drawn.keys()
     said = start()
+    assert {name: (tmp_path / "run" / name).stat().st_mtime_ns for name in drawn} == drawn, "nothing is drawn again"
     assert "training.steps stays 3, as the command line has set it before; the file has 1" in said
     assert "nothing to do: all 3 steps are done" in said
     assert start("training.steps=4", "optimizer.learning_rate=0.01").count("changed since step 3") == 1

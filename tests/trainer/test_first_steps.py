@@ -11,6 +11,7 @@ from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir import Mesh, parse_action
 from diffusionpipe.trainer.course.first_steps import OwnSteps, recorded_of
 from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.workflows.expected_step import read_expected
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,6 +61,9 @@ def test_a_run_beside_other_programs_says_so_and_corrects_nothing(crew, place):
     folder = place / "disturbed"
     log = (folder / LOG).read_text(encoding="utf-8")
     assert 'checked_steps=2-4 prediction="not judged: other programs used 40 % of the cores"' in log
+    expected = read_expected(folder)
+    assert expected.unjudged == "steps 2 to 4: other programs used 40 % of the cores"
+    assert f"{expected.step:.4f}" == values_of_keys(log)["predicted_step_s"][0]
     assert not (folder / "profile.corrected.json").exists()
     assert not any("corrected_step_s" in row for row in read_metrics(folder))
 

@@ -7,6 +7,14 @@ from diffusionpipe.ir.plan import Plan
 from diffusionpipe.units import Bytes, Seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An item of the memory of a device."""
+
+    kind: str
+    size: Bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """A layout that was looked at, with what is predicted of it."""
@@ -26,6 +34,8 @@ class Alternative:
     found: str
     """"simulated": every action and message; "estimated"; "other": another system's, estimated."""
     is_chosen: bool = False
+    items: tuple[Held, ...] = ()
+    """The items of the fullest device's memory, of the layout that was chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

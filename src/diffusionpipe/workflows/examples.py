@@ -31,8 +31,9 @@ def write_example(name: str, into: Path) -> Path:
     if name not in known:
         from difflib import get_close_matches
 
-        near = get_close_matches(name, known, n=3) or list(known)
-        raise ConfigError(f"there is no example {name!r}; the nearest: {', '.join(near)}")
+        near = get_close_matches(name, known, n=3)
+        words = f"the nearest: {', '.join(near)}" if near else "`diffusionpipe example` lists all"
+        raise ConfigError(f"there is no example {name!r}; {words}")
     source = known[name]
     place = into / "examples" / (name if source.is_dir() else f"{_RECIPES}/{source.name}")
     if place.exists():

@@ -134,7 +134,7 @@ def _plan_page(path: Path) -> tuple[PlanPage | None, str]:
         check_plan(plan, source=path)
     except DiffusionPipeError as error:
         return None, reason_of(error)
-    return page_of_file(plan, path), ""
+    return page_of_file(plan, path, is_run=True), ""
 
 
 def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
@@ -165,6 +165,7 @@ def _slowness(page: PlanPage | None, metrics: Metrics) -> Json:
         ratio = measured[0] / float(str(predicted["value"]))
         key = f"{measured[1]} / predicted step"
         text += ["A step takes ", number(ratio, METRICS, key, digits=3), " times the predicted time. "]
+        text += page.step_in_words() if page is not None else []
         is_slow = ratio > _SLOW
         found |= {"word": "Slower than predicted" if is_slow else "As fast as predicted"}
         found |= {"mood": "warn" if is_slow else "good", "ratio": ratio}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite, sqrt
+from math import isfinite
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import TypeGuard
 
 from diffusionpipe.files.growing_lines import GrowingLines
@@ -16,22 +16,22 @@ from diffusionpipe.trainer.reporting.rank_memory import FOLDER, read_memory
 from diffusionpipe.viz.metrics import smoothed
 from diffusionpipe.viz.thinning import thinned
 from diffusionpipe.workflows.page_figures import Json, absent, count, number, percent, seconds
+from diffusionpipe.workflows.trend import trend
 
 POINTS = 1000
 """The most points of a curve in a page, about."""
 _RATES = ("learning_rate", "samples_per_s", "gradient_norm", "step_s", "data_s", "update_s", "bubble", "noise_scale")
 _MEMORY = ("memory_allocated_gib", "memory_reserved_gib", "memory_peak_gib", "host_memory_gib")
 _UNITS = {"_s": "s", "_gib": "GiB", "samples_per_s": "samples/s"}
-_SURE = 2.0
-"""A difference counts from this many of its standard errors on."""
 _MOST_RANKS = 8
 """The most ranks whose memory is drawn."""
 _SMOOTHED = 40
 """From this number of steps on a loss is also drawn smoothed."""
 _LATE = 0.1
 """A wait for the batch counts from this part of a step on."""
-_FEW = 10
-"""With fewer steps nothing is said about the loss."""
+FEW_STEPS, FEW_VALIDATIONS = 20, 6
+"""With fewer steps nothing is said about the loss, with fewer validations nothing about theirs: six that fall one after
+the other are the least that chance alone would not show now and then."""
 
 Row = Mapping[str, float | None]
 
@@ -196,14 +196,15 @@ def learning_of(metrics: Metrics) -> Json:
     if metrics.problem:
         return absent(metrics.problem)
     held_out, trained = metrics.curve("validation_loss"), metrics.curve("loss")
-    if len(held_out) >= 2:
+    if len(held_out) >= FEW_VALIDATIONS:
         return _held_out(held_out)
-    if len(trained) < _FEW:
+    if len(trained) < FEW_STEPS:
         text = (
-            f"The loss of {len(trained)} steps says little; this page judges from {_FEW} steps or two validations on."
+            f"{len(trained)} steps say too little beside the noise of the loss; this page judges from {FEW_STEPS} "
+            f"steps or {FEW_VALIDATIONS} validations on."
         )
         return _verdict("Too early to say", "none", text)
-    return _trained(trained, has_validation=bool(held_out))
+    return _trained(trained, validations=len(held_out))
 
 
 def _verdict(word: str, mood: str, *text: str | Json) -> Json:
@@ -224,43 +225,51 @@ def _held_out(curve: Sequence[tuple[float, float]]) -> Json:
     ]
     change = 1 - last[1] / first[1] if first[1] else 0.0
     key = f"1 - validation_loss @ step {last[0]:.0f} / validation_loss @ step {first[0]:.0f}"
-    best_was = ("The best was ", shown[2], f" at step {best[0]:,.0f}; ")
-    if best is last or last[1] <= best[1] * 1.005:
-        if last[1] >= first[1]:
-            return _verdict("Not yet", "bad", *span, "The first validation was at least as low.")
-        words = "It has fallen by " if best is last else "It is at its best, and has fallen by "
-        return _verdict("Yes", "good", *span, words, percent(change, METRICS, key), ".")
-    if last[1] >= first[1]:
-        return _verdict("No", "bad", *span, *best_was, "it has risen above its start since.")
-    chance = "it has risen since. That may be chance, or the run begins to learn its pictures by heart."
-    return _verdict("It was", "warn", *span, *best_was, chance)
+    since = curve[curve.index(best) + 1 :]
+    best_was: list[str | Json] = [] if best is last else ["The best was ", shown[2], f" at step {best[0]:,.0f}. "]
+    way, way_since = trend([value for _, value in curve]), trend([value for _, value in since])
+    if way > 0 or (way_since > 0 and last[1] >= first[1]):
+        return _verdict("No", "bad", *span, *best_was, "It rises.")
+    if way_since > 0:
+        words = "It rises since, as where a run begins to learn its pictures by heart."
+        return _verdict("It was", "warn", *span, *best_was, words)
+    if way < 0:
+        return _verdict("Yes", "good", *span, *best_was, "It has fallen by ", percent(change, METRICS, key), ".")
+    words = f"Chance alone could order {len(curve)} validations so."
+    return _verdict("It cannot be seen", "warn", *span, *best_was, words)
 
 
 def _at(step: float, value: float, key: str) -> Json:
     return number(value, METRICS, f"{key} @ step {step:.0f}")
 
 
-def _trained(curve: Sequence[tuple[float, float]], *, has_validation: bool) -> Json:
-    """A verdict from the training loss alone: the means of the last fifth and of the fifth before it."""
-    fifth = len(curve) // 5
-    start, before, now = curve[:fifth], curve[-2 * fifth : -fifth], curve[-fifth:]
+def _trained(curve: Sequence[tuple[float, float]], *, validations: int) -> Json:
+    """A verdict from the training loss alone: its trend over all steps, and over the second half of them."""
+    fifth, losses = len(curve) // 5, [value for _, value in curve]
     text: tuple[str | Json, ...] = (
         "Mean training loss ",
-        _mean(start),
+        _mean(curve[:fifth]),
         " over the first fifth of the steps, ",
-        _mean(before),
+        _mean(curve[-2 * fifth : -fifth]),
+        " over the last but one, ",
+        _mean(curve[-fifth:]),
+        " over the last. ",
     )
-    text += (" over the last but one, ", _mean(now), " over the last. ")
-    change = fmean(v for _, v in before) - fmean(v for _, v in now)
-    error = sqrt(sum(pstdev([v for _, v in part]) ** 2 / len(part) for part in (before, now)))
-    more = "" if has_validation else "Validation data (data.validation) would say more."
-    if change > _SURE * error:
+    more = "Validation data (data.validation) would say more."
+    if validations:
+        more = f"Validations are judged from {FEW_VALIDATIONS} on; this run has {validations}."
+    way, late = trend(losses), trend(losses[len(losses) // 2 :])
+    if way < 0 and late > 0:
+        return _verdict("It was", "warn", *text, "It has fallen, and rises in the second half. ", more)
+    if way > 0 or late > 0:
+        words = "It rises. " if way > 0 else "It rises in the second half. "
+        return _verdict("No", "bad", *text, words, more)
+    if way < 0 and late < 0:
         return _verdict("Yes", "good", *text, "It still falls. ", more)
-    if change < -_SURE * error:
-        return _verdict("No", "bad", *text, "It rises. ", more)
-    fell = fmean(v for _, v in start) - fmean(v for _, v in now)
-    word = "Slowly, if at all" if fell > _SURE * error else "It cannot be seen"
-    return _verdict(word, "warn", *text, "The last difference is within the noise of the loss. ", more)
+    if way < 0:
+        words = "It has fallen; in the second half no change is clearer than its noise. "
+        return _verdict("It has", "good", *text, words, more)
+    return _verdict("It cannot be seen", "warn", *text, "No change is clearer than the noise of the loss. ", more)
 
 
 def _mean(part: Sequence[tuple[float, float]]) -> Json:

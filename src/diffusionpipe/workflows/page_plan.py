@@ -15,10 +15,11 @@ from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.timing.sends import waits_of
 from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.alternatives_file import alternatives_file, read_alternatives
+from diffusionpipe.workflows.expected_step import EXPECTED, ExpectedStep, read_expected
 from diffusionpipe.workflows.page_figures import Json, absent, count, figure, number, percent, seconds, size
 from diffusionpipe.workflows.page_timeline import Actions, Source, timeline_data
 from diffusionpipe.workflows.prediction_file import prediction_file
-from diffusionpipe.workflows.run_facts import ranks_of_worker
+from diffusionpipe.workflows.run_facts import ranks_of_worker, ranks_text
 from diffusionpipe.workflows.run_timeline import timeline_title
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class PlanPage:
     """The names of the files from which the prediction is made."""
     actual: Timeline | str
     alternatives: Json
+    fullest: Json | None = None
+    """The memory of the fullest device as the search has kept it, for a plan without profile and cluster."""
+    announced: ExpectedStep | None = None
+    """The step that the run announced, with its loading, which the other files do not have."""
 
     @property
     def times(self) -> PlanTimes | None:
@@ -59,7 +64,9 @@ class PlanPage:
         return timeline_title(self.plan)
 
     def step(self) -> Json | None:
-        """The predicted step."""
+        """The predicted step, as the run announced it; of a plan without a run its iteration and update."""
+        if self.announced is not None:
+            return seconds(self.announced.step, EXPECTED, "iteration + update + loading")
         times = self.times
         if times is None or times.axis.name != "ms":
             return None
@@ -67,6 +74,19 @@ class PlanPage:
         if proposal is None:
             return seconds(times.timeline.step, self.source, "step of the timeline")
         return seconds(proposal.step, self.source, "iteration + update, simulated")
+
+    def step_in_words(self) -> list[str | Json]:
+        """The parts of the predicted step as a sentence, and why the run did not judge it; [] without a run's step."""
+        if self.announced is None:
+            return []
+        text: list[str | Json] = ["Predicted are "]
+        for place, name in enumerate(("iteration", "update", "loading")):
+            words = {"iteration": " for the iteration", "update": " for the update", "loading": " for loading"}[name]
+            text += [", " * bool(place), seconds(getattr(self.announced, name), EXPECTED, name), words]
+        text.append(". ")
+        if self.announced.unjudged:
+            text.append(f"The run did not judge its prediction by its {self.announced.unjudged}. ")
+        return text
 
     def timelines(self) -> Json:
         """The predicted and the measured step on one axis, with what their actions run."""
@@ -100,12 +120,7 @@ class PlanPage:
 
     def _names(self) -> dict[int, str]:
         """The ranks that each worker of the prediction stands for."""
-        found = {}
-        for worker in range(self.plan.mesh.pipeline):
-            ranks = ranks_of_worker(self.plan, worker)
-            more = ", ..." if len(ranks) > 2 else ""
-            found[worker] = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}, {ranks[1]}{more}"
-        return found
+        return {worker: ranks_text(ranks_of_worker(self.plan, worker)) for worker in range(self.plan.mesh.pipeline)}
 
     @cached_property
     def causes(self) -> list[Json]:
@@ -125,13 +140,14 @@ class PlanPage:
         Where memory is not predicted, the reason.
         """
         times = self.times
-        if times is None:
-            return absent(f"memory is not known: {self.predicted}")
-        if times.proposal is None or times.setting is None:
+        if times is None or times.proposal is None or times.setting is None:
+            if self.fullest is not None:
+                return self.fullest
+            if times is None:
+                return absent(f"memory is not known: {self.predicted}")
             return absent(
-                "the memory of a step is not known: there is no profile.json beside the plan; "
-                "`diffusionpipe plan show PLAN --profile FILE --cluster NAME` shows it; the table of layouts has "
-                "the peak of the fullest device"
+                "the memory of a step is not known: put the profile.json and the cluster.json from which the plan was "
+                "made beside it"
             )
         devices, rows = times.setting.cluster.devices, []
         names = self._names()
@@ -142,7 +158,7 @@ class PlanPage:
                 {
                     "name": names[worker],
                     "total": size(use.total, "profile.json, plan.json", f"peak memory of {names[worker]}"),
-                    "room": None if room >= 2**59 else size(room, "cluster.json", f"devices[{ranks[0]}].memory"),
+                    "room": _room(room, "cluster.json", f"devices[{ranks[0]}].memory"),
                     "items": [
                         {"kind": kind.replace("_", " ")}
                         | size(held, "profile.json, plan.json", f"{kind} of {names[worker]}")
@@ -183,8 +199,8 @@ class PlanPage:
         return self.times.timeline if self.times is not None and self.times.axis.name == "ms" else None
 
 
-def page_of_file(plan: Plan, plan_file: Path) -> PlanPage:
-    """The parts that a plan file and the files beside it give."""
+def page_of_file(plan: Plan, plan_file: Path, *, is_run: bool = False) -> PlanPage:
+    """The parts that a plan file and the files beside it give; `is_run`: it is in the folder of a run."""
     predicted = _found_or_reason(lambda: _found(plan, plan_file))
     is_file = not isinstance(predicted, str) and predicted.proposal is None
     kept = read_alternatives(plan_file, plan)
@@ -194,8 +210,33 @@ def page_of_file(plan: Plan, plan_file: Path) -> PlanPage:
         predicted=predicted,
         source=prediction_file(plan_file).name if is_file else "profile.json, cluster.json, plan.json",
         actual=_found_or_reason(lambda: _measured(plan_file.with_name(MEASURED))),
+        fullest=None if isinstance(kept, str) else _fullest(kept, alternatives_file(plan_file).name),
+        announced=read_expected(plan_file.parent) if is_run else None,
         alternatives=absent(kept) if isinstance(kept, str) else layouts_of(kept, alternatives_file(plan_file).name),
     )
+
+
+def _fullest(kept: Alternatives, file: str) -> Json | None:
+    """The memory of the fullest device of the chosen layout; None where the search has kept none."""
+    for place, one in enumerate(kept.layouts):
+        if one.is_chosen and one.items:
+            key, room = f"layouts[{place}]", one.memory - one.overflow
+            row = {
+                "name": "fullest device",
+                "total": size(one.memory, file, f"{key}.memory"),
+                "room": _room(room, file, f"{key}.memory - {key}.overflow"),
+                "items": [
+                    {"kind": item.kind.replace("_", " ")} | size(item.size, file, f"{key}.items[{number}].size")
+                    for number, item in enumerate(one.items)
+                ],
+            }
+            return {"rows": [row], "workload": ""}
+    return None
+
+
+def _room(room: int, file: str, key: str) -> Json | None:
+    """The memory of a device; None for one that stands for a memory that is not known."""
+    return None if room >= 2**59 else size(room, file, key)
 
 
 def layouts_of(kept: Alternatives, file: str) -> Json:

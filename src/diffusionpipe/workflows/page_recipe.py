@@ -1,5 +1,6 @@
 """The recipe of a run as rows of a page, and the keys in which several runs differ."""
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,14 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> list[tuple[str, obje
 
 
 def _plain(value: object) -> object:
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    """Texts and numbers as they are, everything else as a recipe writes it.
+
+    >>> _plain(False), _plain(["a", "b"]), _plain(0.5)
+    ('false', '["a", "b"]', 0.5)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value
 
 
 def without_tokens(value: object) -> object:

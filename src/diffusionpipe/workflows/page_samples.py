@@ -38,7 +38,11 @@ def samples_of(folder: Path, most: int, small: Callable[[Path], Json | str]) -> 
         return absent(f"no picture in {FOLDER} can be read; the first: {problems[0]}")
     left = len(drawn) - len(shown)
     notes = [f"{left} of {len(drawn)} samplings are left out, evenly, to keep the page small"] if left else []
-    notes += [f"{len(problems)} pictures cannot be read; the first: {problems[0]}"] if problems else []
+    notes += (
+        [f"{len(problems)} picture{'s' * (len(problems) > 1)} cannot be read; the first: {problems[0]}"]
+        if problems
+        else []
+    )
     return {"steps": steps, "notes": notes}
 
 

@@ -24,6 +24,7 @@ _FILES = (
     "recipe.toml",
     "plan.json",
     "metrics.jsonl",
+    "expected_step.json",
     "timeline.json",
     "timeline.png",
     "trace.json",

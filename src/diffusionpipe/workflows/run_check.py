@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.expectation import loading_in
+from diffusionpipe.workflows.expected_step import note_unjudged
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
@@ -112,7 +113,10 @@ class RunCheck:
         """Say why nothing is judged; see `PredictionMonitor`."""
         from diffusionpipe.trainer.course.counted_steps import used_text
 
-        self._report.not_judged(steps, used_text(others))
+        why = used_text(others)
+        if self._start is not None:
+            note_unjudged(self._start.recipe.run.folder, f"steps {steps[0]} to {steps[1]}: {why}")
+        self._report.not_judged(steps, why)
 
     def _start_search(self, start: "Start", found: "Correction") -> None:
         from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of

@@ -1,9 +1,9 @@
 """The facts about a run for people: which layers are on which rank, in how many copies and micro-batches."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -108,6 +108,24 @@ def numbers_of_stages(plan: "Plan") -> dict[int, int]:
 def ranks_of_worker(plan: "Plan", worker: int) -> tuple[int, ...]:
     """The ranks at this place in all copies of the pipeline."""
     return tuple(sorted(plan.mesh.rank(group, worker) for group in range(plan.mesh.data_parallel)))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in words; those with equal distances by the first and the last.
+
+    >>> ranks_text([3]), ranks_text([0, 2]), ranks_text([4, 5, 6, 7]), ranks_text([0, 2, 4, 6])
+    ('rank 3', 'ranks 0, 2', 'ranks 4 to 7', 'ranks 0, 2, ..., 6')
+    >>> ranks_text([0, 1, 8, 9])
+    'ranks 0, 1, 8, 9'
+    """
+    if len(ranks) < 3:
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    steps = {later - rank for rank, later in pairwise(ranks)}
+    if steps == {1}:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(steps) == 1:
+        return f"ranks {ranks[0]}, {ranks[1]}, ..., {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
 
 
 def count_parameters(model: "ModelGraph", *, trained: bool) -> int:

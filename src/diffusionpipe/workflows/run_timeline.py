@@ -61,14 +61,12 @@ def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
 def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
     """The prediction of one pipeline, its rows named by the ranks that it stands for."""
     from diffusionpipe.viz.gantt import Panel
+    from diffusionpipe.workflows.run_facts import ranks_text
 
     def name_of(worker: int) -> str:
-        ranks = [mesh.rank(group, worker) for group in range(mesh.data_parallel)]
-        if len(ranks) == 1:
-            return f"rank {ranks[0]}"
-        if mesh.pipeline == 1:
+        if mesh.pipeline == 1 < mesh.data_parallel:
             return "each rank"
-        return f"ranks {ranks[0]}, {ranks[1]}" + (", ..." if len(ranks) > 2 else "")
+        return ranks_text([mesh.rank(group, worker) for group in range(mesh.data_parallel)])
 
     rows = tuple((worker, name_of(worker)) for worker in range(timeline.num_workers))
     return Panel(name="predicted", timeline=timeline, rows=rows)

@@ -12,6 +12,7 @@ from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.runtime.machine.error_file import is_shortage
 from diffusionpipe.units import Bytes, Seconds
 from diffusionpipe.workflows.expectation import Expectation, expectation_of
+from diffusionpipe.workflows.expected_step import keep_expected
 from diffusionpipe.workflows.run_facts import (
     count_parameters,
     named_microbatches,
@@ -72,6 +73,7 @@ class RunReport:
         if self._rank:
             return
         self._expected = expectation_of(start)
+        keep_expected(self._expected, start.recipe.run.folder)
         if self._console.is_terminal:
             self._console.print(start_block(start, self._expected))
         else:

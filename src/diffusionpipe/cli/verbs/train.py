@@ -303,12 +303,19 @@ def _draw_results(recipe: "Recipe") -> None:
     from diffusionpipe.workflows.run_timeline import draw_timeline
 
     folder = recipe.run.folder
-    loss_curve(folder / "metrics.jsonl", folder / "loss.png")
-    if (folder / "timeline.json").exists():
+    if _is_due(folder / "loss.png", folder / "metrics.jsonl"):
+        loss_curve(folder / "metrics.jsonl", folder / "loss.png")
+    measured = folder / "timeline.json"
+    if measured.exists() and (_is_due(folder / "timeline.png", measured) or _is_due(folder / "trace.json", measured)):
         draw_timeline(recipe)
     samples = sorted((folder / "samples").glob("step-*.png"))
-    if samples:
+    if samples and _is_due(folder / "samples.png", samples[-1]):
         write_atomically(folder / "samples.png", samples[-1].read_bytes())
+
+
+def _is_due(picture: Path, source: Path) -> bool:
+    """Whether a picture is not there, or older than the file that it shows."""
+    return not picture.exists() or picture.stat().st_mtime_ns < source.stat().st_mtime_ns
 
 
 RESULTS = {

@@ -8,8 +8,8 @@ from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 PLAN = "plan.json"
 SURVEY_FILE = "survey.json"
 """The file with the facts about the training data."""
-OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")
-"""Files of the run folder that show a step of its plan."""
+OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json", "expected_step.json")
+"""Files of the run folder that are of a step of its plan."""
 
 
 def write_documents(recipe: Recipe, plan: Plan) -> None:

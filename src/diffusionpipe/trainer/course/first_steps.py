@@ -4,7 +4,7 @@
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
                           a start of all ranks     the prediction (`PredictionMonitor`)
 
-A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Those of one
+A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Ranks of one
 machine count from the first that leaves the barrier, by the clock that they share (`runtime/recording/clocks.py`).
 Which steps count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary
 too much, as many are recorded again.

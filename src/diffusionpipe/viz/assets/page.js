@@ -161,7 +161,7 @@ dp.memory = function (item) {
   if (dp.isAbsent(part)) return dp.section("memory", "Memory of a step", null, dp.absent(part.absent));
   const kinds = [...new Set(part.rows.flatMap((row) => row.items.map((one) => one.kind)))];
   const colour = (kind) => dp.KINDS[kinds.indexOf(kind) % dp.KINDS.length];
-  const most = Math.max(...part.rows.map((row) => Math.max(row.total.value, row.room && row.room.value < 3 * row.total.value ? row.room.value : 0)));
+  const most = Math.max(...part.rows.map((row) => Math.max(row.total.value, row.room ? row.room.value : 0)));
   const bar = (row) => {
     const made = dp.el("div", { class: "stack memory", role: "img", "aria-label": `${row.name}: ${row.items.map((one) => `${one.kind} ${one.text}`).join(", ")}` });
     for (const one of row.items) {
@@ -270,7 +270,7 @@ dp.data = function (report) {
     };
     return [several && dp.el("h3", {}, item.name),
       dp.table(`Sizes of training${several ? ` of ${item.name}` : ""}`, ["size in pixels", "samples", "share of the training", "cut away, mean", "enlarged by at most"],
-        sizes.map((one) => dp.row([one.size, dp.figure(one.samples), bar(one), dp.figure(one.cut) || "not known", one.enlarged ? [dp.figure(one.enlarged), "\u00d7"] : "not known"]))),
+        sizes.map((one) => dp.row([one.size, dp.figure(one.samples), bar(one), dp.figure(one.cut) || "not known", !one.enlarged ? "not known" : one.enlarged.value > 1 ? [dp.figure(one.enlarged), "\u00d7"] : "not enlarged"]))),
       dp.table(`Facts about the data${several ? ` of ${item.name}` : ""}`, ["about", "found"], lines.map((line) => dp.row([line.name, [line.warns && dp.el("span", { class: "tag" }, "look"), line.warns && " ", dp.el("span", { dir: "auto" }, line.text)]])))];
   };
   return dp.section("training-data", "Data", items.some((item) => !item.data.absent) ? "As the run has found its training data before the first step." : null, items.map(part));

@@ -205,7 +205,9 @@ dp.Timeline = class {
       if (bar.count === 1 && bar.lane === 0 && width > 30) {
         pen.fillStyle = dp.ink(colour);
         const seen = Math.max(x, this.gutter);
-        const text = action[0].length * 6.2 < Math.min(width - 6, x + width - seen - 6) ? action[0] : "";
+        const kind = this.data.kinds[action[1]].name;
+        const label = kind.startsWith("frozen") ? kind.replace("frozen: ", "") : action[0];
+        const text = label.length * 6.2 < Math.min(width - 6, x + width - seen - 6) ? label : "";
         if (text) pen.fillText(text, seen + 4, this.#y(bar.line) + lane + height / 2 + 0.5);
       }
     }
