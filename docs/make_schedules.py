@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.simulator.comparison import Comparison, WorkerCosts, compare_families
+from diffusionpipe.simulator.comparison import FamilyComparison, WorkerCosts, compare_families
 from diffusionpipe.viz import sketch
 from diffusionpipe.viz.sheet import sheet
 
@@ -42,7 +42,7 @@ Columns of the table:
 """
 
 
-def document(comparison: Comparison) -> str:
+def document(comparison: FamilyComparison) -> str:
     """The whole page."""
     rows = [
         f"| [`{r.name}`](#{r.name}) | {r.makespan:g} | {r.timeline.bubble:.1%} | {r.window_bubble:.1%} | {r.peak:g} "

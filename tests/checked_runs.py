@@ -16,7 +16,7 @@ from tiny_runs import train
 from diffusionpipe.cli.text.check_text import ConsoleReport
 from diffusionpipe.cli.verbs.run_report import RunReport
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.runtime.machine.machine_use import Counters, Place
+from diffusionpipe.runtime.machine.machine_use import CorePlace, Counters
 from diffusionpipe.trainer.course import first_steps
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.workflows.run_check import Command, RunCheck
@@ -38,9 +38,9 @@ class Recorded:
         return Counters(clock=now, unused=self._unused * now, own=0.4 * now, helpers=0.1 * now)
 
 
-def two_cores(threads: int) -> Place:
+def two_cores(threads: int) -> CorePlace:
     """The machine of `Recorded`."""
-    return Place(machine="a", cores=(0, 1), threads=threads, helpers=0)
+    return CorePlace(machine="a", cores=(0, 1), threads=threads, helpers=0)
 
 
 def train_checked(job: Job, recipe: Recipe, others: float = 0.0) -> int:

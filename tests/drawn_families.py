@@ -32,7 +32,7 @@ from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
 from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks
 from diffusionpipe.trainer.model.guidance import guidance_of
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 from diffusionpipe.workflows.sample_ranks import _plan
 
 PROMPTS, NEGATIVES = ("a cat ", "b  c"), ("", "dog")
@@ -158,17 +158,17 @@ def drawn_by(
 ) -> Drawn:
     """What is asked, drawn by each of these crews, and by the first one's only rank without a pipeline."""
     alone = crews[0]
-    again = Arithmetic(rows=1, precision=Precision.BFLOAT16)
-    narrow = [*(_by_ranks(crew, asked, Precision.BFLOAT16) for crew in crews if is_narrow)]
+    again = Arithmetic(rows=1, precision=RecipePrecision.BFLOAT16)
+    narrow = [*(_by_ranks(crew, asked, RecipePrecision.BFLOAT16) for crew in crews if is_narrow)]
     return Drawn(
-        ranks=tuple(_by_ranks(crew, asked, Precision.FLOAT32) for crew in crews),
+        ranks=tuple(_by_ranks(crew, asked, RecipePrecision.FLOAT32) for crew in crews),
         narrow=(*narrow, _first(alone.run(_drawn_here, asked, again))) if narrow else (),
         here=_first(alone.run(_drawn_here, asked, None)),
         reference=None if by is None else _first(alone.run(_drawn_by_diffusers, asked, by)),
     )
 
 
-def _by_ranks(crew: Crew, asked: Asked, precision: Precision) -> Pictures:
+def _by_ranks(crew: Crew, asked: Asked, precision: RecipePrecision) -> Pictures:
     return _first(crew.run(_drawn_in_job, asked, precision))
 
 
@@ -191,7 +191,7 @@ def _unrounded() -> Iterator[None]:
         yield
 
 
-def _drawn_in_job(job: Job, asked: Asked, precision: Precision) -> Pictures | None:
+def _drawn_in_job(job: Job, asked: Asked, precision: RecipePrecision) -> Pictures | None:
     """As `sample --ranks`."""
     ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
     with _unrounded():

@@ -26,7 +26,7 @@ from diffusionpipe.trainer.inference import drawing, folder_drawing, ranks_drawi
 from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import open_source
 from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks, rows_together
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 from diffusionpipe.workflows.sample_ranks import _plan
 
 
@@ -104,7 +104,7 @@ def weights_of(components: Sequence[torch.nn.Module]) -> int:
     return sum(parameter.nbytes for parameter in found.values())
 
 
-def held(job: Job, asked: Asked, precision: Precision) -> DrawingMemory:
+def held(job: Job, asked: Asked, precision: RecipePrecision) -> DrawingMemory:
     """What a rank holds while it draws."""
     watch = Watch()
     ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
@@ -125,10 +125,10 @@ def held(job: Job, asked: Asked, precision: Precision) -> DrawingMemory:
     return DrawingMemory(encoders=watch.encoders, weights=watch.weights, tensors=watch.stage, decoding=watch.decoding)
 
 
-def predicted(asked: Asked, precision: Precision, ranks: int) -> tuple[DrawingMemory, ...]:
+def predicted(asked: Asked, precision: RecipePrecision, ranks: int) -> tuple[DrawingMemory, ...]:
     """As `plan --draw`."""
     opened = open_source(asked.sources[0], asked.wish, asked.settings[0])
-    autocast = torch.bfloat16 if precision is Precision.BFLOAT16 else None
+    autocast = torch.bfloat16 if precision is RecipePrecision.BFLOAT16 else None
     model = describe(opened.graph, autocast=autocast)
     rows = len(asked.wish) * asked.settings[0].copies
     profile = analytic_profile(

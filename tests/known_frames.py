@@ -30,7 +30,7 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import PLAIN
 from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
-from diffusionpipe.trainer.inference.known_pixels import Known
+from diffusionpipe.trainer.inference.known_pixels import KnownPixels
 
 CLIP = Clip(width=32, height=16, frames=5)
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def by_diffusers(folder: Path, first: Path, **more: Any) -> tuple[NDArray[np.flo
 
 def differences(folder: Path, first: Path) -> tuple[float, float]:
     """The largest one in the transformer's inputs, and the largest one in frames of values in [0, 1]."""
-    wish, settings = SampleRequest(prompts=("a cat",), known=(Known(first),)), settings_of(folder)
+    wish, settings = SampleRequest(prompts=("a cat",), known=(KnownPixels(first),)), settings_of(folder)
     opened = open_source(Source(folder=folder, resolution=CLIP.width, clip=CLIP), wish, settings)
     own = {key: value.to(torch.float32) if value.is_floating_point() else value for key, value in opened.raw.items()}
     opened = replace(opened, raw=own)

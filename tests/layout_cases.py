@@ -8,7 +8,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range, Sharded
 from diffusionpipe.ir.schedule import lone_blocks
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing, schedule_of, search
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout
 
@@ -72,5 +72,5 @@ def searched(placing: Placing):
                    for _ in range(4))  # fmt: skip
     return schedule_of(search(Instance(
         ranks=2, microbatches=4, placement=placing, stages=halves, comm=1, memory_limit=(20, 20),
-        objective=Objective.MAKESPAN, seconds=0.02,
+        objective=Goal.MAKESPAN, seconds=0.02,
     )))  # fmt: skip

@@ -45,3 +45,19 @@ def test_workflows_print_nothing():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert printing == {}
+
+
+def test_no_two_public_classes_share_a_name_but_those_of_the_library():
+    homes = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(relative(path))
+    shared = {name: places for name, places in homes.items() if len(places) > 1}
+    # `dp.Choice` and `dp.Timeline` are what users of the library see of the classes with the same names.
+    assert {
+        name: [place for place in places if not place.startswith("library/")] for name, places in shared.items()
+    } == {
+        "Choice": ["planner/choosing/chosen.py"],
+        "Timeline": ["ir/timeline.py"],
+    }

@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.ordering.cases import KINDS, SEED, instance, small_cases
 from benchmarks.ordering.exact import exact_order
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ordering import Instance, Objective, Placing, search
+from diffusionpipe.ordering import Goal, Instance, Placing, search
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.units import Seconds
 
@@ -117,7 +117,7 @@ def compared(kind: str, case: Instance, limit: Seconds) -> Compared | None:
         ranks=case.ranks,
         microbatches=case.microbatches,
         limit=case.memory_limit[0],
-        value=answer.window if case.objective is Objective.WINDOW else answer.makespan,
+        value=answer.window if case.objective is Goal.WINDOW else answer.makespan,
         optimum=optimum.value / problem.time_scale,
         is_proven=optimum.is_proven,
         is_certified=answer.optimal,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from random import Random
 
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing
 
 KINDS = ("even", "10:12:8", "12:22:9", "noise 15 %", "heavy ends", "uneven", "half kept")
 SIZES = ((2, 2), (2, 4), (2, 8), (3, 3), (3, 6), (4, 2), (4, 4), (4, 6), (4, 8))
@@ -40,7 +40,7 @@ def instance(
     memory: float | None,
     random: Random,
     has_comm: bool,
-    objective: Objective = Objective.MAKESPAN,
+    objective: Goal = Goal.MAKESPAN,
 ) -> Instance:
     """One instance; its limit has room for whole micro-batches (linear) or halves."""
     ranks, microbatches = size
@@ -68,7 +68,7 @@ def small_cases(count: int | None = None, *, seed: int = SEED) -> Iterator[tuple
             for placing in (Placing.LINEAR, Placing.V):
                 for memory in MEMORY:
                     for has_comm in (False, True):
-                        objective = Objective.MAKESPAN if random.random() < 0.7 else Objective.WINDOW
+                        objective = Goal.MAKESPAN if random.random() < 0.7 else Goal.WINDOW
                         if random.random() < SHARE:
                             case = instance(
                                 kind, size, placing=placing, memory=memory, random=random, has_comm=has_comm,

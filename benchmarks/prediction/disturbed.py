@@ -24,7 +24,7 @@ from diffusionpipe.runtime.job.local_ranks import LocalRanks
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.cores import cpu_wait_time, num_cores
 from diffusionpipe.runtime.machine.machine_use import (
-    Place,
+    CorePlace,
     StepCounters,
     cores_of,
     place_of,
@@ -60,7 +60,7 @@ class Disturbed:
 class _Round:
     """What one rank recorded."""
 
-    place: Place
+    place: CorePlace
     counters: list[StepCounters]
     waited: list[Seconds]
     iterations: list[RankIteration]
@@ -124,7 +124,7 @@ def loop() -> Iterator[None]:
 def record(job: Job, run: VirtualRun, count: int, starts_loop: bool) -> _Round:
     """One rank's part of so many iterations, with its counters; `starts_loop`: the first rank has one beside it."""
     with loop() if starts_loop and job.membership.rank == 0 else nullcontext():
-        places = gather(place_of(1), form_of(Place))
+        places = gather(place_of(1), form_of(CorePlace))
         place = places[job.membership.rank]
         cores, readings = cores_of(places, place.machine), []
         steps = rehearse(job, {"run": run}, ["run"] * count)

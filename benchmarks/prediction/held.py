@@ -6,7 +6,7 @@ from diffusionpipe.ir import Range
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.profiler.memory import HeldBytes
-from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.engine.worker import Worker
 from diffusionpipe.units import Bytes
 
@@ -18,25 +18,25 @@ class NotingTransport:
         self.counter: HeldBytes | None = None
         self._transport = transport
 
-    def send(self, tensor: Tensor, destination: int) -> Work:
+    def send(self, tensor: Tensor, destination: int) -> Pending:
         """See `Transport`."""
         self._note(tensor)
         return self._transport.send(tensor, destination)
 
-    def recv(self, buffer: Tensor, source: int) -> Work:
+    def recv(self, buffer: Tensor, source: int) -> Pending:
         """See `Transport`."""
         self._note(buffer)
         return self._transport.recv(buffer, source)
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         """See `Transport`."""
         return self._transport.all_reduce(tensor, ranks)
 
-    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Pending:
         """See `Transport`."""
         return self._transport.broadcast(tensor, source, ranks)
 
-    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Pending:
         """See `Transport`."""
         return self._transport.reduce(tensor, destination, ranks)
 

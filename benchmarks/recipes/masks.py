@@ -17,7 +17,7 @@ from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
-from diffusionpipe.trainer.inference.known_pixels import Known
+from diffusionpipe.trainer.inference.known_pixels import KnownPixels
 
 STEPS = 20
 SIDE = 32
@@ -61,7 +61,7 @@ def masks(folder: Path, steps: int) -> list[str]:
     rows = [json.loads(line) for line in (data / "validation" / "metadata.jsonl").read_text("utf-8").splitlines()]
     captions = [row["text"] for row in rows]
     files = [data / "validation" / row["file_name"] for row in rows]
-    known = [Known(path, holes / path.name) for path in files]
+    known = [KnownPixels(path, holes / path.name) for path in files]
     whole = [Image.open(path).convert("RGB") for path in files]
     grey = [picture.copy() for picture in whole]
     for picture in grey:
@@ -75,7 +75,7 @@ def masks(folder: Path, steps: int) -> list[str]:
     return [f"{name}: {judge.score(some, captions).recognised:.1%} recognised" for name, some in shown.items()]
 
 
-def _drawn(run: Path, known: Sequence[Known], captions: Sequence[str], *, guidance: float) -> list[Image.Image]:
+def _drawn(run: Path, known: Sequence[KnownPixels], captions: Sequence[str], *, guidance: float) -> list[Image.Image]:
     """The digits with their right halves drawn."""
     settings = SamplingSettings(steps=STEPS, guidance=guidance, seed=0, scheduler=scheduler_config(run / "export"))
     wish = SampleRequest(prompts=tuple(captions), known=tuple(known))

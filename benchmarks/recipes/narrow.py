@@ -16,13 +16,13 @@ from PIL import Image
 from benchmarks.recipes.digits import EXAMPLE, data_of, trained
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.models.parameters.exported_layers import Width
-from diffusionpipe.trainer.inference.calibration import Times
+from diffusionpipe.trainer.inference.calibration import WatchedTimes
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import PLAIN
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, open_source
 from diffusionpipe.workflows.narrow_export import narrow_export_of
-from diffusionpipe.workflows.sample_request import Asked
+from diffusionpipe.workflows.sample_request import DrawingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,20 +62,20 @@ def narrow_lines(run: Path, data: Path, folder: Path, pictures: int = PICTURES) 
             f"{found.numbers:,} numbers narrow, {found.narrow_bytes / found.wide_bytes:.3f} of the bytes, error "
             f"{error(predictions(folder / width, points), truth):.4f}"
         )
-    for times in (Times.UNIFORM, Times.ONE):
+    for times in (WatchedTimes.UNIFORM, WatchedTimes.ONE):
         exported(run, folder / times, Width.W8A8, times)
         lines.append(f"w8a8, ranges at {times} times: error {error(predictions(folder / times, points), truth):.4f}")
     return lines
 
 
-def exported(run: Path, out: Path, width: Width, times: Times = Times.NORMAL) -> Any:
+def exported(run: Path, out: Path, width: Width, times: WatchedTimes = WatchedTimes.NORMAL) -> Any:
     """A narrow export of a run."""
 
     @contextmanager
     def no_work(_rank: int | None) -> "Iterator[OnStep]":
         yield lambda _done, _total: None
 
-    return narrow_export_of(run, out, width, Asked(steps=STEPS, guidance=GUIDANCE), no_work, times=times)
+    return narrow_export_of(run, out, width, DrawingOptions(steps=STEPS, guidance=GUIDANCE), no_work, times=times)
 
 
 def held_out(data: Path, export: Path) -> Points:

@@ -19,7 +19,7 @@ from benchmarks.schedules.picture import draw
 from benchmarks.schedules.simulated import Found, run_cell
 from benchmarks.schedules.summary import of_families, of_limits, violations
 from benchmarks.schedules.tables import show_measured, show_simulated
-from diffusionpipe.ordering import Objective
+from diffusionpipe.ordering import Goal
 from diffusionpipe.schedules import REGISTRY
 
 RANKS = (2, 4, 8, 16)
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print everything, every family in every cell")
     parser.add_argument("--quick", action="store_true", help="a smoke test: 2 and 4 ranks, two families measured")
     parser.add_argument("--full", action="store_true", help=f"simulate {MOST_RANKS} ranks too")
-    parser.add_argument("--objective", choices=[*Objective], default=Objective.MAKESPAN, help="what is to be short")
+    parser.add_argument("--objective", choices=[*Goal], default=Goal.MAKESPAN, help="what is to be short")
     parser.add_argument("--seconds", type=float, default=0.02, help="of the search, a placement and memory level")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the simulated cells")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the simulated cells")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from benchmarks.schedules.costs import STAGES_TOLD, Cell
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
-from diffusionpipe.ordering import Instance, Objective, Placing, search
+from diffusionpipe.ordering import Goal, Instance, Placing, search
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
@@ -41,11 +41,11 @@ class Figures:
 
     def value(self, objective: str) -> float:
         """What is to be short."""
-        return self.window if objective == Objective.WINDOW else self.makespan
+        return self.window if objective == Goal.WINDOW else self.makespan
 
     def idle(self, objective: str) -> float:
         """The bubble of it."""
-        return self.window_bubble if objective == Objective.WINDOW else self.bubble
+        return self.window_bubble if objective == Goal.WINDOW else self.bubble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Found:
 
 
 def run_cell(
-    cell: Cell, *, objective: str = Objective.MAKESPAN, seconds: float = 0.02, names: Iterable[str] = REGISTRY
+    cell: Cell, *, objective: str = Goal.MAKESPAN, seconds: float = 0.02, names: Iterable[str] = REGISTRY
 ) -> Found:
     """All families and the search; `seconds` is the search's, for each placement and memory level that it tries."""
     families, undefined = [], {}
@@ -181,7 +181,7 @@ def _searched(cell: Cell, limit: str, objective: str, seconds: float) -> Searche
         stages=cell.half_stages(),
         comm=cell.comm,
         memory_limit=(cell.limit(LIMITS[limit]),) * cell.ranks,
-        objective=Objective(objective),
+        objective=Goal(objective),
         seconds=seconds,
     )
     started = time.process_time()

@@ -10,7 +10,7 @@ from tiny_runs import save_pictures, save_stable_diffusion
 from diffusionpipe.cli import main
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.files import plan_from_text, plan_to_text, read_plan, write_plan
-from diffusionpipe.trainer.recipe import FrozenDtype, Precision, load_recipe
+from diffusionpipe.trainer.recipe import FrozenDtype, RecipePrecision, load_recipe
 from diffusionpipe.workflows.plan_origin import options_of
 
 FIVE = '[model]\npath = "{0}/sd"\n[data]\ntrain = "{0}/data"\nresolution = 32\n[training]\nsteps = 2\n'
@@ -69,7 +69,7 @@ def test_a_plan_file_holds_its_options_and_the_keys_of_its_training(place):
 
 def test_a_recipe_takes_the_keys_that_it_leaves_out_from_its_plan(plan_file, file):
     recipe = load_recipe(file, [f"pipeline.plan={plan_file}"])
-    assert (recipe.training.batch, recipe.training.precision) == (4, Precision.BFLOAT16)
+    assert (recipe.training.batch, recipe.training.precision) == (4, RecipePrecision.BFLOAT16)
     assert recipe.model.frozen_dtype is FrozenDtype.BFLOAT16
     assert recipe.training.activation_checkpointing is None  # the plan's own layers hold
 

@@ -17,13 +17,13 @@ from tiny_runs import recipe_of
 
 from diffusionpipe.cli.text.check_text import ConsoleReport, causes_text, check_lines, check_table, others_text
 from diffusionpipe.costs.files import write_cluster, write_profile
-from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
+from diffusionpipe.costs.loading import JobDataWorkers, added_by, exactly
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner import choose, predicted_timeline
 from diffusionpipe.planner.correction.causes import Cause, LoadingTimes
 from diffusionpipe.planner.correction.correct import correct
 from diffusionpipe.workflows.prediction_file import read_prediction
-from diffusionpipe.workflows.replanning import Found, Replanning, Request, training_of
+from diffusionpipe.workflows.replanning import FoundLayout, Replanning, Request, training_of
 from diffusionpipe.workflows.run_check import Command, RunCheck, suggestion_text
 from diffusionpipe.workflows.run_facts import numbers_of_stages
 
@@ -102,7 +102,7 @@ def test_data_workers_are_in_what_was_predicted_and_not_in_what_is_corrected(tmp
     write_profile(planted.profile, tmp_path / "profile.json")
     write_cluster(planted.cluster, tmp_path / "cluster.json")
     recipe = recipe_of(Path("models/sd"), Path("data/birds"), tmp_path)
-    workers = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.1),) * 2, workers=1)
+    workers = JobDataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.1),) * 2, workers=1)
     start = SimpleNamespace(recipe=recipe, plan=present, loading=workers)
     found = correct(planted, present, recorded)
     check = RunCheck(
@@ -206,7 +206,7 @@ def ended(search):
 def test_a_search_beside_training_writes_the_plan_that_it_finds(tmp_path):
     search = ended(Replanning(request_in(tmp_path, 10.0), tmp_path / "errors"))
     result, best = search.result(), choose(link_too_fast()[0])
-    assert result == Found(sizes=best.sizes, step=best.step)
+    assert result == FoundLayout(sizes=best.sizes, step=best.step)
     plan = read_plan(tmp_path / "plan.json")
     assert plan.train == best.plan().train
     assert read_prediction(tmp_path / "plan.json", plan) is not None

@@ -14,19 +14,19 @@ from tiny_runs import recipe_of
 
 from diffusionpipe.cli.verbs.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.costs.files import write_profile
-from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
+from diffusionpipe.costs.loading import JobDataWorkers, added_by, exactly
 from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period, predicted_timeline
 from diffusionpipe.runtime.machine.error_file import note_of
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 from diffusionpipe.trainer.reporting.counts import short_count
 from diffusionpipe.trainer.setup.start import Start
 from diffusionpipe.workflows.expectation import Expectation, expectation_of, unmeasured
 from diffusionpipe.workflows.run_facts import count_parameters, parts_of, shape_of
 
 EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
-WORKERS = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.001),) * 2, workers=1)
+WORKERS = JobDataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.001),) * 2, workers=1)
 MEASURED = {"step": 0.61, "iteration": 0.48, "update": 0.1, "data": 0.03}
 
 
@@ -165,7 +165,7 @@ def test_without_a_flush_every_forward_in_flight_has_narrow_copies_of_its_own(mo
     layout = Layout(batch=8, stages=2, microbatches=4, replicas=(1, 1), versions=Versions.STASHED)
     own = {
         "pipeline": start.recipe.pipeline.model_copy(update={"versions": Versions.STASHED, "fill": True}),
-        "training": start.recipe.training.model_copy(update={"precision": Precision.BFLOAT16}),
+        "training": start.recipe.training.model_copy(update={"precision": RecipePrecision.BFLOAT16}),
         "run": start.recipe.run.model_copy(update={"folder": tmp_path}),
     }
     profile = unmeasured(model, "bfloat16")

@@ -24,7 +24,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.workflows.plan_question import PlanQuestion
 from diffusionpipe.workflows.stated_model import StatedModel, named_model, stated_graph
 from diffusionpipe.workflows.stated_setting import stated_setting
-from diffusionpipe.workflows.widths import Width, fastest_of, tried_widths
+from diffusionpipe.workflows.widths import PlannedWidth, fastest_of, tried_widths
 
 
 def _frozen_bytes(name, form, **options):
@@ -114,7 +114,9 @@ def test_a_model_that_is_trained_whole_has_nothing_to_store():
 
 
 def _width(name, step):
-    return Width(name=name, asked=name, choice=None if step is None else SimpleNamespace(step=step), nearest=None)
+    return PlannedWidth(
+        name=name, asked=name, choice=None if step is None else SimpleNamespace(step=step), nearest=None
+    )
 
 
 def test_of_the_widths_that_fit_the_fastest_is_planned_and_of_near_ties_the_widest():

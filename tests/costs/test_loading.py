@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffusionpipe.costs.loading import NOTHING, DataWorkers, Spread, added_by, exactly
+from diffusionpipe.costs.loading import NOTHING, JobDataWorkers, Spread, added_by, exactly
 
 
 def workers_of(*seconds, cores, machines="a", workers=1):
     names = tuple(machines * len(seconds) if len(machines) == 1 else machines)
     batches = tuple(exactly(one) for one in seconds)
-    return DataWorkers(machines=names, cores=(cores,) * len(seconds), batches=batches, workers=workers)
+    return JobDataWorkers(machines=names, cores=(cores,) * len(seconds), batches=batches, workers=workers)
 
 
 def added(workers, *, iteration=10.0, bubble=0.0, copies=1):
@@ -49,7 +49,7 @@ def test_work_in_waits_of_the_ranks_costs_nothing():
 
 def test_the_spread_of_what_was_measured_is_in_the_bounds():
     batches = (Spread(least=0.5, usual=1.0, most=2.0),) * 2
-    two = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=batches, workers=1)
+    two = JobDataWorkers(machines=("a", "a"), cores=(2, 2), batches=batches, workers=1)
     assert added(two, copies=2) == pytest.approx((0.5, 1.0, 2.0))
 
 

@@ -83,12 +83,12 @@ def kept_picture(originals: Originals, random: Random, place: Path) -> Case:
     from PIL.PngImagePlugin import PngInfo
 
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
-    from diffusionpipe.trainer.inference.sample_file import Origin, _texts, read_origin
-    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.inference.sample_file import SampleOrigin, _texts, read_origin
+    from diffusionpipe.trainer.recipe import RecipePrecision
 
     settings = SamplingSettings(steps=3, guidance=2.5, seed=4, scheduler={"_class_name": "DDIMScheduler", "eta": [1]})
-    origin = Origin(
-        settings=settings, prompt="a", resolution=8, precision=Precision.FLOAT32, model="m", weights="average"
+    origin = SampleOrigin(
+        settings=settings, prompt="a", resolution=8, precision=RecipePrecision.FLOAT32, model="m", weights="average"
     )
     texts = _texts(origin)
     key = random.choice(tuple(texts))
@@ -109,7 +109,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
     """A message of another rank."""
     from diffusionpipe.runtime.comm.exchange import PLAIN, _read, _text, form_of, optional, rows_of
     from diffusionpipe.trainer.checkpoints.manifest import FileRecord
-    from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Offer, Part, Written
+    from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Offer, RankFiles, Written
 
     records = (FileRecord(name="a", size=1, blake2b="00"),) * 2
     form, value = random.choice((
@@ -120,7 +120,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
         (PLAIN, {"a": [1, None, "x"]}),
         (rows_of(Offer), ()),
         (rows_of(Written), ()),
-        (PART, Part(written=(), records=records)),
+        (PART, RankFiles(written=(), records=records)),
     ))  # fmt: skip
     data = mutated_bytes(_text(value, form), random) if random.random() < 0.3 else b""
     data = data or mutated_json(_text(value, form).decode(), random).encode("utf-8", "surrogatepass")

@@ -16,7 +16,7 @@ from golden.plans import pack, unpacked
 from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.ir import Schedule
 from diffusionpipe.ir.files import schedule_from_text
-from diffusionpipe.ordering import Answer, Instance, Objective
+from diffusionpipe.ordering import Answer, Goal, Instance
 from diffusionpipe.ordering.instance_file import parse_instance
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
@@ -52,12 +52,12 @@ class Order:
     @property
     def value(self) -> float:
         """What was to be short."""
-        return self.window if self.asked["objective"] == Objective.WINDOW else self.makespan
+        return self.window if self.asked["objective"] == Goal.WINDOW else self.makespan
 
 
 def value_of(instance: Instance, answer: Answer) -> float:
     """What was to be short, of an answer."""
-    return answer.window if instance.objective is Objective.WINDOW else answer.makespan
+    return answer.window if instance.objective is Goal.WINDOW else answer.makespan
 
 
 def recorded_orders() -> tuple[Order, ...]:

@@ -37,7 +37,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import write_cluster
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import schedule_to_text
-from diffusionpipe.ordering import Instance, Objective, Placing, schedule_of, search
+from diffusionpipe.ordering import Goal, Instance, Placing, schedule_of, search
 from diffusionpipe.schedules import REGISTRY
 
 FILES = FOLDER.parent / "files"
@@ -110,7 +110,7 @@ def _instance(cell: Cell, share: float) -> Instance:
         stages=cell.half_stages(),
         comm=cell.comm,
         memory_limit=(cell.limit(share),) * cell.ranks,
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=CELL_SECONDS,
     )
 

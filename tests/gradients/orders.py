@@ -11,7 +11,7 @@ from random import Random
 from strategies import sized
 
 from diffusionpipe.ir import Action, Op, Schedule
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, search
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing, search
 from diffusionpipe.ordering import schedule_of as schedule_of_answer
 from diffusionpipe.planner import Layout
 from diffusionpipe.schedules import REGISTRY
@@ -84,7 +84,7 @@ def _searched(random: Random) -> Schedule:
                 stages=halves,
                 comm=random.randint(0, 2),
                 memory_limit=limit,
-                objective=Objective.MAKESPAN,
+                objective=Goal.MAKESPAN,
                 seconds=0.02,
             )
         )

@@ -20,7 +20,7 @@ from tiny_models import (
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names import (
     Adapter,
-    Part,
+    OriginalRows,
     from_foreign,
     joined,
     layer_sizes,
@@ -336,7 +336,7 @@ def _of_ranks(layer, *ranks):
 @pytest.mark.parametrize("ranks", [(2, 2, 2), (1, 3, 2), (3, 1), (1, 1, 4)])
 def test_parts_of_any_ranks_are_taken_apart_as_they_were_joined(ranks):
     adapters = _of_ranks("q", *ranks)
-    parts = [Part(name, 4) for name in adapters]
+    parts = [OriginalRows(name, 4) for name in adapters]
     found = separated(parts, joined(parts, adapters))
     assert found.keys() == adapters.keys()
     for name, adapter in adapters.items():
@@ -348,7 +348,7 @@ def test_parts_of_any_ranks_are_taken_apart_as_they_were_joined(ranks):
 def test_a_part_that_adds_nothing_is_taken_apart_by_the_ranks_that_are_expected(ranks, dead):
     adapters = _of_ranks("q", *ranks)
     adapters[f"q.{dead}"].up.zero_()
-    parts = [Part(name, 4) for name in adapters]
+    parts = [OriginalRows(name, 4) for name in adapters]
     expected = {name: adapter.rank for name, adapter in adapters.items()}
     found = separated(parts, joined(parts, adapters), expected)
     assert {name: adapter.rank for name, adapter in found.items()} == expected

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from diffusionpipe.ordering import Answer, HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering import Answer, Goal, HalfStage, Instance, Placing
 
 PLACINGS = (Placing.LINEAR, Placing.V, Placing.LOOP)
 
@@ -35,7 +35,7 @@ def instances(draw: st.DrawFn, *, max_ranks: int = 3, max_microbatches: int = 5)
         stages=stages,
         comm=draw(st.integers(0, 3)),
         memory_limit=draw(st.sampled_from([limits, None])),
-        objective=draw(st.sampled_from(Objective)),
+        objective=draw(st.sampled_from(Goal)),
         seconds=0.01,
     )
 
@@ -57,7 +57,7 @@ def least_memory(stages: tuple[HalfStage, ...], placing: Placing, ranks: int) ->
 
 
 def value_of(instance: Instance, answer: Answer) -> float:
-    return answer.window if instance.objective is Objective.WINDOW else answer.makespan
+    return answer.window if instance.objective is Goal.WINDOW else answer.makespan
 
 
 def recounted_peaks(instance: Instance, answer: Answer) -> list[float]:

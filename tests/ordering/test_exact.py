@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from ordering.instances import instances, value_of
 
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, search
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing, search
 from diffusionpipe.ordering.bounds import lower_bound
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.problem import problem_of
@@ -19,7 +19,7 @@ def instance_of(table):
         **{
             **table,
             "placement": Placing(table["placement"]),
-            "objective": Objective(table["objective"]),
+            "objective": Goal(table["objective"]),
             "stages": tuple(HalfStage(**stage) for stage in table["stages"]),
             "memory_limit": tuple(table["memory_limit"]),
         }

@@ -15,7 +15,7 @@ from ordering.instances import (
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, costs_of, schedule_of, search
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing, costs_of, schedule_of, search
 from diffusionpipe.ordering.bounds import lower_bound
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.families import family_orders
@@ -27,7 +27,7 @@ settings.register_profile("ordering", deadline=None, max_examples=10)
 UNIT = HalfStage(forward=1, input_grad=1, weight_grad=1, activation=1, kept_after_input_grad=1)
 
 
-def unit_instance(ranks, microbatches, placing, halves, objective=Objective.MAKESPAN, seconds=1):
+def unit_instance(ranks, microbatches, placing, halves, objective=Goal.MAKESPAN, seconds=1):
     return Instance(
         ranks=ranks, microbatches=microbatches, placement=placing, stages=(UNIT,) * (2 * ranks), comm=0,
         memory_limit=None if halves is None else (halves,) * ranks, objective=objective, seconds=seconds,
@@ -120,12 +120,12 @@ def test_the_least_memory_works_and_less_is_refused_by_rank(placing):
 @pytest.mark.parametrize(
     ("p", "m", "placing", "objective", "halves", "expected"),
     [
-        (4, 8, Placing.LINEAR, Objective.MAKESPAN, 8, 27),  # ZB-1p
-        (4, 8, Placing.LINEAR, Objective.WINDOW, 16, 24),  # ZB-2p
-        (8, 16, Placing.LINEAR, Objective.MAKESPAN, 16, 55),
-        (8, 16, Placing.V, Objective.WINDOW, 16, 48),  # ZB-V: 3 m in the memory of 1F1B
-        (8, 16, Placing.V, Objective.MAKESPAN, 16, 51.5),
-        (8, 16, Placing.V, Objective.MAKESPAN, 12, 53.5),  # a building block between V-Half and ZB-V
+        (4, 8, Placing.LINEAR, Goal.MAKESPAN, 8, 27),  # ZB-1p
+        (4, 8, Placing.LINEAR, Goal.WINDOW, 16, 24),  # ZB-2p
+        (8, 16, Placing.LINEAR, Goal.MAKESPAN, 16, 55),
+        (8, 16, Placing.V, Goal.WINDOW, 16, 48),  # ZB-V: 3 m in the memory of 1F1B
+        (8, 16, Placing.V, Goal.MAKESPAN, 16, 51.5),
+        (8, 16, Placing.V, Goal.MAKESPAN, 12, 53.5),  # a building block between V-Half and ZB-V
     ],
 )
 def test_the_published_times_are_reached(p, m, placing, objective, halves, expected):
@@ -134,7 +134,7 @@ def test_the_published_times_are_reached(p, m, placing, objective, halves, expec
 
 
 def test_the_window_of_an_answer_is_not_its_makespan():
-    answer = search(unit_instance(4, 8, Placing.LINEAR, 16, Objective.WINDOW))
+    answer = search(unit_instance(4, 8, Placing.LINEAR, 16, Goal.WINDOW))
     assert (answer.window, answer.optimal, answer.bubble) == (48, True, 0)
     assert answer.makespan > answer.window
 
@@ -142,11 +142,11 @@ def test_the_window_of_an_answer_is_not_its_makespan():
 def test_the_published_window_of_zb_v_at_unequal_times_is_reached():
     """F = 10, I = 12, W = 8, latency 1: published is a window bubble of .059, 1530 of which 1440 are busy."""
     half = replace(UNIT, forward=10, input_grad=12, weight_grad=8)
-    instance = replace(unit_instance(8, 24, Placing.V, 16, Objective.WINDOW), stages=(half,) * 16, comm=1)
+    instance = replace(unit_instance(8, 24, Placing.V, 16, Goal.WINDOW), stages=(half,) * 16, comm=1)
     answer = search(instance)
     assert answer.window <= 1530
     assert max(answer.peak_memory) <= 16
-    assert answer.makespan > search(replace(instance, objective=Objective.MAKESPAN)).makespan
+    assert answer.makespan > search(replace(instance, objective=Goal.MAKESPAN)).makespan
 
 
 def test_decimals_are_exact():

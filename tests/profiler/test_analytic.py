@@ -19,7 +19,7 @@ from diffusionpipe.profiler import counted, layer_run
 from diffusionpipe.profiler.analytic import analytic_profile, with_kept
 from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.profiler.measured import profile_model
-from diffusionpipe.profiler.operations import Kind, Operation
+from diffusionpipe.profiler.operations import Operation, SpeedLimit
 from diffusionpipe.profiler.roofline import layer_seconds, operation_seconds
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "model"
@@ -48,7 +48,7 @@ def test_the_operations_of_a_linear_layer_are_counted_exactly():
     graph = sequential_graph(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), inputs=(6,), target=(4,), loss=squared)
     count = counts_of(graph, 3)["model.1"]
     (forward,) = count.forward
-    assert (forward.kind, forward.dtype, forward.flops) == (Kind.MATMUL, "float32", 2 * 3 * 5 * 4)
+    assert (forward.kind, forward.dtype, forward.flops) == (SpeedLimit.MATMUL, "float32", 2 * 3 * 5 * 4)
     assert forward.num_bytes == 4 * (4 + 3 * 5 + 5 * 4 + 3 * 4)  # bias, input, weight, output
     assert sum(op.flops for op in count.input_grad) == 2 * 3 * 4 * 5
     assert sum(op.flops for op in count.backward) == 2 * 2 * 3 * 4 * 5
@@ -72,7 +72,7 @@ def test_casts_of_weights_are_counted_apart_from_the_forward():
     assert (wide.cast, wide.copies) == ((), 0)
     assert [op.num_bytes for op in narrow.cast] == [(4 + 2) * 5 * 4, (4 + 2) * 4]  # weight and bias
     assert narrow.copies == 2 * (5 * 4 + 4)
-    assert [op.kind for op in narrow.forward] == [Kind.MATMUL]  # what it reads is bfloat16 already
+    assert [op.kind for op in narrow.forward] == [SpeedLimit.MATMUL]  # what it reads is bfloat16 already
     assert narrow.activation <= wide.activation
 
 
@@ -85,9 +85,9 @@ def test_frozen_layers_cast_in_every_forward():
 
 def test_attention_is_counted_forward_and_backward():
     kinds = {op.kind for op in counts_of(tiny_dit(torch.float32), 2)["transformer.transformer_blocks.1"].backward}
-    assert Kind.ATTENTION_BACKWARD in kinds
+    assert SpeedLimit.ATTENTION_BACKWARD in kinds
     forward = counts_of(tiny_dit(torch.float32), 2)["transformer.transformer_blocks.1"].forward
-    (attention,) = [op for op in forward if op.kind is Kind.ATTENTION]
+    (attention,) = [op for op in forward if op.kind is SpeedLimit.ATTENTION]
     assert attention.flops == 2 * 2 * (
         2 * 2 * 4 * 4 * 4
     )  # two products; samples, heads, tokens, tokens, width of a head
@@ -160,8 +160,8 @@ def test_an_unknown_device_is_refused():
         analytic_profile(graph, described(graph), device="a100")
 
 
-MATMUL = Operation(name="mm", kind=Kind.MATMUL, dtype="bfloat16", flops=1e12, num_bytes=1e6)
-COPY = Operation(name="copy_", kind=Kind.MEMORY, dtype="bfloat16", flops=0, num_bytes=1e9)
+MATMUL = Operation(name="mm", kind=SpeedLimit.MATMUL, dtype="bfloat16", flops=1e12, num_bytes=1e6)
+COPY = Operation(name="copy_", kind=SpeedLimit.MEMORY, dtype="bfloat16", flops=0, num_bytes=1e9)
 
 
 def test_an_operation_is_limited_by_the_slower_of_computing_and_moving():
@@ -179,8 +179,8 @@ def test_a_short_product_takes_twice_its_time():
     assert operation_seconds(short, rates) == pytest.approx(2e9 / (989.4e12 * rates.efficiency.matmul) + rates.kernel)
 
 
-CONVOLUTION = replace(MATMUL, name="convolution", kind=Kind.CONVOLUTION, num_bytes=1e9)
-ATTENTION = replace(MATMUL, name="attention", kind=Kind.ATTENTION, scores=1e9)
+CONVOLUTION = replace(MATMUL, name="convolution", kind=SpeedLimit.CONVOLUTION, num_bytes=1e9)
+ATTENTION = replace(MATMUL, name="attention", kind=SpeedLimit.ATTENTION, scores=1e9)
 NORM = replace(COPY, name="native_group_norm")
 CAST = replace(COPY, name="_to_copy")
 
@@ -226,7 +226,7 @@ def test_a_profile_states_its_mode_in_its_file():
 
 
 def test_many_small_operations_take_what_the_host_needs_to_dispatch_them():
-    tiny = Operation(name="add", kind=Kind.MEMORY, dtype="float32", flops=0, num_bytes=8)
+    tiny = Operation(name="add", kind=SpeedLimit.MEMORY, dtype="float32", flops=0, num_bytes=8)
     rates = DEVICES["h100"]
     assert layer_seconds([tiny] * 1000, rates) == pytest.approx(1000 * rates.dispatch)
     assert layer_seconds([MATMUL] * 3, rates) == pytest.approx(3 * operation_seconds(MATMUL, rates))

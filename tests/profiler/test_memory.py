@@ -8,7 +8,7 @@ from diffusionpipe.models.cut.sequential import sequential_graph
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.profiler.counted_memory import run_for_memory
 from diffusionpipe.profiler.layer_run import layer_run, release, weight_keys
-from diffusionpipe.profiler.memory import Kept, KeptBytes, LiveBytes, storage_key
+from diffusionpipe.profiler.memory import KeptBytes, LiveBytes, SavedStorages, storage_key
 
 
 def test_live_bytes_follow_what_operations_make_and_drop():
@@ -34,7 +34,7 @@ def test_views_and_tensors_from_before_take_no_bytes():
 
 def test_a_storage_saved_twice_is_kept_once():
     x = torch.ones(100, requires_grad=True)
-    kept = Kept()
+    kept = SavedStorages()
     with kept:
         (x.exp().exp() * x).sum()
     assert sum(kept.storages.values()) == 3 * 400  # x and both exponentials
@@ -49,7 +49,7 @@ def backbone_kept(graph, model, inputs):
     rest = [layer for layer in graph.layers if layer.name not in frozen]
     weights = {storage_key(t) for c in graph.components.values() for t in (*c.parameters(), *c.buffers())}
     outside = {storage_key(tensor) for tensor in tensors.values()}
-    kept = Kept()
+    kept = SavedStorages()
     with kept:
         written = run_layers(rest, graph.components, tensors)
     assert written["loss"].requires_grad

@@ -5,7 +5,7 @@ import pytest
 
 from diffusionpipe.costs.actions import NO_HOST
 from diffusionpipe.profiler.passes import LayerTimes, alone
-from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, joined, sweep
+from diffusionpipe.profiler.sweeps import MOST_SWEEPS, SizeColumn, joined, sweep
 
 
 def column(seconds, *, waking=(), took=0.0, forward_only=None):
@@ -19,7 +19,7 @@ def column(seconds, *, waking=(), took=0.0, forward_only=None):
         host=NO_HOST,
         forward_only=forward_only,
     )
-    return Column(
+    return SizeColumn(
         times={"layer": times},
         activation={},
         workspace={},

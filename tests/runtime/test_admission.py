@@ -10,7 +10,7 @@ from forked import Forked
 from torch.distributed import HashStore
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.job.admission import TOKEN, Candidate, admit, new_token, private_keys
+from diffusionpipe.runtime.job.admission import TOKEN, Applicant, admit, new_token, private_keys
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.trainer.launching.launch import _logs_specs
 
@@ -26,7 +26,7 @@ def answers(*tokens: str | None, store: HashStore | None = None) -> list[str | N
 
     def one(rank: int) -> str | None:
         try:
-            admit(meeting, Candidate(rank=rank, world_size=len(tokens), token=tokens[rank]), arrival=5, proving=0.5)
+            admit(meeting, Applicant(rank=rank, world_size=len(tokens), token=tokens[rank]), arrival=5, proving=0.5)
         except ConfigError as error:
             return str(error) if error.is_common else None
         return None
@@ -58,7 +58,7 @@ def test_a_guest_that_only_says_hello_is_named_and_shown_without_its_escapes():
     store = HashStore()
     store.set("hello/1", "0 evil\x1b[2J")
     with pytest.raises(ConfigError, match=r"rank 1 \(evil\?\[2J\) sent no proof of the token"):
-        admit(store, Candidate(rank=0, world_size=2, token=SECRET), arrival=1, proving=0.05)
+        admit(store, Applicant(rank=0, world_size=2, token=SECRET), arrival=1, proving=0.05)
 
 
 def test_a_proof_of_an_earlier_start_proves_nothing():
@@ -67,7 +67,7 @@ def test_a_proof_of_an_earlier_start_proves_nothing():
     for key in ("hello/1", "proof/1"):
         later.set(key, earlier.get(key))
     with pytest.raises(ConfigError, match=r"rank 1 .* has another token"):
-        admit(later, Candidate(rank=0, world_size=2, token=SECRET), arrival=1, proving=0.05)
+        admit(later, Applicant(rank=0, world_size=2, token=SECRET), arrival=1, proving=0.05)
 
 
 def test_a_first_rank_that_does_not_know_the_token_is_not_believed():
@@ -75,17 +75,17 @@ def test_a_first_rank_that_does_not_know_the_token_is_not_believed():
     store.set("hello/0", "0 evil")
     store.set("answer", "admitted none")
     with pytest.raises(ConfigError, match=r"rank 0 \(evil\) has another token than rank 1, or none"):
-        admit(store, Candidate(rank=1, world_size=2, token=SECRET), arrival=1, proving=0.05)
+        admit(store, Applicant(rank=1, world_size=2, token=SECRET), arrival=1, proving=0.05)
 
 
 def test_missing_ranks_are_named():
     with pytest.raises(ConfigError, match=r"rank\(s\) 1, 2 of 3 did not connect within 0 s"):
-        admit(HashStore(), Candidate(rank=0, world_size=3), arrival=0.01)
+        admit(HashStore(), Applicant(rank=0, world_size=3), arrival=0.01)
 
 
 def told(store, rank, world_size):
     with pytest.raises(ConfigError) as caught:
-        admit(store, Candidate(rank=rank, world_size=world_size), arrival=5, proving=0.5)
+        admit(store, Applicant(rank=rank, world_size=world_size), arrival=5, proving=0.5)
     return str(caught.value)
 
 
@@ -105,7 +105,7 @@ def test_ranks_that_were_started_for_other_numbers_of_ranks_are_named(sizes):
 def test_two_processes_with_one_rank_are_named():
     store = HashStore()
     with ThreadPoolExecutor(3) as threads:
-        first = [threads.submit(admit, store, Candidate(rank=rank, world_size=2), arrival=5) for rank in (0, 1)]
+        first = [threads.submit(admit, store, Applicant(rank=rank, world_size=2), arrival=5) for rank in (0, 1)]
         assert [one.result() for one in first] == [None, None]
     assert told(store, 1, 2).startswith(f"two processes came as rank 1 of 2, one of them on {HOST}")
 
@@ -133,7 +133,7 @@ def test_without_the_token_a_process_does_not_meet_the_others():
 def test_the_token_is_never_shown():
     member = membership(TORCHRUN | {TOKEN: SECRET})
     assert member.token == SECRET
-    assert SECRET not in repr(member) + repr(Candidate(rank=0, world_size=2, token=SECRET))
+    assert SECRET not in repr(member) + repr(Applicant(rank=0, world_size=2, token=SECRET))
     assert membership(TORCHRUN).token is None
 
 

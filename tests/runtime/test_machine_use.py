@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from diffusionpipe.runtime.machine import machine_use
 from diffusionpipe.runtime.machine.machine_use import (
     WINDOW,
+    CorePlace,
     Counters,
-    Place,
     StepCounters,
     boot_id,
     cores_of,
@@ -23,7 +23,7 @@ from diffusionpipe.runtime.machine.machine_use import (
 
 
 def places_of(count, *, cores=2, machine="a", threads=1, helpers=0):
-    return [Place(machine=machine, cores=tuple(range(cores)), threads=threads, helpers=helpers)] * count
+    return [CorePlace(machine=machine, cores=tuple(range(cores)), threads=threads, helpers=helpers)] * count
 
 
 def recorded(count, *, cores=2, seconds=1.0, steps=15, ours=(0.5, 0.1), others=lambda step: 0.0):
@@ -108,7 +108,7 @@ def test_cores_that_ranks_cannot_use_are_room_for_others(cores, threads, room):
 
 
 def test_cores_of_a_machine_are_those_of_all_its_ranks():
-    bound = [Place(machine="a", cores=(core,), threads=1, helpers=0) for core in (3, 1)]
+    bound = [CorePlace(machine="a", cores=(core,), threads=1, helpers=0) for core in (3, 1)]
     assert cores_of([*bound, *places_of(1, cores=8, machine="b")], "a") == (1, 3)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graphs.graph import Layer
 from diffusionpipe.runtime.comm.exchange import PLAIN, gather
-from diffusionpipe.runtime.job.verdict import Member
+from diffusionpipe.runtime.job.verdict import RankProcess
 from diffusionpipe.runtime.weights import host_memory, node_memory
 from diffusionpipe.runtime.weights.host_weights import HostWeights
 from diffusionpipe.runtime.weights.node_memory import NAME, NodeMemory
@@ -105,7 +105,7 @@ def on_two_machines(job):
     with mock.patch.object(
         node_memory,
         "this_member",
-        lambda rank: Member(rank=rank, host="a", pid=real(rank).pid, machine=f"machine {rank // 2}"),
+        lambda rank: RankProcess(rank=rank, host="a", pid=real(rank).pid, machine=f"machine {rank // 2}"),
     ):
         memory = NodeMemory(rank)
     pages = memory.pages(8)

@@ -22,7 +22,7 @@ from diffusionpipe.ir import PlanPhase
 from diffusionpipe.models.cut.sequential import sequential_graph
 from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.models.graphs.run import run_layers
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing, schedule_of, search
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.engine.transfers import Transfers
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_one_process_for_searched_orders(prepared, placin
         stages=tuple(halves),
         comm=1,
         memory_limit=(20, 12),
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=0.2,
     )
     orders = schedule_of(search(instance))

@@ -10,7 +10,7 @@ from diffusionpipe.costs import StageCosts
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.building.greedy_v import greedy_orders
 from diffusionpipe.schedules.building.shapes import wave
-from diffusionpipe.schedules.building.split_work import Objective, SplitWork, schedule_of_work
+from diffusionpipe.schedules.building.split_work import Goal, SplitWork, schedule_of_work
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 
 # workers, micro-batches, (F, I, W, latency), time and bubble of 1F1B, window bubbles in the memory of p and of 2p.
@@ -92,7 +92,7 @@ def test_v_schedules_at_unequal_times_against_the_published_bubbles():
     assert round(timeline_of("dapple-b", p, m, (10, 12, 8, 1)).bubble, 3) == 0.237
     bubbles = {}
     for name in ("v-min", "v-half", "zb-v"):
-        aim = {"objective": Objective.WINDOW} if name == "zb-v" else {}
+        aim = {"objective": Goal.WINDOW} if name == "zb-v" else {}
         found = simulated(REGISTRY[name](p, m, costs=UNEQUAL, latency=1, **aim), UNEQUAL, 1)
         bubbles[name] = 1 - 2 * m * 30 / window(found)
         assert window(found) <= 1530 or name != "zb-v"

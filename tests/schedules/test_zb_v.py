@@ -6,7 +6,7 @@ from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules.building.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Goal
 from diffusionpipe.schedules.families.zb_v import zb_v
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
@@ -36,7 +36,7 @@ def test_time_and_window_at_equal_times(p):
 @pytest.mark.parametrize("costs", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("p", [1, 2, 5, 8])
 def test_a_worker_holds_2p_stages_as_in_1f1b(p, costs):
-    for m, objective in product((1, p, 3 * p), Objective):
+    for m, objective in product((1, p, 3 * p), Goal):
         assert max(activations_in_flight(zb_v(p, m, costs=costs, objective=objective))) <= 2 * p
 
 
@@ -54,7 +54,7 @@ def test_each_objective_is_the_shortest_where_it_is_asked_for(p, m, latency):
     costs = [StageCosts(forward=8 + 3 * s % 5, input_grad=12 - s % 3, weight_grad=7 + s % 4) for s in range(2 * p)]
     short, narrow = (
         simulated(zb_v(p, m, costs=costs, latency=latency, objective=objective), costs, latency)
-        for objective in (Objective.MAKESPAN, Objective.WINDOW)
+        for objective in (Goal.MAKESPAN, Goal.WINDOW)
     )
     assert short.makespan <= narrow.makespan
     assert window(narrow) <= window(short)
@@ -63,7 +63,7 @@ def test_each_objective_is_the_shortest_where_it_is_asked_for(p, m, latency):
 def test_the_shortest_window_may_be_another_order_than_the_shortest_makespan():
     found = [
         simulated(zb_v(8, 24, costs=UNEQUAL, latency=1, objective=objective), UNEQUAL, 1)
-        for objective in (Objective.MAKESPAN, Objective.WINDOW)
+        for objective in (Goal.MAKESPAN, Goal.WINDOW)
     ]
     assert [(timeline.makespan, window(timeline)) for timeline in found] == [(1551, 1536), (1556, 1526)]
 

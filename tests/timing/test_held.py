@@ -7,7 +7,7 @@ from planner import synthetic
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.ir import Op
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing
 from diffusionpipe.ordering.construction import Builder
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.problem import problem_of
@@ -78,7 +78,7 @@ def of_the_order_search():
         stages=(stage,) * 4,
         comm=1,
         memory_limit=(4, 4),
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=0.1,
     )
     problem = problem_of(instance, Placing.LINEAR)
@@ -109,7 +109,7 @@ def of_orders_made_action_by_action():
         stages=(stage,) * 4,
         comm=0,
         memory_limit=(4, 4),
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=0.1,
     )
     return Builder(problem_of(instance, Placing.LINEAR))._changes

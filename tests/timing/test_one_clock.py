@@ -10,7 +10,7 @@ from planner.filling.fill_cases import small_case
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.ir import Sharded
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing
 from diffusionpipe.ordering.evaluation import figures_of
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.passes import communicate, reduce_gradients
@@ -213,7 +213,7 @@ def of_the_order_search():
         stages=(HalfStage(forward=2, input_grad=3, weight_grad=1, activation=1, kept_after_input_grad=1),) * 4,
         comm=1,
         memory_limit=(4, 4),
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=0.1,
     )
     figures = figures_of(problem_of(instance, Placing.LINEAR), ORDERS)

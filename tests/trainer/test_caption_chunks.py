@@ -27,7 +27,7 @@ from diffusionpipe.models.parameters.lora import LoraSettings
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout
 from diffusionpipe.profiler.counted import count_layers
-from diffusionpipe.trainer.data.caption_lengths import Reading, chunks_in_use
+from diffusionpipe.trainer.data.caption_lengths import EncoderReading, chunks_in_use
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.data.tokens import token_ids
 from diffusionpipe.trainer.inference.conditions import SampleRequest, tokenizers_of
@@ -336,7 +336,7 @@ def test_captions_beyond_the_chunks_are_counted(in_one):
 
 @pytest.mark.parametrize(("num_tokens", "needed"), [(0, 1), (75, 1), (76, 2), (150, 2), (151, 3), (400, 4)])
 def test_chunks_are_in_use_up_to_the_longest_text(num_tokens, needed):
-    reading = Reading(encoder="text_encoder", tokenizer=tokenizer(), length=77, chunks=4)
+    reading = EncoderReading(encoder="text_encoder", tokenizer=tokenizer(), length=77, chunks=4)
     assert chunks_in_use(["a b", caption(num_tokens)], [reading]) == needed
 
 

@@ -14,7 +14,7 @@ from diffusionpipe.trainer.inference import drawing
 from diffusionpipe.trainer.inference.clip_rate import FILE, kept_rate, write_rate
 from diffusionpipe.trainer.inference.sample_file import read_origin
 from diffusionpipe.workflows.run_recipe import size_of
-from diffusionpipe.workflows.sample_request import Asked, _size
+from diffusionpipe.workflows.sample_request import DrawingOptions, _size
 
 DRAWN = {"every": 2, "prompts": ["a b"], "steps": 2, "guidance": 1.0}
 
@@ -51,7 +51,7 @@ def test_sample_takes_the_rate_that_is_asked_for_then_the_runs_then_that_of_diff
     model = SimpleNamespace(folder=folder, resolution=None)
 
     def rate(run, frames=17, frame_rate=None):
-        asked = Asked(resolution=64, frames=frames, frame_rate=frame_rate)
+        asked = DrawingOptions(resolution=64, frames=frames, frame_rate=frame_rate)
         return _size(run, model, asked).frame_rate
 
     assert rate(folder) == 25

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffusionpipe.runtime.machine.machine_use import Use
+from diffusionpipe.runtime.machine.machine_use import CoreUse
 from diffusionpipe.trainer.course.counted_steps import (
     COUNTED,
     ENOUGH,
@@ -15,7 +15,10 @@ from diffusionpipe.trainer.course.counted_steps import (
 
 def notes_of(parts, iterations=(), others=()):
     times = [*iterations, *[1.0] * (len(parts) - len(iterations))]
-    uses = [*(None if one is None else Use(others=one, room=0.0, doubt=0.0) for one in others), *[None] * len(parts)]
+    uses = [
+        *(None if one is None else CoreUse(others=one, room=0.0, doubt=0.0) for one in others),
+        *[None] * len(parts),
+    ]
     return [
         Note(without_core=part, iteration=time, use=use) for part, time, use in zip(parts, times, uses, strict=False)
     ]
@@ -55,12 +58,12 @@ def test_undisturbed_steps_count_at_once():
 
 
 def test_other_programs_on_cores_that_the_ranks_leave_disturb_nothing():
-    notes = [Note(without_core=0.0, iteration=1.0, use=Use(others=0.5, room=0.5, doubt=0.0))] * COUNTED
+    notes = [Note(without_core=0.0, iteration=1.0, use=CoreUse(others=0.5, room=0.5, doubt=0.0))] * COUNTED
     assert steps_that_count(notes).num_disturbed == 0
 
 
 def test_what_ticks_leave_open_is_no_other_program():
-    notes = [Note(without_core=0.0, iteration=1.0, use=Use(others=0.1, room=0.0, doubt=0.06))] * COUNTED
+    notes = [Note(without_core=0.0, iteration=1.0, use=CoreUse(others=0.1, room=0.0, doubt=0.06))] * COUNTED
     assert steps_that_count(notes).num_disturbed == 0
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
 from diffusionpipe.models.compose.cascade import cascade_graph
-from diffusionpipe.models.compose.common_encoders import Opened, common_encoders
+from diffusionpipe.models.compose.common_encoders import OpenedModel, common_encoders
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.inference.conditions import SampleRequest
@@ -268,7 +268,7 @@ def test_pictures_without_an_autoencoder_are_decoded_as_they_are(alone):
 def test_models_with_the_same_text_encoder_hold_and_run_it_once(place, tmp_path):
     recipe = recipe_of(place, "common")
     graphs = {name: open_member(recipe.alone(name), place / name, name, before=8).graph for name in ("base", "super")}
-    opened = {name: Opened(place / name, graph) for name, graph in graphs.items()}
+    opened = {name: OpenedModel(place / name, graph) for name, graph in graphs.items()}
     common = common_encoders(opened)
     assert common == {"base": {}, "super": {"text_encoder": "base"}}
     both = cascade_graph(graphs, common)
@@ -279,6 +279,6 @@ def test_models_with_the_same_text_encoder_hold_and_run_it_once(place, tmp_path)
     tensors = load_file(weights)
     next(iter(tensors.values())).view(-1)[-1] += 1  # one number, as in a model that learned one word
     save_file(tensors, weights, metadata={"format": "pt"})
-    common = common_encoders({**opened, "super": Opened(tmp_path / "other", graphs["super"])})
+    common = common_encoders({**opened, "super": OpenedModel(tmp_path / "other", graphs["super"])})
     assert common == {"base": {}, "super": {}}
     assert {"base/text_encoder", "super/text_encoder"} <= cascade_graph(graphs, common).components.keys()

@@ -4,13 +4,13 @@ import pytest
 from drawn_families import asked_of
 from held_drawing import held, predicted, save_flux
 
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 
 
 @pytest.mark.slow
 def test_each_rank_holds_within_5_percent_what_is_predicted(crew, tmp_path):
     asked = asked_of(save_flux(tmp_path), 64)
-    for precision in (Precision.FLOAT32, Precision.BFLOAT16):
+    for precision in (RecipePrecision.FLOAT32, RecipePrecision.BFLOAT16):
         found = crew.run(held, asked, precision)
         for one, expected in zip(found, predicted(asked, precision, 2), strict=True):
             if isinstance(one, Exception):

@@ -27,7 +27,7 @@ from diffusionpipe.trainer.data.mask_kinds import MaskKind
 from diffusionpipe.trainer.data.masks import MaskSource, guide_frames
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, open_source
-from diffusionpipe.trainer.inference.known_pixels import Known
+from diffusionpipe.trainer.inference.known_pixels import KnownPixels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,7 +100,7 @@ def test_known_pixels_of_the_first_frame_come_back_bit_for_bit(model, first, tmp
     hole = np.zeros((CLIP.height, CLIP.width), dtype=bool)
     hole[3:10, 5:20] = True
     Image.fromarray(hole.astype(np.uint8) * 255).save(tmp_path / "mask.png")
-    known = (Known(first), Known(first, tmp_path / "mask.png"))
+    known = (KnownPixels(first), KnownPixels(first, tmp_path / "mask.png"))
     wish = SampleRequest(prompts=("a cat", "b"), known=known)
     whole, part = draw_from_folder(model, wish, settings_of(model), resolution=CLIP.width, clip=CLIP, device=CPU)
     values = np.array(Image.open(first))
@@ -150,7 +150,7 @@ def test_of_image_to_video_the_first_frame_is_known_and_all_others_are_holes(mod
     masks = masks_of(MaskKind.FIRST, tmp_path)
     assert not masks[:, :, 0].any()
     assert masks[:, :, 1:].all()
-    wish = SampleRequest(prompts=("a cat",), known=(Known(first),))
+    wish = SampleRequest(prompts=("a cat",), known=(KnownPixels(first),))
     drawn = open_source(Source(folder=model, resolution=CLIP.width, clip=CLIP), wish, settings_of(model))
     assert torch.equal(drawn.raw["mask"][:1], masks[:1])  # trained as it is drawn, and as diffusers' pipeline has it
 

@@ -17,7 +17,7 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import PLAIN
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, latents_from_folder, open_source
-from diffusionpipe.trainer.inference.known_pixels import Known
+from diffusionpipe.trainer.inference.known_pixels import KnownPixels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIDE, STEPS, SEED = 16, 3, 5
@@ -33,7 +33,7 @@ def save_known(folder, side=SIDE, hole=(5, 2, 14, 11)):
     mask[top:bottom, left:right] = 255
     Image.fromarray(values).save(folder / "picture.png")
     Image.fromarray(mask).save(folder / "mask.png")
-    return Known(folder / "picture.png", folder / "mask.png"), values, mask == 255
+    return KnownPixels(folder / "picture.png", folder / "mask.png"), values, mask == 255
 
 
 @pytest.fixture(scope="module", params=FILLING)

@@ -22,10 +22,10 @@ from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.parameters.exported_layers import Width
 from diffusionpipe.models.parameters.forms import nf4_values
-from diffusionpipe.trainer.inference.calibration import Times, steps_watched
+from diffusionpipe.trainer.inference.calibration import WatchedTimes, steps_watched
 from diffusionpipe.workflows import sample_request
 from diffusionpipe.workflows.narrow_export import narrow_export_of
-from diffusionpipe.workflows.sample_request import Asked
+from diffusionpipe.workflows.sample_request import DrawingOptions
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
@@ -54,9 +54,9 @@ def no_work(_rank):
 
 
 def narrow(model, out, width, size=8, **more):
-    asked = Asked(prompts=("a cat", "b"), resolution=size, steps=4)
+    asked = DrawingOptions(prompts=("a cat", "b"), resolution=size, steps=4)
     if (model / "transformer").is_dir() and not (model / "tokenizer").is_dir():
-        asked = Asked(labels=(0, 1), resolution=size, steps=4)
+        asked = DrawingOptions(labels=(0, 1), resolution=size, steps=4)
     return narrow_export_of(model, out, Width(width), asked, no_work, pictures=4, **more)
 
 
@@ -203,13 +203,13 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_read(words, said
 def test_a_model_of_texts_needs_texts_to_be_watched(tmp_path):
     model = save_stable_diffusion(tmp_path / "model")
     with pytest.raises(ConfigError, match="--prompts FILE with a caption in each line"):
-        narrow_export_of(model, tmp_path / "narrow", Width.W8A8, Asked(resolution=RESOLUTION), no_work)
+        narrow_export_of(model, tmp_path / "narrow", Width.W8A8, DrawingOptions(resolution=RESOLUTION), no_work)
 
 
 def test_a_file_of_prompts_is_drawn_as_often_as_pictures_are_asked_for(tmp_path):
     model, prompts = save_stable_diffusion(tmp_path / "model"), tmp_path / "prompts.txt"
     prompts.write_text("a cat\nb\nc\n", encoding="utf-8")
-    asked = Asked(prompts_file=prompts, resolution=RESOLUTION, steps=2)
+    asked = DrawingOptions(prompts_file=prompts, resolution=RESOLUTION, steps=2)
     with mock.patch.object(sample_request, "drawing_of", wraps=sample_request.drawing_of) as made:
         narrow_export_of(model, tmp_path / "narrow", Width.W8A8, asked, no_work, pictures=7)
     assert made.call_args.args[1].count == 2  # three prompts twice are as near to 7 as whole rounds come
@@ -217,10 +217,10 @@ def test_a_file_of_prompts_is_drawn_as_often_as_pictures_are_asked_for(tmp_path)
 
 def test_watched_times_are_normal_with_the_mean_and_deviation_of_the_steps_own():
     times = torch.arange(980, -1, -20.0)
-    chosen = times[steps_watched(times, 20_000, Times.NORMAL, 3)].numpy()
+    chosen = times[steps_watched(times, 20_000, WatchedTimes.NORMAL, 3)].numpy()
     # By numpy: the same normal distribution without the draws beyond the ends.
     normal = np.random.default_rng(0).normal(times.numpy().mean(), times.numpy().std(), 100_000)
     kept = normal[(normal >= 0) & (normal <= 980)]
     assert abs(chosen.mean() - kept.mean()) < 8
     assert abs(chosen.std() - kept.std()) < 8
-    assert len(set(steps_watched(times, 500, Times.UNIFORM, 3))) == 50
+    assert len(set(steps_watched(times, 500, WatchedTimes.UNIFORM, 3))) == 50

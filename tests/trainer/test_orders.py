@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from diffusionpipe import cli
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing
 from diffusionpipe.ordering.instance_file import write_instance
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
@@ -76,7 +76,7 @@ def searched(place):
         stages=(half,) * 4,
         comm=1,
         memory_limit=None,
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=0,
     )
     write_instance(instance, place / "instance.json")

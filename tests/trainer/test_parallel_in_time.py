@@ -18,7 +18,7 @@ from diffusionpipe.timing.in_time import blocks_of, evaluations, latency
 from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.drawing_in_time import check_in_time, check_ranks
 from diffusionpipe.trainer.inference.parallel_in_time import DdimWalk, draw_in_time
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GOLDEN = {
@@ -182,7 +182,7 @@ def test_flows_are_drawn_parallel_in_time_too(kind, tmp_path):
 def test_two_ranks_draw_the_bits_of_one(crew, folder):
     for tolerance in (1e-3, 0.0):
         asked = asked_of(folder, 8, tolerance=tolerance)
-        over_two = _first(crew.run(_drawn_in_job, asked, Precision.FLOAT32))
+        over_two = _first(crew.run(_drawn_in_job, asked, RecipePrecision.FLOAT32))
         assert np.array_equal(over_two[0], drawn_here(asked, Arithmetic())[0])
 
 

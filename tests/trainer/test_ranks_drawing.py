@@ -19,7 +19,7 @@ from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import open_source
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 from diffusionpipe.workflows.sample_ranks import _plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
@@ -95,7 +95,7 @@ def case(save, size, place):
 
 def test_encoders_are_stored_as_bfloat16_reads_them_and_write_the_same_bits(tmp_path):
     (source,), wish, (settings,) = case(save_stable_diffusion, 8, tmp_path)
-    device, arithmetic = CPU, Arithmetic(precision=Precision.BFLOAT16)
+    device, arithmetic = CPU, Arithmetic(precision=RecipePrecision.BFLOAT16)
     narrow, wide = (open_source(source, wish, settings) for _ in range(2))
     ours = narrow.conditions(device, arithmetic)
     wide.materialize(wide.frozen, device, Arithmetic())

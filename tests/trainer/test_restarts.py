@@ -8,7 +8,7 @@ import pytest
 from diffusionpipe.errors import ConfigError, NonFiniteLossError, PeerError
 from diffusionpipe.trainer.launching import restarts
 from diffusionpipe.trainer.launching.restarts import (
-    Reached,
+    RunProgress,
     pause_before,
     reason_to_give_up,
     resume_of_restart,
@@ -107,7 +107,7 @@ def test_a_signal_during_the_pause_ends_the_job(tmp_path, monkeypatch):
     ],
 )
 def test_when_to_give_up(steps, max_restarts, gives_up):
-    reason = reason_to_give_up([Reached(*pair) for pair in steps], max_restarts)
+    reason = reason_to_give_up([RunProgress(*pair) for pair in steps], max_restarts)
     assert reason is None if gives_up is None else gives_up in reason
 
 

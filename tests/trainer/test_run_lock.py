@@ -15,7 +15,7 @@ import pytest
 from forked import Forked
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.job.verdict import Member, this_member
+from diffusionpipe.runtime.job.verdict import RankProcess, this_member
 from diffusionpipe.trainer.launching import run_lock
 from diffusionpipe.trainer.launching.lock_owner import Life, Owner, Timing, life_of, refusal
 from diffusionpipe.trainer.launching.run_lock import acquire, is_held
@@ -193,7 +193,7 @@ def test_without_flock_the_process_decides_and_of_two_at_once_the_later_wins(tmp
     rival.join()
 
 
-HERE = Member(rank=0, host="a", pid=1, machine="boot/1")
+HERE = RankProcess(rank=0, host="a", pid=1, machine="boot/1")
 LIVING = {"host": "a", "pid": os.getpid(), "started": 0.0}
 
 

@@ -12,11 +12,20 @@ from PIL.PngImagePlugin import PngInfo
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
-from diffusionpipe.trainer.inference.sample_file import Origin, _origin, _texts, file_name, read_origin, write_sample
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.inference.sample_file import (
+    SampleOrigin,
+    _origin,
+    _texts,
+    file_name,
+    read_origin,
+    write_sample,
+)
+from diffusionpipe.trainer.recipe import RecipePrecision
 
 SETTINGS = SamplingSettings(steps=3, guidance=2.5, seed=4, scheduler={"_class_name": "DDIMScheduler", "eta": [0.1]})
-ORIGIN = Origin(settings=SETTINGS, prompt="a", resolution=8, precision=Precision.BFLOAT16, model="m", weights="average")
+ORIGIN = SampleOrigin(
+    settings=SETTINGS, prompt="a", resolution=8, precision=RecipePrecision.BFLOAT16, model="m", weights="average"
+)
 
 
 @settings(max_examples=20)

@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from diffusionpipe.trainer.reporting.screen import Screen, Work
+from diffusionpipe.trainer.reporting.screen import Screen, ScreenWork
 
 
 def screen(**options):
@@ -44,7 +44,7 @@ def test_long_work_is_logged_again_and_again_with_how_far_it_is(lines):
 
 def test_the_time_left_is_in_proportion():
     now = [0.0]
-    work = Work("loading", lambda: now[0])
+    work = ScreenWork("loading", lambda: now[0])
     now[0] = 6.0
     assert work.line() == "loading elapsed_s=6"
     work.show(2, 3)
@@ -54,7 +54,7 @@ def test_the_time_left_is_in_proportion():
 def test_the_time_left_falls_while_nothing_new_is_done_and_is_left_out_once_it_is_over():
     """What was done in 23 s is the pace, however long the next part takes."""
     now = [0.0]
-    work = Work("measuring", lambda: now[0])
+    work = ScreenWork("measuring", lambda: now[0])
     now[0] = 23.0
     work.show(1, 30)
     lines = []
@@ -65,7 +65,7 @@ def test_the_time_left_falls_while_nothing_new_is_done_and_is_left_out_once_it_i
 
 def test_work_with_a_budget_is_never_said_to_last_longer():
     now = [0.0]
-    work = Work("measuring", lambda: now[0], budget=60.0)
+    work = ScreenWork("measuring", lambda: now[0], budget=60.0)
     now[0] = 23.0
     work.show(1, 30)
     assert work.line().endswith(" left_s=37")

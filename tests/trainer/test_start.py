@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from diffusionpipe.costs.loading import DataWorkers, Spread
+from diffusionpipe.costs.loading import JobDataWorkers, Spread
 from diffusionpipe.trainer.course import run as run_module
 from diffusionpipe.trainer.setup import start as start_module
 from diffusionpipe.trainer.setup.start import loading_of
@@ -23,7 +23,7 @@ BATCH = Spread(least=0.2, usual=0.25, most=0.3)
     ids=["a worker", "no worker", "a GPU"],
 )
 def test_data_workers_count_where_they_share_cores_with_ranks(job, workers, is_known):
-    known = DataWorkers(machines=("here",), cores=(2,), batches=(BATCH,), workers=1)
+    known = JobDataWorkers(machines=("here",), cores=(2,), batches=(BATCH,), workers=1)
     with mock.patch.multiple(start_module, batch_time=lambda loader: BATCH, num_cores=lambda: 2):
         assert loading_of(job, SimpleNamespace(workers=workers), ("here",)) == (known if is_known else None)
 

@@ -18,7 +18,7 @@ from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample
 from diffusionpipe.trainer.data.images import placing
 from diffusionpipe.trainer.data.sizes import SizeRules, assign, sizes_of_area
-from diffusionpipe.trainer.data.survey import Folder, Use, kept_survey, survey
+from diffusionpipe.trainer.data.survey import Folder, SampleUse, kept_survey, survey
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
@@ -36,7 +36,7 @@ def folder(sizes, texts=None, overlooked=()):
 
 def lines_of(train, held_out=None, **use):
     given = {"steps": 10, "batch": 2, "epochs": 1.0, "size": (512, 512), "readings": (), **use}
-    return {line.name: line.text for line in survey(train, held_out, Use(**given))}
+    return {line.name: line.text for line in survey(train, held_out, SampleUse(**given))}
 
 
 def test_pictures_that_are_enlarged_by_more_than_two_are_counted_and_the_worst_is_named():
@@ -81,7 +81,7 @@ def test_the_kept_sizes_have_the_shares_and_cuts_of_the_pictures_as_they_are_pla
     pictures = [tuple(map(int, random.integers(40, 900, 2))) for _ in range(60)]
     rules = SizeRules(areas=(sizes_of_area(256, (0.5, 2.0)),))
     assigned = assign(pictures, rules, 1)
-    use = Use(steps=10, batch=2, epochs=1.0, size=(256, 256), readings=(), sizes=assigned)
+    use = SampleUse(steps=10, batch=2, epochs=1.0, size=(256, 256), readings=(), sizes=assigned)
     kept = kept_survey(folder(pictures), None, use)
     assert sum(one.samples for one in kept.sizes) == 60 - len(assigned.left_out)
     for one, share in zip(kept.sizes, assigned.shares, strict=True):
@@ -96,7 +96,7 @@ def test_the_kept_sizes_have_the_shares_and_cuts_of_the_pictures_as_they_are_pla
 
 def test_the_kept_facts_are_those_that_are_printed_and_how_long_captions_are():
     train, use = folder([(512, 256), None], ["a b", "a b c d"]), {"steps": 10, "batch": 2, "epochs": 1.0}
-    read = Use(size=(512, 512), readings=(), **use)
+    read = SampleUse(size=(512, 512), readings=(), **use)
     kept = kept_survey(train, None, read)
     assert (kept.lines, kept.further) == (survey(train, None, read), ())
     assert [(one.size, one.samples, one.cut) for one in kept.sizes] == [("512 x 512", 2, 0.5)]

@@ -36,7 +36,7 @@ def exactly(seconds: Seconds) -> Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataWorkers:
+class JobDataWorkers:
     """The data workers of a job's ranks. Each tuple has an entry for each rank."""
 
     machines: tuple[str, ...]
@@ -48,7 +48,7 @@ class DataWorkers:
     """Data workers of each rank; 0: the rank makes its batches itself, before its steps."""
 
 
-def added_by(workers: DataWorkers, *, iteration: Seconds, bubble: float, copies: int) -> Spread:
+def added_by(workers: JobDataWorkers, *, iteration: Seconds, bubble: float, copies: int) -> Spread:
     """The time by which data workers lengthen a step; of several machines, on the one where it is longest.
 
     Args:
@@ -71,7 +71,9 @@ def added_by(workers: DataWorkers, *, iteration: Seconds, bubble: float, copies:
     )
 
 
-def _on_machine(workers: DataWorkers, ranks: Sequence[int], iteration: Seconds, bubble: float, copies: int) -> Spread:
+def _on_machine(
+    workers: JobDataWorkers, ranks: Sequence[int], iteration: Seconds, bubble: float, copies: int
+) -> Spread:
     num_cores = max(workers.cores[rank] for rank in ranks)
     left = max(0, num_cores - len(ranks))
     part = max(0.0, 1 - left / (workers.workers * len(ranks)))  # the others have a core of their own

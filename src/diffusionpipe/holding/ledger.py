@@ -18,7 +18,7 @@ NOTHING = Held()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resting:
+class FrozenWeights:
     """The weights of the frozen part on a rank that runs it."""
 
     device: Bytes
@@ -75,10 +75,12 @@ class Ledger:
         """Bytes of the frozen parameters of these layers; a tied one counts once."""
         return self.frozen_bytes(self.graph.parameters_of(layers))
 
-    def resting(self, layers: Sequence[str]) -> Resting:
+    def resting(self, layers: Sequence[str]) -> FrozenWeights:
         """The weights of a frozen part of these layers, in the order in which they run."""
         kept, staged = self.resting_parts(layers)
-        return Resting(device=self.frozen_of(kept) + staged, host=self.frozen_of(self.workload.encoders.hosted(layers)))
+        return FrozenWeights(
+            device=self.frozen_of(kept) + staged, host=self.frozen_of(self.workload.encoders.hosted(layers))
+        )
 
     def resting_parts(self, layers: Sequence[str]) -> tuple[frozenset[str], Bytes]:
         """The layers of a frozen part whose weights stay on the device, and bytes there of those that come and go."""

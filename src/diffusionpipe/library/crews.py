@@ -77,7 +77,7 @@ class Threads:
         self._ranks = []
 
 
-class Member:
+class TorchrunRank:
     """One rank of a job that torchrun has started; the others are in other processes, which run the same program."""
 
     def __init__(self, model: Model, plan: Plan, precision: str, member: Membership) -> None:

@@ -26,7 +26,7 @@ HEIGHT = 640
 """The height of a frame, in pixels; its page scrolls."""
 
 
-class Table(str):
+class TextTable(str):
     """A table as text; a notebook shows it as one."""
 
     cells: tuple[tuple[str, ...], ...]
@@ -38,9 +38,9 @@ class Table(str):
         return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def table(text: str, cells: Sequence[Sequence[str]]) -> Table:
+def table(text: str, cells: Sequence[Sequence[str]]) -> TextTable:
     """The text of a table with its cells, the heads first."""
-    made = Table(text)
+    made = TextTable(text)
     made.cells = tuple(tuple(row) for row in cells)
     return made
 

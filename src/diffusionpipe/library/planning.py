@@ -10,7 +10,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import check_device, read_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Phase, Plan, Schedule, Sharded
-from diffusionpipe.library.notebook import Table, shown_plan, table
+from diffusionpipe.library.notebook import TextTable, shown_plan, table
 from diffusionpipe.library.schedules import check_sizes
 from diffusionpipe.library.schedules import schedule as schedule_of
 from diffusionpipe.library.timelines import Timeline
@@ -49,7 +49,7 @@ class Choice:
     def _repr_html_(self) -> str:
         return shown_plan(self.plan, self.timeline.spans, self.rows, self.why)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """The layouts that were looked at, fastest first: step in ms, idle share, memory of the fullest device."""
         cells = [("layout", "step ms", "idle", "peak")]
         for row in self.rows:

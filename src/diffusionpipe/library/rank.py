@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Phase, Plan
 from diffusionpipe.library.models import LOSS, Model, public
-from diffusionpipe.library.saves import OptimizerState, Part, read_save, write_part
+from diffusionpipe.library.saves import OptimizerState, RankTensors, read_save, write_part
 from diffusionpipe.models.graphs.graph import LayerGraph, attribute, layer_parameters
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.runtime.comm.places import encoded_rows, trained_layers
@@ -244,7 +244,7 @@ class Rank:
                 for name, parameter in self._worker.parameters.items()
                 if name in self._worker.owned and parameter in of_parameter
             }
-        write_part(folder, self._rank, Part(self.parameters(), states))
+        write_part(folder, self._rank, RankTensors(self.parameters(), states))
 
     def load(self, folder: Path) -> None:
         """Take over the parameters and the optimizer's state of a save, of any layout."""

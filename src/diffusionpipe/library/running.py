@@ -20,7 +20,7 @@ from diffusionpipe.ir import Plan
 from diffusionpipe.ir import Timeline as Spans
 from diffusionpipe.ir.files import read_timeline, write_timeline
 from diffusionpipe.library.checks import check_plan, check_ranks
-from diffusionpipe.library.crews import GUARD, Crew, Member, Processes, Threads
+from diffusionpipe.library.crews import GUARD, Crew, Processes, Threads, TorchrunRank
 from diffusionpipe.library.environment import place_in_job
 from diffusionpipe.library.models import Model, aliases
 from diffusionpipe.library.notebook import shown_run
@@ -206,7 +206,7 @@ class Run:
 
     def _shown_timeline(self) -> Spans | str:
         # Under torchrun the timeline is asked of all ranks together, and one cell alone would wait for them.
-        if isinstance(self._crew, Member):
+        if isinstance(self._crew, TorchrunRank):
             return "the ranks are processes of torchrun; call run.timeline on all of them"
         try:
             return self.timeline().spans
@@ -246,7 +246,7 @@ class Run:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the ranks; nothing but its last timeline can be asked of the run afterwards."""
-        if error is None and self._over is None and not isinstance(self._crew, Member):
+        if error is None and self._over is None and not isinstance(self._crew, TorchrunRank):
             with suppress(PeerError):  # a rank that has died has no timeline, and the run ends all the same
                 self._known = self._measured() or self._known
         self._end(error)
@@ -309,7 +309,7 @@ def run(
     member = place_in_job() if ranks is None else None
     if member is not None:
         check_ranks(plan, member.world_size)
-        return Run(model, plan, Member(model, plan, precision or precision_of(model), member))
+        return Run(model, plan, TorchrunRank(model, plan, precision or precision_of(model), member))
     return Run(model, plan, Threads(model, plan, precision or precision_of(model)))
 
 

@@ -34,7 +34,7 @@ OptimizerState: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankTensors:
     """The tensors that one rank writes."""
 
     parameters: Mapping[str, Tensor]
@@ -133,7 +133,7 @@ def _file(place: Path, rank: int) -> Path:
     return place / f"rank-{rank}.safetensors"
 
 
-def write_part(place: Path, rank: int, part: Part) -> None:
+def write_part(place: Path, rank: int, part: RankTensors) -> None:
     """Write what one rank counts.
 
     Raises:
@@ -160,7 +160,7 @@ def write_part(place: Path, rank: int, part: Part) -> None:
         raise CheckpointError(f"{path}: cannot be written ({error}); make room, or give another folder") from None
 
 
-def read_save(place: Path, wanted: Mapping[str, Tensor]) -> Part:
+def read_save(place: Path, wanted: Mapping[str, Tensor]) -> RankTensors:
     """The wanted parameters and their states, from all ranks' files.
 
     Raises:
@@ -195,4 +195,4 @@ def read_save(place: Path, wanted: Mapping[str, Tensor]) -> Part:
                 f"{place}: this save belongs to a different model: {name}, {tuple(tensor.shape)}, {has}; give a "
                 "different folder"
             )
-    return Part(parameters, states)
+    return RankTensors(parameters, states)

@@ -19,7 +19,7 @@ from diffusionpipe.viz import MILLISECONDS, UNITS, TimeAxis, explained_sketch, g
 if TYPE_CHECKING:
     from diffusionpipe.library.planning import Choice
 
-__all__ = ["MILLISECONDS", "UNITS", "Comparison", "Timeline"]
+__all__ = ["MILLISECONDS", "UNITS", "Timeline", "TimelineComparison"]
 
 File: TypeAlias = str | os.PathLike[str]
 
@@ -75,7 +75,7 @@ class Timeline:
         title = f"{self.schedule.name}, {self.source}"
         gantt([(self.source, self.spans)], Path(path), title=title, schedule=self.schedule, axis=self.axis)
 
-    def compare(self, other: Choice | Timeline) -> Comparison:
+    def compare(self, other: Choice | Timeline) -> TimelineComparison:
         """The timeline beside another one of the same schedule; of a `Choice` its prediction.
 
         Raises:
@@ -87,11 +87,11 @@ class Timeline:
                 f"timelines of different schedules cannot be compared: {difference}; compare with the prediction of "
                 "the same plan"
             )
-        return Comparison(self, beside)
+        return TimelineComparison(self, beside)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TimelineComparison:
     """Two timelines of one schedule."""
 
     timeline: Timeline

@@ -9,6 +9,6 @@
 from diffusionpipe.ordering.answer import Answer, costs_of, schedule_of
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 from diffusionpipe.ordering.search import search
-from diffusionpipe.schedules.building.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Goal
 
-__all__ = ["Answer", "HalfStage", "Instance", "Objective", "Placing", "costs_of", "schedule_of", "search"]
+__all__ = ["Answer", "Goal", "HalfStage", "Instance", "Placing", "costs_of", "schedule_of", "search"]

@@ -27,7 +27,7 @@ NUM_FULL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CandidateOrders:
     """Sequences and the figures that they reach."""
 
     value: int
@@ -36,11 +36,11 @@ class Candidate:
     name: str
 
 
-Families: TypeAlias = Callable[[], Sequence[Candidate]]
+Families: TypeAlias = Callable[[], Sequence[CandidateOrders]]
 """The published families that fit a placement, generated when they are asked for."""
 
 
-def families_of(problem: Problem) -> list[Candidate]:
+def families_of(problem: Problem) -> list[CandidateOrders]:
     """The published families that fit the placement, equal ones once; whether they fit the memory or not."""
     names: dict[Letters, str] = {}
     for name, orders in family_orders(problem):
@@ -48,7 +48,7 @@ def families_of(problem: Problem) -> list[Candidate]:
     return [_evaluated(problem, orders, name) for orders, name in names.items()]
 
 
-def candidates_of(problem: Problem, families: Sequence[Candidate]) -> Iterator[Candidate]:
+def candidates_of(problem: Problem, families: Sequence[CandidateOrders]) -> Iterator[CandidateOrders]:
     """The families that fit, orders of our own, the families cut down to what fits, and orders of drawn rules."""
     builder = Builder(problem)
     best = inf
@@ -73,19 +73,19 @@ def candidates_of(problem: Problem, families: Sequence[Candidate]) -> Iterator[C
         yield drawn
 
 
-def best_block(problem: Problem) -> Candidate | None:
+def best_block(problem: Problem) -> CandidateOrders | None:
     """The best of the building blocks that fit, squeezed; None if there are none."""
     blocks = [squeezed(problem, _evaluated(problem, orders, "search block")) for orders in block_orders(problem)]
     return min(blocks, key=lambda block: block.value, default=None)
 
 
-def best_candidate(problem: Problem, families: Families) -> Candidate:
+def best_candidate(problem: Problem, families: Families) -> CandidateOrders:
     """The best of the same but for the drawn ones, squeezed.
 
     For large problems. The families come after the rules: where a rule reaches the bound, none has to be generated.
     """
     target = lower_bound(problem)
-    best: Candidate | None = None
+    best: CandidateOrders | None = None
     for attempt in _attempts(problem, families):
         if found := attempt(best.value if best else inf):
             best = found
@@ -95,20 +95,22 @@ def best_candidate(problem: Problem, families: Families) -> Candidate:
     return squeezed(problem, best)
 
 
-def squeezed(problem: Problem, candidate: Candidate) -> Candidate:
+def squeezed(problem: Problem, candidate: CandidateOrders) -> CandidateOrders:
     """The candidate after squeezing; itself if squeezing does not help."""
     value, orders = pulled(problem, candidate.orders)
     return (
-        Candidate(value=value, orders=orders, name=improved_name(candidate)) if value < candidate.value else candidate
+        CandidateOrders(value=value, orders=orders, name=improved_name(candidate))
+        if value < candidate.value
+        else candidate
     )
 
 
-def improved_name(candidate: Candidate) -> str:
+def improved_name(candidate: CandidateOrders) -> str:
     """The candidate's name with a "+", which says that its orders were improved."""
     return f"{candidate.name.rstrip('+')}+"
 
 
-def _attempts(problem: Problem, families: Families) -> Iterator[Callable[[float], Candidate | None]]:
+def _attempts(problem: Problem, families: Families) -> Iterator[Callable[[float], CandidateOrders | None]]:
     """The attempts, one after the other.
 
     Each is called with a limit and gives a candidate whose objective is below it, or None.
@@ -126,16 +128,16 @@ def _attempts(problem: Problem, families: Families) -> Iterator[Callable[[float]
         yield partial(_cut_down, problem, builder, family)
 
 
-def _built(builder: Builder, rule: Rule, name: str, below: float = inf) -> Candidate | None:
+def _built(builder: Builder, rule: Rule, name: str, below: float = inf) -> CandidateOrders | None:
     built = builder.build(rule, below=below)
-    return Candidate(value=built.value, orders=built.orders, name=name) if built else None
+    return CandidateOrders(value=built.value, orders=built.orders, name=name) if built else None
 
 
-def _as_it_is(family: Candidate, below: float) -> Candidate | None:
+def _as_it_is(family: CandidateOrders, below: float) -> CandidateOrders | None:
     return family if family.value < below else None
 
 
-def _cut_down(problem: Problem, builder: Builder, family: Candidate, below: float) -> Candidate | None:
+def _cut_down(problem: Problem, builder: Builder, family: CandidateOrders, below: float) -> CandidateOrders | None:
     """An order like the family's that fits into memory, which the family does not."""
     if family.value >= below:
         return None
@@ -169,7 +171,7 @@ def _rule_like(problem: Problem, orders: Letters) -> Rule:
     return Rule(keys=keys, patience=0, leads=[problem.num_microbatches] * problem.num_ranks)
 
 
-def _evaluated(problem: Problem, orders: Letters, name: str) -> Candidate:
+def _evaluated(problem: Problem, orders: Letters, name: str) -> CandidateOrders:
     figures = figures_of(problem, orders)
     assert figures is not None, name
-    return Candidate(value=figures.window if problem.is_window else figures.makespan, orders=orders, name=name)
+    return CandidateOrders(value=figures.window if problem.is_window else figures.makespan, orders=orders, name=name)

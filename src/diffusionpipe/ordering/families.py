@@ -10,7 +10,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.schedules.building.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Goal
 from diffusionpipe.units import Seconds
 
 LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (1,), Op.W: (2,)}
@@ -42,7 +42,7 @@ def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
     known = signature(REGISTRY[name]).parameters.keys()
     if not is_even and {"costs", "latency"} <= known:
         timed = cast("_Timed", REGISTRY[name])
-        objective = Objective.WINDOW if problem.is_window else Objective.MAKESPAN
+        objective = Goal.WINDOW if problem.is_window else Goal.MAKESPAN
         aim = {"objective": objective} if "objective" in known else {}
         yield timed(*sizes, costs=stage_costs(problem), latency=max(problem.lags), **aim)
 
@@ -65,7 +65,7 @@ class _Timed(Protocol):
         *,
         costs: Sequence[StageCosts],
         latency: Seconds,
-        **aim: Objective,
+        **aim: Goal,
     ) -> Schedule: ...
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from diffusionpipe.schedules.building.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Goal
 
 Number: TypeAlias = int | float
 """A time or an amount of memory, in any unit. The search works with the decimal that is written, exactly."""
@@ -52,6 +52,6 @@ class Instance:
     """Time of a transfer between two ranks, beside everything else."""
     memory_limit: tuple[Number, ...] | None
     """The most that each rank may hold; None for no limit."""
-    objective: Objective
+    objective: Goal
     seconds: Number
     """The effort of the search: a number of evaluations that a slow core does in this time."""

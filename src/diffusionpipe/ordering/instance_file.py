@@ -31,7 +31,7 @@ from diffusionpipe.files.input_file import read_named
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir.codec import layout
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
-from diffusionpipe.schedules.building.split_work import Objective
+from diffusionpipe.schedules.building.split_work import Goal
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 LARGEST, SMALLEST = 1e100, 1e-100
@@ -70,7 +70,7 @@ class _Instance(BaseModel):
     stages: list[_HalfStage]
     comm: Amount = 0
     memory_limit: list[Amount] | None = None
-    objective: Objective = Objective.MAKESPAN
+    objective: Goal = Goal.MAKESPAN
     seconds: Amount = 10
 
 

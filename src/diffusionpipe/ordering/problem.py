@@ -13,7 +13,7 @@ from math import lcm
 from typing import TypeAlias
 
 from diffusionpipe.ordering.instance import HalfStage, Instance, Number, Placing
-from diffusionpipe.schedules.building.split_work import Objective, inputs_of
+from diffusionpipe.schedules.building.split_work import Goal, inputs_of
 
 Letters: TypeAlias = tuple[tuple[int, ...], ...]
 """The sequences of letters of the ranks, by rank."""
@@ -102,7 +102,7 @@ def problem_of(instance: Instance, placing: Placing) -> Problem:
         activation=activation,
         kept=kept,
         limits=tuple(limits),
-        is_window=instance.objective is Objective.WINDOW,
+        is_window=instance.objective is Goal.WINDOW,
         time_scale=time_scale,
         memory_scale=memory_scale,
     )

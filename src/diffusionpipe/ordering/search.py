@@ -8,7 +8,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ordering.answer import Answer, answer_of
 from diffusionpipe.ordering.bounds import lower_bound
 from diffusionpipe.ordering.candidates import (
-    Candidate,
+    CandidateOrders,
     Families,
     best_block,
     best_candidate,
@@ -41,11 +41,11 @@ HEAT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PlacementBest:
     """The best candidate of one placement, with its problem."""
 
     problem: Problem
-    best: Candidate
+    best: CandidateOrders
 
 
 def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
@@ -71,7 +71,7 @@ def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
     """
     problems = sorted(_problems(instance), key=lower_bound)
     bound = lower_bound(problems[0])
-    found: Found | None = None
+    found: PlacementBest | None = None
     for problem in problems:
         families = cache(partial(families_of, problem))
         for level in levels(instance, problem)[:max_levels]:
@@ -79,7 +79,7 @@ def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
                 continue
             best = _best_at(level, families, instance.seconds)
             if found is None or best.value < found.best.value:
-                found = Found(problem=problem, best=best)
+                found = PlacementBest(problem=problem, best=best)
     assert found is not None
     return answer_of(found.problem, found.best.orders, lower_bound=bound, family=found.best.name)
 
@@ -106,7 +106,7 @@ def _shortages(problem: Problem) -> Iterator[str]:
             yield f"rank {rank} has {have}; with placement {problem.placing} it needs at least {need}"
 
 
-def _best_at(problem: Problem, families: Families, seconds: Number) -> Candidate:
+def _best_at(problem: Problem, families: Families, seconds: Number) -> CandidateOrders:
     """The best order within the problem's memory.
 
     It depends on nothing else, so that more memory never gives a worse answer. The attempts are the same for any number
@@ -115,7 +115,7 @@ def _best_at(problem: Problem, families: Families, seconds: Number) -> Candidate
     if not _is_improvable(problem):
         return best_candidate(problem, families)
     target = lower_bound(problem)
-    best: dict[Letters, Candidate] = {}
+    best: dict[Letters, CandidateOrders] = {}
     for candidate in candidates_of(problem, families()):
         if candidate.value <= target:
             return candidate
@@ -142,7 +142,7 @@ def _most_letters(problem: Problem) -> int:
     return min(MAX_LETTERS, MAX_SQUARE // problem.num_actions)
 
 
-def _improved(problem: Problem, ranked: Sequence[Candidate], target: int, seconds: Number) -> Candidate:
+def _improved(problem: Problem, ranked: Sequence[CandidateOrders], target: int, seconds: Number) -> CandidateOrders:
     """The best after rounds of improvement: in turn of the best so far, and of the next of the other candidates.
 
     The best candidate is squeezed besides, before and not after, so that more seconds never give a worse answer.
@@ -158,7 +158,7 @@ def _improved(problem: Problem, ranked: Sequence[Candidate], target: int, second
         found = improver.anneal(start.orders, options, max_steps=left)
         left -= found.steps
         if found.value < best.value:
-            best = Candidate(value=found.value, orders=found.orders, name=improved_name(start))
+            best = CandidateOrders(value=found.value, orders=found.orders, name=improved_name(start))
         if left <= 0 or best.value <= target:
             break
     return best

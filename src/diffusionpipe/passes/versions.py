@@ -32,7 +32,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class VersionRow:
     """How old the weights are that a forward and its backward read."""
 
     forward: Callable[[Forward], int]
@@ -56,12 +56,12 @@ def _nothing(forward: Forward) -> int:
     return 0
 
 
-ROWS: Mapping[Versions, Row] = {
-    Versions.STASHED: Row(forward=_own, backward=_own),
-    Versions.VERTICAL: Row(forward=_first, backward=_first),
-    Versions.DELAYED: Row(forward=_given, backward=_given),
-    Versions.NEWEST: Row(forward=_own, backward=_nothing),
-    Versions.PREDICTED: Row(forward=_own, backward=_own, is_predicted=True),
+ROWS: Mapping[Versions, VersionRow] = {
+    Versions.STASHED: VersionRow(forward=_own, backward=_own),
+    Versions.VERTICAL: VersionRow(forward=_first, backward=_first),
+    Versions.DELAYED: VersionRow(forward=_given, backward=_given),
+    Versions.NEWEST: VersionRow(forward=_own, backward=_nothing),
+    Versions.PREDICTED: VersionRow(forward=_own, backward=_own, is_predicted=True),
 }
 
 

@@ -20,7 +20,7 @@ GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class BatchPlan:
     """The plan for a batch."""
 
     batch: int
@@ -40,7 +40,7 @@ def with_batch(setting: Setting, batch: int) -> Setting:
 
 def stated_batches(
     setting: Setting, batches: Iterable[int], *, fill: bool | None = None, may_recompute: bool = False
-) -> list[Tried]:
+) -> list[BatchPlan]:
     """The plans for these batches, smallest first; each batch once."""
     return [_tried(setting, batch, fill, may_recompute) for batch in sorted(set(batches))]
 
@@ -50,8 +50,8 @@ def found_batches(
     *,
     fill: bool | None = None,
     may_recompute: bool = False,
-    tell: Callable[[Tried], object] = lambda tried: None,
-) -> list[Tried]:
+    tell: Callable[[BatchPlan], object] = lambda tried: None,
+) -> list[BatchPlan]:
     """The plans for the batches that are worth a look, smallest first; [] where nothing fits at any of them.
 
     Args:
@@ -60,7 +60,7 @@ def found_batches(
         may_recompute: as in `choose`.
         tell: hears of each plan as it is found.
     """
-    first, found = setting.cluster.num_ranks, list[Tried]()
+    first, found = setting.cluster.num_ranks, list[BatchPlan]()
     for doubled in range(MOST_ROWS):
         one = _tried(setting, first << doubled, fill, may_recompute)
         if one.choice is None:
@@ -78,12 +78,12 @@ def found_batches(
     return found
 
 
-def knee_of(tried: Sequence[Tried]) -> Tried | None:
+def knee_of(tried: Sequence[BatchPlan]) -> BatchPlan | None:
     """The smallest batch whose samples a second are within `GAIN` of the most; None where nothing fits."""
     best = max((one.rate for one in tried), default=0.0)
     return next((one for one in tried if one.choice is not None and one.rate >= best * (1 - GAIN)), None)
 
 
-def _tried(setting: Setting, batch: int, fill: bool | None, may_recompute: bool) -> Tried:
+def _tried(setting: Setting, batch: int, fill: bool | None, may_recompute: bool) -> BatchPlan:
     choice = best_way(with_batch(setting, batch), fill=fill, may_recompute=may_recompute)
-    return Tried(batch=batch, choice=choice)
+    return BatchPlan(batch=batch, choice=choice)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.chosen import Choice
-from diffusionpipe.planner.explain import Tried
+from diffusionpipe.planner.explain import TriedCounts
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import Merits, hopeful, merits_of, rank
 from diffusionpipe.planner.pricing.given import check_given
@@ -120,10 +120,10 @@ def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
     return choice
 
 
-def _tried(ways: Sequence[Choice]) -> Tried:
+def _tried(ways: Sequence[Choice]) -> TriedCounts:
     """The layouts that the searches looked at."""
     finalists = [proposal for way in ways for _, proposal in way.search.finalists]
-    return Tried(
+    return TriedCounts(
         estimated=sum(way.search.num_estimated for way in ways),
         simulated=len(finalists),
         fitting=sum(proposal.overflow <= 0 for proposal in finalists),

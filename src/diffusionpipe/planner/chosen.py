@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Filler
-from diffusionpipe.planner.explain import Comparison, Remark, Tried, compare
+from diffusionpipe.planner.explain import Comparison, Remark, TriedCounts, compare
 from diffusionpipe.planner.near_ties import Merits, merits_of, reason_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, row_of, sizes_in
@@ -31,7 +31,7 @@ class Choice:
     faster: "Choice | None" = None
     """The fastest way, where another is about as fast and is chosen for its memory or its simplicity; see
     `near_ties`."""
-    tried: Tried | None = None
+    tried: TriedCounts | None = None
     """The number of layouts that all searches together looked at, of which this is the best; None: not counted."""
 
     @property

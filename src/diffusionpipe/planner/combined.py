@@ -34,7 +34,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class CombinedWay:
     """Changes that fit together."""
 
     changes: tuple[Change, ...]
@@ -48,7 +48,7 @@ def ways_out(
     batch: bool = True,
     layers: bool = True,
     smaller: Sequence[Change] = (),
-) -> list[Way]:
+) -> list[CombinedWay]:
     """The ways out of a setting for which nothing fits, at most five.
 
     Args:
@@ -90,7 +90,7 @@ def _may_shrink(setting: Setting, cheap: Sequence[Change]) -> bool:
     return nearest.proposal.overflow < growing
 
 
-def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> Way | None:
+def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> CombinedWay | None:
     """The first of the other changes that fits with some of the cheap ones, as few as possible."""
     for other in others:
         way = _way(setting, (*cheap, other))
@@ -104,7 +104,7 @@ def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) 
     return None
 
 
-def _way(setting: Setting, changes: Sequence[Change]) -> Way | None:
+def _way(setting: Setting, changes: Sequence[Change]) -> CombinedWay | None:
     """The way with these changes, if a layout fits."""
     changed: Setting | None = setting
     for change in changes:
@@ -114,7 +114,7 @@ def _way(setting: Setting, changes: Sequence[Change]) -> Way | None:
     for one in _of_batches(changed):
         nearest = nearest_layout(one) if least_of(one) < float("inf") else None
         if nearest is not None and nearest.fits:
-            return Way(changes=tuple(changes), nearest=nearest)
+            return CombinedWay(changes=tuple(changes), nearest=nearest)
     return None
 
 

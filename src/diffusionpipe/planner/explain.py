@@ -42,7 +42,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TriedCounts:
     """The number of layouts that were looked at; one that is filled and the same unfilled count twice."""
 
     estimated: int
@@ -70,7 +70,7 @@ class Comparison:
     remarks: tuple[Remark, ...] = ()
     unflushed: tuple[Row, ...] = ()
     """Rows of training without a flush; never the winner, because it trains with older weights."""
-    tried: Tried | None = None
+    tried: TriedCounts | None = None
 
     @property
     def ours(self) -> tuple[Row, ...]:

@@ -23,7 +23,7 @@ BEYOND = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class ReachedLoss:
     """The loss that a run reached, by which batches are compared."""
 
     batch: int
@@ -37,7 +37,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class StagesWay:
     """The fastest plan of a batch in pipelines of some number of stages."""
 
     batch: int
@@ -58,7 +58,7 @@ class Way:
         return self.steps * self.choice.step
 
 
-def batches_for(reached: Reached, num_ranks: int) -> tuple[int, ...]:
+def batches_for(reached: ReachedLoss, num_ranks: int) -> tuple[int, ...]:
     """Batches worth a look: one sample for each device, doubled; the last ones of them."""
     most = BEYOND * max(reached.scale, reached.batch, num_ranks)
     found = [num_ranks]
@@ -68,8 +68,13 @@ def batches_for(reached: Reached, num_ranks: int) -> tuple[int, ...]:
 
 
 def ways(
-    setting: Setting, batches: Sequence[int], reached: Reached, *, fill: bool | None = None, may_recompute: bool = False
-) -> Iterator[Way]:
+    setting: Setting,
+    batches: Sequence[int],
+    reached: ReachedLoss,
+    *,
+    fill: bool | None = None,
+    may_recompute: bool = False,
+) -> Iterator[StagesWay]:
     """The plans that fit, batch by batch; sizes that the setting gives are left out of account."""
     ranks = setting.cluster.num_ranks
     for batch in batches:
@@ -81,7 +86,7 @@ def ways(
             asked = with_batch(replace(setting, given=given), batch)
             choice = best_way(asked, fill=fill, may_recompute=may_recompute)
             if choice is not None:
-                yield Way(batch=batch, stages=stages, choice=choice, steps=reached.steps_at(batch))
+                yield StagesWay(batch=batch, stages=stages, choice=choice, steps=reached.steps_at(batch))
 
 
 def switch_in(pipelines: Mapping[int, float], copies: Mapping[int, float], num_stages: int, scale: float) -> int | None:

@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
-from diffusionpipe.profiler.counted_memory import KnownRun, MemoryRun, Watch, run_for_memory
+from diffusionpipe.profiler.counted_memory import KnownRun, MemoryRun, MemoryWatch, run_for_memory
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.operations import CudaCasts, Operation, OperationTrace
@@ -164,7 +164,7 @@ def _count(
         traces.repeat(found.traces)
         return found.run
 
-    watch = Watch(
+    watch = MemoryWatch(
         forward=traces.forward,
         backward=traces.backward,
         before_backward=traces.trace_input_grad,

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from diffusionpipe.profiler.layer_run import LayerRun, weight_keys
-from diffusionpipe.profiler.memory import Kept, LiveBytes, storage_key
+from diffusionpipe.profiler.memory import LiveBytes, SavedStorages, storage_key
 from diffusionpipe.units import Bytes
 
 BeforeBackward = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
@@ -49,7 +49,7 @@ class MemoryRun:
 
     written: tuple[Tensor, ...]
     """The outputs of the layer, detached."""
-    kept: Kept
+    kept: SavedStorages
     forward: Bytes
     """Bytes of the forward at its peak beyond those left at its end."""
     backward: Bytes
@@ -65,7 +65,7 @@ class MemoryRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class MemoryWatch:
     """Contexts and functions that watch the run."""
 
     forward: AbstractContextManager[object]
@@ -84,12 +84,12 @@ class KnownRun:
     put_aside: PutAside
 
 
-def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> MemoryRun:
+def run_for_memory(run: LayerRun, gauge: Gauge, watch: MemoryWatch | None = None) -> MemoryRun:
     """Forward and backward of the layer, with its kept storages and its workspace."""
-    watch = watch or Watch(
+    watch = watch or MemoryWatch(
         forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known=lambda _: None
     )
-    kept = Kept()
+    kept = SavedStorages()
     with gauge if isinstance(gauge, LiveBytes) else nullcontext():
         gauge.restart_peak()
         with kept, watch.forward:
@@ -136,7 +136,7 @@ def _nothing(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     pass
 
 
-def _backward_workspace(run: LayerRun, outputs: Sequence[Tensor], gauge: Gauge, watch: Watch) -> Bytes:
+def _backward_workspace(run: LayerRun, outputs: Sequence[Tensor], gauge: Gauge, watch: MemoryWatch) -> Bytes:
     starts, gradients = run.gradients_like(outputs)
     if run.is_frozen or not starts:
         return 0

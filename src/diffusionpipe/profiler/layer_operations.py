@@ -32,7 +32,7 @@ from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.profiler.inputs import random_inputs
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release
 from diffusionpipe.profiler.measured import Report, device_name, silent
-from diffusionpipe.profiler.operations import Kind, Operation, OperationTrace
+from diffusionpipe.profiler.operations import Operation, OperationTrace, SpeedLimit
 from diffusionpipe.profiler.roofline import layer_seconds, operation_seconds
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
 from diffusionpipe.runtime.compute.stage import Precision
@@ -143,7 +143,7 @@ class _Limits:
 
     def times(self, operation: Operation) -> tuple[Seconds, Seconds]:
         """The least time of an operation's arithmetic and of its bytes."""
-        peak = self._rates.peak(operation.dtype, is_convolution=operation.kind is Kind.CONVOLUTION)
+        peak = self._rates.peak(operation.dtype, is_convolution=operation.kind is SpeedLimit.CONVOLUTION)
         return operation.flops / peak, operation.num_bytes / self._rates.bandwidth
 
 

@@ -32,7 +32,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler.measured import Report, device_name, silent
 from diffusionpipe.profiler.pairs import Pair, Round, rounds_across, rounds_inside
 from diffusionpipe.runtime.comm.exchange import form_of, gather, gather_numbers
-from diffusionpipe.runtime.comm.transport import ProcessTransport, Work
+from diffusionpipe.runtime.comm.transport import Pending, ProcessTransport
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.units import Bytes, Seconds
 
@@ -193,7 +193,7 @@ class _Measure:
         compute = _compute_for(max(SHORTEST, 4 * count * seconds))
 
         def compute_beside() -> None:
-            works: list[Work] = []
+            works: list[Pending] = []
             if partner is not None:
                 works += [self.transport.recv(buffer, partner) for buffer in received]
                 works += [self.transport.send(buffer, partner) for buffer in sent]

@@ -38,7 +38,7 @@ from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weigh
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, least_host, time_passes
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
-from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, sweep
+from diffusionpipe.profiler.sweeps import MOST_SWEEPS, SizeColumn, sweep
 from diffusionpipe.profiler.waking import time_waking
 from diffusionpipe.runtime.compute.stage import Precision
 from diffusionpipe.runtime.machine.error_file import is_shortage
@@ -132,13 +132,15 @@ def silent(done: int, total: int) -> None:
     """A report that does nothing."""
 
 
-def _steady_columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> Mapping[int, Column]:
+def _steady_columns(
+    setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report
+) -> Mapping[int, SizeColumn]:
     """All sizes and, on a CPU with repeats, those that are not steady again (`profiler/sweeps.py`)."""
     sweeps = min(setting.repeats, MOST_SWEEPS) if setting.device.type == "cpu" else 1
     end = time.perf_counter() + budget
     first = _columns(setting, sizes, budget, lambda done, total: progress(done, min(sweeps, 2) * total))
 
-    def again(size: int) -> Column:
+    def again(size: int) -> SizeColumn:
         return _column(setting, size, lambda _: None, waking_from=0.0 if first[size].waking else inf)
 
     columns = sweep(first, again, partial(_agree, setting), end, sweeps)
@@ -146,8 +148,8 @@ def _steady_columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, pr
     return columns
 
 
-def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> dict[int, Column]:
-    columns: dict[int, Column] = {}
+def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> dict[int, SizeColumn]:
+    columns: dict[int, SizeColumn] = {}
     began = time.perf_counter()
     last: Seconds = 0.0
     num_layers = len(setting.graph.layers)
@@ -202,14 +204,14 @@ def _agree(setting: _Setting, value: float) -> float:
     return largest
 
 
-def _waking_from(columns: Mapping[int, Column], *, is_last: bool) -> Seconds:
+def _waking_from(columns: Mapping[int, SizeColumn], *, is_last: bool) -> Seconds:
     """How long forwards must take for being measured after waits: once is enough."""
     if any(column.waking for column in columns.values()):
         return inf
     return 0.0 if is_last else TYPICAL
 
 
-def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> Column:
+def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> SizeColumn:
     graph, model, began = setting.graph, setting.model, time.perf_counter()
     if setting.device.type == "cpu":
         check_memory(model, batch)
@@ -242,7 +244,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
             del tensors[name]
         progress(stop)
     _agree(setting, 0.0)
-    return Column(
+    return SizeColumn(
         times=times,
         activation=ledger.totals(),
         workspace=workspace,
@@ -299,7 +301,7 @@ def _copied_bytes(run: LayerRun) -> Bytes:
     return sum(copy.nbytes for copy in run.casts.copies)
 
 
-def _layer_profile(name: str, columns: Sequence[Column]) -> LayerProfile:
+def _layer_profile(name: str, columns: Sequence[SizeColumn]) -> LayerProfile:
     times = [column.times[name] for column in columns]
     return LayerProfile(
         name=name,

@@ -21,7 +21,7 @@ def storage_key(tensor: Tensor) -> int:
     return key
 
 
-class Kept(saved_tensors_hooks):
+class SavedStorages(saved_tensors_hooks):
     """Notes, while entered, the storages of everything that autograd saves for a backward."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class KeptBytes:
     def add(
         self,
         layer: Layer,
-        kept: Kept,
+        kept: SavedStorages,
         reads: Mapping[str, Tensor],
         writes: Mapping[str, Tensor],
         weights: set[int],

@@ -20,7 +20,7 @@ from diffusionpipe.units import Bytes
 _ATEN = torch.ops.aten
 
 
-class Kind(StrEnum):
+class SpeedLimit(StrEnum):
     """The limit of an operation's speed."""
 
     MATMUL = "matmul"
@@ -36,7 +36,7 @@ class Operation:
 
     name: str
     """The name of the operation in torch, e.g. "addmm"."""
-    kind: Kind
+    kind: SpeedLimit
     dtype: str
     """Type of its first floating input."""
     flops: float
@@ -47,10 +47,10 @@ class Operation:
 
 
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
-_ATTENTIONS: dict[Any, tuple[Kind, Callable[..., int], slice]] = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: (Kind.ATTENTION, sdpa_flop_count, slice(0, 3)),
+_ATTENTIONS: dict[Any, tuple[SpeedLimit, Callable[..., int], slice]] = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: (SpeedLimit.ATTENTION, sdpa_flop_count, slice(0, 3)),
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
-        Kind.ATTENTION_BACKWARD,
+        SpeedLimit.ATTENTION_BACKWARD,
         sdpa_backward_flop_count,
         slice(0, 4),
     ),
@@ -98,26 +98,26 @@ def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bo
     return all(tensor.untyped_storage()._cdata in storages for tensor in written)
 
 
-def _work(packet: Any, args: Any, kwargs: Any, result: object) -> tuple[Kind, int]:
+def _work(packet: Any, args: Any, kwargs: Any, result: object) -> tuple[SpeedLimit, int]:
     if packet in _ATTENTIONS:
         kind, count, shapes = _ATTENTIONS[packet]
         return kind, count(*(tensor.shape for tensor in args[shapes]))
     if packet not in flop_registry:
-        return Kind.MEMORY, 0
+        return SpeedLimit.MEMORY, 0
     flops: int = flop_registry[packet](*args, **kwargs, out_val=result)
     name = packet.__name__
     if packet in _CONVOLUTIONS:
-        return Kind.CONVOLUTION, flops
+        return SpeedLimit.CONVOLUTION, flops
     if "attention" in name:
-        return (Kind.ATTENTION_BACKWARD if name.endswith("backward") else Kind.ATTENTION), flops
-    return Kind.MATMUL, flops
+        return (SpeedLimit.ATTENTION_BACKWARD if name.endswith("backward") else SpeedLimit.ATTENTION), flops
+    return SpeedLimit.MATMUL, flops
 
 
-def _scores(kind: Kind, args: Any) -> int:
+def _scores(kind: SpeedLimit, args: Any) -> int:
     """Queries times keys, over all heads and samples; the backward reads its gradient before them."""
-    if kind not in (Kind.ATTENTION, Kind.ATTENTION_BACKWARD):
+    if kind not in (SpeedLimit.ATTENTION, SpeedLimit.ATTENTION_BACKWARD):
         return 0
-    first = int(kind is Kind.ATTENTION_BACKWARD)
+    first = int(kind is SpeedLimit.ATTENTION_BACKWARD)
     query, key = (tensor.shape for tensor in args[first : first + 2])
     rows: int = math.prod(query[:-1])
     return rows * int(key[-2])

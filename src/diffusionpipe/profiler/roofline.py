@@ -24,18 +24,18 @@ from dataclasses import replace
 
 from diffusionpipe.costs.devices import DeviceRates
 from diffusionpipe.costs.mode import EAGER, Mode
-from diffusionpipe.profiler.operations import Kind, Operation
+from diffusionpipe.profiler.operations import Operation, SpeedLimit
 from diffusionpipe.units import Seconds
 
 FUSED = 0.8
 """Bytes and kernels of pointwise operations and norms that are left when they are compiled, as fitted to a framework
 that compiles parts of its model (`benchmarks/anchors`)."""
 _NORMS = ("group_norm", "layer_norm", "rms_norm", "softmax")
-_SCORE_BYTES = {Kind.ATTENTION: 16, Kind.ATTENTION_BACKWARD: 30}
+_SCORE_BYTES = {SpeedLimit.ATTENTION: 16, SpeedLimit.ATTENTION_BACKWARD: 30}
 """Bytes that plain attention moves for each score under autocast. Forward: the product writes 2, softmax in float32
 reads 2 and writes 4, the cast reads 4 and writes 2, the second product reads 2. The backward is counted in the same
 way."""
-_SCORE_KERNELS = {Kind.ATTENTION: 5, Kind.ATTENTION_BACKWARD: 7}
+_SCORE_KERNELS = {SpeedLimit.ATTENTION: 5, SpeedLimit.ATTENTION_BACKWARD: 7}
 _RECOMPUTED = 0.8
 """Fused attention computes its scores again in the backward, five products for the four of plain attention."""
 
@@ -50,13 +50,13 @@ def layer_seconds(operations: Sequence[Operation], rates: DeviceRates, mode: Mod
 def operation_seconds(operation: Operation, rates: DeviceRates, mode: Mode = EAGER) -> Seconds:
     """How long one operation takes, which is one kernel for most."""
     match operation.kind:
-        case Kind.MEMORY:
+        case SpeedLimit.MEMORY:
             return _moving(operation, rates, mode)
-        case Kind.CONVOLUTION:
+        case SpeedLimit.CONVOLUTION:
             passes = 0 if mode.is_channels_last else rates.relayouts
             copying = passes * operation.num_bytes / (rates.bandwidth * rates.efficiency.memory)
             return _product(operation, rates, mode) + copying
-        case Kind.MATMUL:
+        case SpeedLimit.MATMUL:
             return _product(operation, rates, mode)
         case _:
             return _attention(operation, rates, mode)
@@ -76,7 +76,7 @@ def _moving(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
 
 def _product(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
     """A matrix product or a convolution."""
-    is_convolution = operation.kind is Kind.CONVOLUTION
+    is_convolution = operation.kind is SpeedLimit.CONVOLUTION
     efficiency = rates.efficiency
     share = efficiency.matmul
     if is_convolution:
@@ -90,13 +90,13 @@ def _product(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
 
 def _attention(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
     """Attention in one kernel, or in several that move the scores."""
-    is_backward = operation.kind is Kind.ATTENTION_BACKWARD
+    is_backward = operation.kind is SpeedLimit.ATTENTION_BACKWARD
     if mode.has_flash_attention:
         share = rates.efficiency.attention_backward if is_backward else rates.efficiency.attention
         computing = operation.flops / (rates.peak(operation.dtype, is_convolution=False) * share)
         moving = operation.num_bytes / (rates.bandwidth * rates.efficiency.memory)
         return max(computing + min(computing, rates.ramp), moving) + rates.kernel
     flops = operation.flops * (_RECOMPUTED if is_backward else 1.0)
-    product = _product(replace(operation, kind=Kind.MATMUL, flops=flops), rates, mode)
+    product = _product(replace(operation, kind=SpeedLimit.MATMUL, flops=flops), rates, mode)
     scores = _SCORE_BYTES[operation.kind] * operation.scores / (rates.bandwidth * rates.efficiency.memory)
     return product + scores + (_SCORE_KERNELS[operation.kind] - 1) * rates.kernel

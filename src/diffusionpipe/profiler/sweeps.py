@@ -23,7 +23,7 @@ STEADY = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class SizeColumn:
     """The times and bytes of all layers at one batch size, by layer."""
 
     times: Mapping[str, LayerTimes]
@@ -45,8 +45,12 @@ class Column:
 
 
 def sweep(
-    first: Mapping[int, Column], again: Callable[[int], Column], agree: Agree, end: Seconds, most: int = MOST_SWEEPS
-) -> dict[int, Column]:
+    first: Mapping[int, SizeColumn],
+    again: Callable[[int], SizeColumn],
+    agree: Agree,
+    end: Seconds,
+    most: int = MOST_SWEEPS,
+) -> dict[int, SizeColumn]:
     """The columns of a first sweep and of those that follow, joined, by batch size.
 
     `again` measures a size once more; no sweep begins that would not be over before `end`, on the clock of
@@ -63,17 +67,17 @@ def sweep(
     return {size: joined(columns) for size, columns in found.items()}
 
 
-def _change(columns: Sequence[Column]) -> float:
+def _change(columns: Sequence[SizeColumn]) -> float:
     """The relative change of the time of all layers from the last sweep but one to the last one; 0.1 is a tenth."""
     before, last = columns[-2].seconds, columns[-1].seconds
     return abs(last / before - 1.0) if before else 0.0
 
 
-def joined(columns: Sequence[Column]) -> Column:
+def joined(columns: Sequence[SizeColumn]) -> SizeColumn:
     """The median of several columns of the same size."""
     waking = [column.waking for column in columns if column.waking]
     table = tuple((same[0][0], median(extra for _, extra in same)) for same in zip(*waking, strict=True))
-    return Column(
+    return SizeColumn(
         times={name: _joined([column.times[name] for column in columns]) for name in columns[0].times},
         activation=columns[0].activation,
         workspace=columns[0].workspace,

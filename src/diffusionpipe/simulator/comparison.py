@@ -30,7 +30,7 @@ class WorkerCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class FamilyResult:
     """The figures that a family reaches. Times are in the unit of the costs."""
 
     name: str
@@ -67,10 +67,10 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class FamilyComparison:
     """Every family at the same sizes."""
 
-    results: tuple[Result, ...]
+    results: tuple[FamilyResult, ...]
     """Fastest first; equally fast ones by memory."""
     undefined: Mapping[str, str]
     """Family -> why it cannot do these sizes."""
@@ -97,12 +97,12 @@ def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
     return Costs(stages=(stage,) * len(schedule.placement.stages), link=Link(latency=costs.latency))
 
 
-def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> Result:
+def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> FamilyResult:
     """The figures that a schedule reaches with equal blocks."""
     part = part_of_worker(schedule)
     timeline = simulate(schedule, equal_costs(schedule, costs))
     homes = [stage.worker for stage in schedule.placement.stages]
-    return Result(
+    return FamilyResult(
         name=name,
         schedule=schedule,
         timeline=timeline,
@@ -120,7 +120,7 @@ def compare_families(
     costs: WorkerCosts,
     *,
     families: Mapping[str, Generator] = REGISTRY,
-) -> Comparison:
+) -> FamilyComparison:
     """Every family that can do these sizes, fastest first.
 
     >>> found = compare_families(4, 8, WorkerCosts(), families={name: REGISTRY[name] for name in ("gpipe", "1f1b")})
@@ -130,7 +130,7 @@ def compare_families(
     Raises:
         ConfigError: no family can do them.
     """
-    results: list[Result] = []
+    results: list[FamilyResult] = []
     undefined: dict[str, str] = {}
     for name, generate in families.items():
         try:
@@ -142,4 +142,4 @@ def compare_families(
     if not results:
         raise ConfigError("\n".join(f"{name}: {why}" for name, why in undefined.items()))
     results.sort(key=lambda result: (round(result.makespan, 9), result.peak, result.weights, result.name))
-    return Comparison(results=tuple(results), undefined=undefined)
+    return FamilyComparison(results=tuple(results), undefined=undefined)

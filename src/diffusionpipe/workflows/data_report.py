@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
-    from diffusionpipe.trainer.data.caption_lengths import Reading
+    from diffusionpipe.trainer.data.caption_lengths import EncoderReading
     from diffusionpipe.trainer.data.sizes import SizeRules
-    from diffusionpipe.trainer.data.survey import Folder, Use
+    from diffusionpipe.trainer.data.survey import Folder, SampleUse
     from diffusionpipe.trainer.recipe import DataSection, Recipe
 
 ASPECTS = (0.5, 2.0)
@@ -36,7 +36,7 @@ class DataReport:
 
     lines: "tuple[Line, ...]"
     train: "Folder"
-    use: "Use"
+    use: "SampleUse"
     sizes: "dict[int, Clip]"
     """The size of each sample in the first epoch; a sample that is left out has none."""
     is_clips: bool
@@ -80,19 +80,19 @@ def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport
 def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | None", tell: Telling) -> DataReport:
     from diffusionpipe.trainer.data.clips import selection_of
     from diffusionpipe.trainer.data.columns import Columns
-    from diffusionpipe.trainer.data.dataset import Condition, Rules
+    from diffusionpipe.trainer.data.dataset import Condition, ScanRules
     from diffusionpipe.trainer.data.listing import is_same
     from diffusionpipe.trainer.data.order import num_epochs, num_positions
     from diffusionpipe.trainer.data.scanning import examine_place
     from diffusionpipe.trainer.data.sizes import assign
     from diffusionpipe.trainer.data.sources import joined_of
-    from diffusionpipe.trainer.data.survey import Folder, Use, survey
+    from diffusionpipe.trainer.data.survey import Folder, SampleUse, survey
     from diffusionpipe.trainer.recipe.size_rules import run_of
 
     taken = selection_of(data.frame_counts, data.frame_rate)
 
-    def rules_of_scan(apart: Path | None) -> Rules:
-        return Rules(apart=apart, reports=True)
+    def rules_of_scan(apart: Path | None) -> ScanRules:
+        return ScanRules(apart=apart, reports=True)
 
     def scanned(folder: Path, apart: Path | None, columns: Columns) -> Folder:
         tell.say(f"reading the headers in {folder}")
@@ -118,7 +118,7 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
             by_epochs = ceil(num_positions(recipe.training.epochs, count) / batch)
             steps = by_epochs if steps is None else min(steps, by_epochs)
     reader = _reader_of(recipe, tell)
-    use = Use(
+    use = SampleUse(
         steps=steps,
         batch=batch,
         epochs=num_epochs((steps or 0) * batch, count),
@@ -142,7 +142,7 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
 class _Reader(NamedTuple):
     """How a recipe's model reads texts."""
 
-    readings: "Sequence[Reading] | None" = None
+    readings: "Sequence[EncoderReading] | None" = None
     """None: no model is there, or it reads none."""
     more_chunks: bool = False
     prompts: tuple[str, ...] = ()
@@ -177,7 +177,7 @@ def _reader_of(recipe: "Recipe | None", tell: Telling) -> _Reader:
     )
 
 
-def _sizes_of(use: "Use") -> "dict[int, Clip]":
+def _sizes_of(use: "SampleUse") -> "dict[int, Clip]":
     """The size of each sample in the first epoch, and the one of all others."""
     from diffusionpipe.ir.size import Clip
 

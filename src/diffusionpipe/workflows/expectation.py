@@ -8,7 +8,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
-    from diffusionpipe.costs.loading import DataWorkers
+    from diffusionpipe.costs.loading import JobDataWorkers
     from diffusionpipe.holding.memory import MemoryUse
     from diffusionpipe.ir import Plan
     from diffusionpipe.planner import Setting
@@ -42,7 +42,7 @@ class Expectation:
         return self.iteration + (self.update or 0.0) + (self.loading.usual if self.loading is not None else 0.0)
 
 
-def loading_in(workers: "DataWorkers | None", plan: "Plan", iteration: Seconds, bubble: float) -> Spread | None:
+def loading_in(workers: "JobDataWorkers | None", plan: "Plan", iteration: Seconds, bubble: float) -> Spread | None:
     """The time by which data workers lengthen a step; None if they do not."""
     if workers is None:
         return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from diffusionpipe.costs.clusters import computes_in_bfloat16, known_cards
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.planner.advice import RANK, nearest_layout, recomputed
-from diffusionpipe.planner.batches import Tried, with_batch
+from diffusionpipe.planner.batches import BatchPlan, with_batch
 from diffusionpipe.planner.recomputation import best_way
 from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
 from diffusionpipe.workflows.stated_model import StatedModel, known_rates, profile_name, profiles_of_devices
@@ -34,13 +34,13 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ModelAnswer:
     """Whether a model fits, trained in one of the two ways."""
 
     model: str
     trained: str
     """`WHOLE` or `ADAPTERS`."""
-    tried: Tried | None
+    tried: BatchPlan | None
     """The plan; None where nothing fits."""
     nearest: Nearest | None
     """Where nothing fits, the layout that lacks least."""
@@ -75,7 +75,7 @@ def answers(
     batch: int | None = None,
     tell: Telling = SILENCE,
     uses_cache: bool = True,
-) -> Iterator[Answer]:
+) -> Iterator[ModelAnswer]:
     """Each model's answer as soon as it is found, at `batch` samples or one for each device.
 
     Raises:
@@ -128,14 +128,14 @@ def _takes_adapters(name: str) -> bool:
     return configured_pipeline(name) not in ("DiTPipeline", "StableDiffusionControlNetPipeline")
 
 
-def _answer(name: str, trained: str, setting: Setting, *, is_stated: bool) -> Answer:
+def _answer(name: str, trained: str, setting: Setting, *, is_stated: bool) -> ModelAnswer:
     """The plan for the batch, or for one sample where that is not stated and more do not fit."""
     for size in dict.fromkeys((setting.workload.batch, setting.workload.batch if is_stated else 1)):
         choice = best_way(with_batch(setting, size), may_recompute=True)
         if choice is not None:
-            return Answer(model=name, trained=trained, tried=Tried(batch=size, choice=choice), nearest=None)
+            return ModelAnswer(model=name, trained=trained, tried=BatchPlan(batch=size, choice=choice), nearest=None)
     least = with_batch(setting, setting.workload.batch if is_stated else 1)
     nearest = nearest_layout(recomputed(least) or least)
     if nearest is None:
         nearest = nearest_layout(recomputed(setting) or setting)
-    return Answer(model=name, trained=trained, tried=None, nearest=nearest)
+    return ModelAnswer(model=name, trained=trained, tried=None, nearest=nearest)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffusionpipe.workflows.sample_request import Asked
+from diffusionpipe.workflows.sample_request import DrawingOptions
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
 if TYPE_CHECKING:
     from diffusionpipe.models.graphs.graph import LayerGraph
     from diffusionpipe.models.parameters.exported_layers import Width
     from diffusionpipe.trainer.exports.narrow_export import Narrowed
-    from diffusionpipe.trainer.inference.calibration import Times
+    from diffusionpipe.trainer.inference.calibration import WatchedTimes
     from diffusionpipe.workflows.sample_ranks import Work
 
 PICTURES = 32
@@ -35,11 +35,11 @@ def narrow_export_of(
     run: Path,
     out: Path,
     width: "Width",
-    asked: Asked,
+    asked: DrawingOptions,
     work: "Work",
     *,
     pictures: int = PICTURES,
-    times: "Times | None" = None,
+    times: "WatchedTimes | None" = None,
     tell: Telling = SILENCE,
 ) -> "Narrowed":
     """Writes the model of a run or of a diffusers folder with a narrow denoiser; adapters are merged.
@@ -84,11 +84,13 @@ def _whole_model(run: Path) -> Iterator[Path]:
         yield merged_export(run, Path(temporary) / "export")
 
 
-def _ranges(run: Path, folder: Path, asked: Asked, times: "Times | None", work: "Work") -> dict[str, float]:
+def _ranges(
+    run: Path, folder: Path, asked: DrawingOptions, times: "WatchedTimes | None", work: "Work"
+) -> dict[str, float]:
     """The largest magnitude among the inputs of each layer of the denoiser."""
     from diffusionpipe.models.opening.folder import family_of
     from diffusionpipe.models.parameters.exported_layers import exportable
-    from diffusionpipe.trainer.inference.calibration import Times, watch
+    from diffusionpipe.trainer.inference.calibration import WatchedTimes, watch
     from diffusionpipe.trainer.inference.folder_drawing import open_source
     from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.sample_request import drawing_of
@@ -99,11 +101,11 @@ def _ranges(run: Path, folder: Path, asked: Asked, times: "Times | None", work: 
     opened = open_source(source, drawing.wish, settings)
     layers = {path: layer for path, (_, _, layer) in exportable(opened.graph, family_of(folder).trainable[0]).items()}
     with work(None) as on_step:
-        chosen = times or Times.NORMAL
+        chosen = times or WatchedTimes.NORMAL
         return watch(opened, len(drawing.wish), settings, layers, device=device, times=chosen, on_step=on_step)
 
 
-def _with_wishes(run: Path, graph: "LayerGraph", asked: Asked, pictures: int) -> Asked:
+def _with_wishes(run: Path, graph: "LayerGraph", asked: DrawingOptions, pictures: int) -> DrawingOptions:
     """The options with something to draw, `pictures` times or as near as whole rounds of it come.
 
     Raises:

@@ -17,7 +17,7 @@ from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.alternatives_file import alternatives_file, read_alternatives
 from diffusionpipe.workflows.expected_step import EXPECTED, ExpectedStep, read_expected
 from diffusionpipe.workflows.page_figures import Json, absent, count, figure, number, percent, seconds, size
-from diffusionpipe.workflows.page_timeline import Actions, Source, timeline_data
+from diffusionpipe.workflows.page_timeline import Actions, TimelineSource, timeline_data
 from diffusionpipe.workflows.prediction_file import prediction_file
 from diffusionpipe.workflows.run_facts import ranks_of_worker, ranks_text
 from diffusionpipe.workflows.run_timeline import timeline_title
@@ -95,14 +95,14 @@ class PlanPage:
         if self.times is not None:
             is_timed = self.times.axis.name == "ms"
             file = self.source if is_timed else self.file
-            source = Source(name="predicted", file=file, unit="ms" if is_timed else "units")
+            source = TimelineSource(name="predicted", file=file, unit="ms" if is_timed else "units")
             found.append(timeline_data(self.times.timeline, self.plan, source, actions, self._names()))
             more = f"; give `diffusionpipe plan show` {self.times.missing}" if self.times.missing else ""
             notes.append(f"Predicted: {self.times.source}{more}.")
         else:
             notes.append(f"Predicted: {self.predicted}.")
         if self.measured is not None and (not found or found[0]["unit"] == "ms"):
-            source = Source(name="measured", file=MEASURED)
+            source = TimelineSource(name="measured", file=MEASURED)
             found.append(timeline_data(self.measured, self.plan, source, actions, {}))
         elif isinstance(self.actual, str):
             notes.append(f"Measured: {self.actual}.")

@@ -23,7 +23,7 @@ _COMPUTE, _MESSAGES, _SUMS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TimelineSource:
     """Where a timeline comes from."""
 
     name: str
@@ -102,7 +102,9 @@ class Actions:
         return sum(self._numbers[name] for name in self._graph.parameters_of(layers))
 
 
-def timeline_data(timeline: Timeline, plan: Plan, source: Source, actions: Actions, names: Mapping[int, str]) -> Json:
+def timeline_data(
+    timeline: Timeline, plan: Plan, source: TimelineSource, actions: Actions, names: Mapping[int, str]
+) -> Json:
     """The rows of one timeline; `names`: of its workers."""
     scale = 1e3 if source.unit == "ms" else 1.0
     schedule = plan.train

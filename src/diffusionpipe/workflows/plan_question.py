@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.planner.asking import Asking
-    from diffusionpipe.planner.batches import Tried
+    from diffusionpipe.planner.batches import BatchPlan
     from diffusionpipe.planner.chosen import Choice
     from diffusionpipe.planner.combined import Change
     from diffusionpipe.planner.pricing.setting import Setting
@@ -187,21 +187,21 @@ def question_of_model(
     )
 
 
-def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tuple[list[Tried], Choice]:
+def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tuple[list[BatchPlan], Choice]:
     """The plans for the batches that are asked about, and the one at the knee.
 
     Raises:
         ConfigError: nothing fits; with the ways out that there are, each as a command.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.batches import Tried, found_batches, knee_of, stated_batches, with_batch
+    from diffusionpipe.planner.batches import BatchPlan, found_batches, knee_of, stated_batches, with_batch
     from diffusionpipe.planner.choice import choose
 
     setting, fill, may_recompute = asked.setting, asked.fill, asked.may_recompute
     try:
         if len(asked.batches) == 1:
             choice = choose(setting, fill=fill, asking=asking, may_recompute=may_recompute)
-            return [Tried(batch=setting.workload.batch, choice=choice)], choice
+            return [BatchPlan(batch=setting.workload.batch, choice=choice)], choice
         if asked.batches:
             tried = stated_batches(setting, asked.batches, fill=fill, may_recompute=may_recompute)
         else:

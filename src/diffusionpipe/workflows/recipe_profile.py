@@ -30,8 +30,8 @@ from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.trainer.model.decisions import has_bfloat16
-from diffusionpipe.trainer.model.members import Model, build_model
-from diffusionpipe.trainer.recipe import Precision, Recipe, decided, load_recipe
+from diffusionpipe.trainer.model.members import RecipeModels, build_model
+from diffusionpipe.trainer.recipe import Recipe, RecipePrecision, decided, load_recipe
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.data_report import report_on_recipe
@@ -78,7 +78,7 @@ def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
         stored = frozen_store(profile.graph)
         model = recipe.model.model_copy(update={"frozen_dtype": FrozenDtype(stored) if stored else None})
         recipe = recipe.model_copy(update={"model": model})
-    if recipe.training.precision is Precision.AUTO:
+    if recipe.training.precision is RecipePrecision.AUTO:
         return decided(recipe, has_bfloat16=profile.precision == "bfloat16")
     return recipe
 
@@ -123,7 +123,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     return _over_sizes(opened, found, tell)
 
 
-def _over_sizes(opened: Model, found: Callable[[LayerGraph, ModelGraph], Profile], tell: Telling) -> Profile:
+def _over_sizes(opened: RecipeModels, found: Callable[[LayerGraph, ModelGraph], Profile], tell: Telling) -> Profile:
     """The profile of a model over the sizes of its data, whose headers are read; `found` makes the one of a size.
 
     Where the data cannot be read, every size counts alike.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from diffusionpipe.models.base.family import CaptionReading
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.inference.drawing import Picture
-    from diffusionpipe.trainer.inference.sample_file import Origin
-    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.inference.sample_file import SampleOrigin
+    from diffusionpipe.trainer.recipe import RecipePrecision
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.sample_ranks import Work
     from diffusionpipe.workflows.trained_model import TrainedModel
@@ -39,15 +39,15 @@ def redraw(
     """
     from diffusionpipe.trainer.data.clips import PLAYED
     from diffusionpipe.trainer.inference.sample_file import read_origin, write_sample
-    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.recipe import RecipePrecision
     from diffusionpipe.viz.drawing_file import MOVING, check_drawing_file, write_clip
     from diffusionpipe.workflows.trained_model import model_after, trained_model
 
     origin = read_origin(like)
     check_drawing_file(out, None if origin.frames is None else origin.frame_rate)
-    if origin.precision is Precision.FLOAT64:
+    if origin.precision is RecipePrecision.FLOAT64:
         tell.say(f"{like} was drawn in float64 and is drawn again in float32, so pixels may differ by 1 of 255")
-        origin = replace(origin, precision=Precision.FLOAT32)
+        origin = replace(origin, precision=RecipePrecision.FLOAT32)
     with TemporaryDirectory() as temporary:
         step = origin.training_step
         model = trained_model(run, config=config) if step is None else model_after(run, step, Path(temporary))
@@ -59,7 +59,7 @@ def redraw(
     return origin.caption
 
 
-def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device", work: "Work") -> "Picture":
+def _draw(model: "TrainedModel", origin: "SampleOrigin", device: "torch.device", work: "Work") -> "Picture":
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.conditions import SampleRequest
@@ -108,21 +108,21 @@ def origin_of(
     run: Path,
     settings: "SamplingSettings",
     size: "SampleSize",
-    precision: "Precision",
+    precision: "RecipePrecision",
     rows: int | None,
     captions: "CaptionReading",
-) -> "Origin":
+) -> "SampleOrigin":
     """The common part of the origins of pictures that are drawn together from a run or a folder.
 
-    `rows` as in `Origin`.
+    `rows` as in `SampleOrigin`.
     """
-    from diffusionpipe.trainer.inference.sample_file import Origin
+    from diffusionpipe.trainer.inference.sample_file import SampleOrigin
     from diffusionpipe.trainer.recipe import recorded_recipe
     from diffusionpipe.workflows.run_recipe import recipe_of
 
     recipe = recipe_of(run)
     step = recorded_recipe(recipe).training.num_steps if recipe.is_file() else None
-    return Origin(
+    return SampleOrigin(
         settings=settings,
         resolution=size.resolution,
         height=size.height,

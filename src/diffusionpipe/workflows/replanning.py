@@ -89,7 +89,7 @@ REQUEST = Format("diffusionpipe-replanning", 1, Request)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundLayout:
     """The result of a search: the layout whose plan it has written."""
 
     sizes: str
@@ -121,7 +121,7 @@ class Replanning:
             self.stop()
         return self._process.poll() is not None
 
-    def result(self) -> Found | None:
+    def result(self) -> FoundLayout | None:
         """The result of the search, None for nothing better.
 
         Raises:
@@ -132,7 +132,7 @@ class Replanning:
         if self._process.wait():
             raise OSError(f"the search ended with status {self._process.returncode}")
         found = json.loads(text)
-        return Found(sizes=str(found["sizes"]), step=float(found["step_s"])) if found is not None else None
+        return FoundLayout(sizes=str(found["sizes"]), step=float(found["step_s"])) if found is not None else None
 
     def stop(self) -> None:
         """End the search."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class HeldLayers:
     """Layers that the same ranks hold."""
 
     ranks: tuple[int, ...]
@@ -25,7 +25,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PlanShape:
     """Sizes of a plan."""
 
     name: str
@@ -46,7 +46,7 @@ def cluster_of_run(folder: "Path") -> "Cluster | None":
     return load_cluster(str(path)) if path.exists() else None
 
 
-def shape_of(plan: "Plan") -> Shape:
+def shape_of(plan: "Plan") -> PlanShape:
     """The sizes of a plan."""
     placement = plan.train.placement
     pipelines = _trained_pipelines(plan)
@@ -57,7 +57,7 @@ def shape_of(plan: "Plan") -> Shape:
     if plan.mesh.pipeline == 1:
         name = "one device" if plan.mesh.num_ranks == 1 else "data parallel"
         name = f"sharded {name}" if plan.mesh.shard > 1 else name
-    return Shape(
+    return PlanShape(
         name=name,
         replicas=replicas if max(replicas) > 1 else (),
         microbatches=microbatches_of(plan),
@@ -82,7 +82,7 @@ def named_microbatches(counts: tuple[int, ...]) -> str:
     return f"{' + '.join(map(str, counts))} micro-batch{'' if counts == (1,) else 'es'}"
 
 
-def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[Part, ...]:
+def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[HeldLayers, ...]:
     """The stages, in the model's order, with the ranks that hold them in all copies.
 
     Gradient buckets and blocks that are sharded one by one are parts of a stage, and no stages.
@@ -93,7 +93,7 @@ def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[Part, ...]:
     for same in _blocks_of_parts(plan, ranks):
         layers = tuple(name for block in same for name in plan.blocks[block])
         numbers = sum(trained.get(name, 0) for name in model.parameters_of(layers))
-        parts.append(Part(ranks=ranks[same[0]], layers=layers, parameters=numbers))
+        parts.append(HeldLayers(ranks=ranks[same[0]], layers=layers, parameters=numbers))
     return tuple(parts)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.quality import Reached
+    from diffusionpipe.planner.quality import ReachedLoss
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.workflows.plan_question import PlanQuestion
 
 
-def reached_by(folder: Path) -> Reached:
+def reached_by(folder: Path) -> ReachedLoss:
     """The batch, the steps and the noise scale of a run.
 
     Raises:
@@ -19,7 +19,7 @@ def reached_by(folder: Path) -> Reached:
     """
     from diffusionpipe.costs.noise import LEAST_MEASUREMENTS, measurements_of, noise_scale
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.quality import Reached
+    from diffusionpipe.planner.quality import ReachedLoss
     from diffusionpipe.trainer.reporting.metrics import read_metrics
 
     recipe = _recipe_of(folder)
@@ -28,7 +28,7 @@ def reached_by(folder: Path) -> Reached:
     measured = measurements_of(rows)
     scale = noise_scale(measured)
     if scale is not None:
-        return Reached(batch=recipe.training.batch, steps=steps, scale=scale)
+        return ReachedLoss(batch=recipe.training.batch, steps=steps, scale=scale)
     every = recipe.training.noise_scale_every
     if measured:
         why = f"{len(measured)} measurements" + (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffusionpipe.models.base.family import CaptionReading, Clip
-    from diffusionpipe.trainer.recipe import Precision, SamplingSection
+    from diffusionpipe.trainer.recipe import RecipePrecision, SamplingSection
 
 _OF_CHECKPOINTS = "adapters"
 """The folder of a run that has the adapters of its checkpoints; `trainer` is imported only where it is used."""
@@ -106,22 +106,22 @@ def _trained_size(recipe: Path) -> SampleSize:
     return SampleSize(**found)
 
 
-def precision_of(run: Path) -> "Precision":
+def precision_of(run: Path) -> "RecipePrecision":
     """The precision that the run was trained in; float32 where there is no run.
 
     Raises:
         ConfigError: the run's recipe names none that there is.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.recipe import RecipePrecision
 
     recipe = recipe_of(run)
     training = _table(recipe).get("training", {})
-    named = training.get("precision", Precision.FLOAT32) if isinstance(training, dict) else training
-    known = ", ".join(one for one in Precision if one is not Precision.AUTO)
+    named = training.get("precision", RecipePrecision.FLOAT32) if isinstance(training, dict) else training
+    known = ", ".join(one for one in RecipePrecision if one is not RecipePrecision.AUTO)
     if named not in known.split(", "):
         raise ConfigError(f"{recipe}: training.precision must be one of {known}; correct it, or give --precision")
-    return Precision(str(named))
+    return RecipePrecision(str(named))
 
 
 def captions_of(run: Path, chunks: int | None, clip_skip: int | None) -> "CaptionReading":

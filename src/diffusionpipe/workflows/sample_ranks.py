@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.inference.drawing import Picture
     from diffusionpipe.trainer.inference.folder_drawing import Source
-    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.recipe import RecipePrecision
     from diffusionpipe.workflows.run_recipe import SampleSize
     from diffusionpipe.workflows.trained_model import TrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class DrawingRequest:
     """The pictures to draw, and how."""
 
     model: "TrainedModel"
@@ -31,7 +31,7 @@ class Drawing:
     settings: "Sequence[SamplingSettings]"
     """Settings of the model and of the models before it, in the order of sampling."""
     size: "SampleSize"
-    precision: "Precision"
+    precision: "RecipePrecision"
     captions: "CaptionReading"
     """How the models read texts."""
     device: str
@@ -40,7 +40,7 @@ class Drawing:
     def sources(self) -> "list[Source]":
         """The folders that are drawn from."""
         from diffusionpipe.trainer.inference.folder_drawing import Source
-        from diffusionpipe.trainer.recipe import Precision
+        from diffusionpipe.trainer.recipe import RecipePrecision
 
         return [
             Source(
@@ -52,7 +52,7 @@ class Drawing:
                 clip=self.size.clip,
                 captions=self.captions,
                 variant=one.variant,
-                frozen=one.frozen if self.precision is Precision.BFLOAT16 else None,
+                frozen=one.frozen if self.precision is RecipePrecision.BFLOAT16 else None,
             )
             for one in self.model.chain
         ]
@@ -69,7 +69,7 @@ Work: TypeAlias = "Callable[[int | None], AbstractContextManager[OnStep]]"
 """(rank; None for a process without one) -> a block while which the denoising steps done and all of them are told."""
 
 
-def draw_here(drawing: Drawing, work: Work) -> "tuple[list[Picture], ...]":
+def draw_here(drawing: DrawingRequest, work: Work) -> "tuple[list[Picture], ...]":
     """The pictures of each model, drawn in this process."""
     from diffusionpipe.trainer.inference.cascade_drawing import draw_from_folders
     from diffusionpipe.trainer.inference.drawing import Arithmetic
@@ -89,7 +89,7 @@ def draw_here(drawing: Drawing, work: Work) -> "tuple[list[Picture], ...]":
         )
 
 
-def start_ranks(words: Sequence[str], drawing: Drawing, ranks: int) -> int:
+def start_ranks(words: Sequence[str], drawing: DrawingRequest, ranks: int) -> int:
     """Start processes that run these words of our command line, each as a rank; returns their exit status.
 
     Their logs stay where a rank has crashed.
@@ -125,7 +125,7 @@ def start_ranks(words: Sequence[str], drawing: Drawing, ranks: int) -> int:
     return status
 
 
-def check_layers(drawing: Drawing, ranks: int) -> None:
+def check_layers(drawing: DrawingRequest, ranks: int) -> None:
     """Refuse more ranks than a model has layers, without weights.
 
     Raises:
@@ -155,7 +155,7 @@ def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
         raise ConfigError(f"{ranks} ranks cannot share the {layers} layers of {denoiser}; use --ranks {layers} at most")
 
 
-def draw_as_rank(drawing: Drawing, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int | None]":
+def draw_as_rank(drawing: DrawingRequest, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int | None]":
     """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time.
 
     All rows (None), where the ranks share the denoising steps.

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.denoise import SamplingSettings
     from diffusionpipe.trainer.inference.drawing import Picture
-    from diffusionpipe.trainer.inference.known_pixels import Known
-    from diffusionpipe.trainer.recipe import Precision, SamplingSection
+    from diffusionpipe.trainer.inference.known_pixels import KnownPixels
+    from diffusionpipe.trainer.recipe import RecipePrecision, SamplingSection
     from diffusionpipe.workflows.run_recipe import SampleSize
-    from diffusionpipe.workflows.sample_ranks import Drawing
+    from diffusionpipe.workflows.sample_ranks import DrawingRequest
     from diffusionpipe.workflows.trained_model import TrainedModel
 
 MAX_COUNT = 10_000
@@ -20,7 +20,7 @@ MAX_COUNT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DrawingOptions:
     """The options of a drawing as a user gives them; None: as the run draws, or diffusers' pipeline."""
 
     prompts: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Asked:
     device: str = "auto"
 
 
-def drawing_of(run: Path, asked: Asked) -> "Drawing":
+def drawing_of(run: Path, asked: DrawingOptions) -> "DrawingRequest":
     """The drawing that the options ask for, from a run's folder, an export or a diffusers folder; loads no weights.
 
     Raises:
@@ -68,7 +68,7 @@ def drawing_of(run: Path, asked: Asked) -> "Drawing":
     from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.run_recipe import captions_of, sampling_of
     from diffusionpipe.workflows.sample_conditions import steered
-    from diffusionpipe.workflows.sample_ranks import Drawing
+    from diffusionpipe.workflows.sample_ranks import DrawingRequest
     from diffusionpipe.workflows.trained_model import trained_model
 
     wish = _wish(asked)
@@ -77,7 +77,7 @@ def drawing_of(run: Path, asked: Asked) -> "Drawing":
     size = _size(run, model, asked)
     wish = replace(steered(wish, run, model.folder, asked.conditions, asked.count), frame_rate=size.frame_rate)
     wish = replace(wish, known=_known(asked, len(wish)))
-    return Drawing(
+    return DrawingRequest(
         model=model,
         wish=wish,
         settings=[_settings(one, own, asked, has_negative=bool(wish.negatives)) for one in model.chain],
@@ -88,7 +88,7 @@ def drawing_of(run: Path, asked: Asked) -> "Drawing":
     )
 
 
-def write_drawn(drawing: "Drawing", drawn: "Sequence[list[Picture]]", out: Path) -> int:
+def write_drawn(drawing: "DrawingRequest", drawn: "Sequence[list[Picture]]", out: Path) -> int:
     """Write the pictures of each model as one file, whose ending says its kind; returns their number.
 
     A grid with captions, but of one clip alone, in a file in which clips play, the clip itself.
@@ -108,7 +108,9 @@ def write_drawn(drawing: "Drawing", drawn: "Sequence[list[Picture]]", out: Path)
     return len(pictures)
 
 
-def keep_drawn(drawing: "Drawing", drawn: "Sequence[list[Picture]]", run: Path, rows: int | None, folder: Path) -> None:
+def keep_drawn(
+    drawing: "DrawingRequest", drawn: "Sequence[list[Picture]]", run: Path, rows: int | None, folder: Path
+) -> None:
     """Write each picture of the last model as a file that can be drawn again.
 
     `rows`: the most that went through the stages together; None for one process.
@@ -120,7 +122,7 @@ def keep_drawn(drawing: "Drawing", drawn: "Sequence[list[Picture]]", run: Path, 
     keep_samples(drawn[-1], drawing.wish, origin, folder)
 
 
-def _wish(asked: Asked) -> "SampleRequest":
+def _wish(asked: DrawingOptions) -> "SampleRequest":
     """The pictures to draw, each prompt or label `count` times.
 
     Raises:
@@ -128,10 +130,10 @@ def _wish(asked: Asked) -> "SampleRequest":
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.conditions import SampleRequest
-    from diffusionpipe.trainer.recipe import Prompt, negatives_of, read_prompts
+    from diffusionpipe.trainer.recipe import PromptLine, negatives_of, read_prompts
 
     of_file = read_prompts(asked.prompts_file) if asked.prompts_file is not None else ()
-    prompts = (*(Prompt(text, None) for text in asked.prompts), *of_file)
+    prompts = (*(PromptLine(text, None) for text in asked.prompts), *of_file)
     if bool(prompts) == bool(asked.labels):
         raise ConfigError(
             'say what to draw: --prompt "..." or --prompts FILE for a text model, or --label N for a class model'
@@ -149,7 +151,7 @@ def _wish(asked: Asked) -> "SampleRequest":
     )
 
 
-def _known(asked: Asked, count: int) -> "tuple[Known, ...]":
+def _known(asked: DrawingOptions, count: int) -> "tuple[KnownPixels, ...]":
     """The picture with a hole of each of `count` samples. Raises ConfigError where they do not match the prompts."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.known_pixels import known_of
@@ -163,7 +165,9 @@ def _known(asked: Asked, count: int) -> "tuple[Known, ...]":
     return tuple(one for one in known_of(asked.images, asked.masks, wanted) for _ in range(asked.count))
 
 
-def _settings(model: "TrainedModel", own: "SamplingSection", asked: Asked, *, has_negative: bool) -> "SamplingSettings":
+def _settings(
+    model: "TrainedModel", own: "SamplingSection", asked: DrawingOptions, *, has_negative: bool
+) -> "SamplingSettings":
     """How one model draws; `own` is the run's recipe section.
 
     Raises:
@@ -219,7 +223,7 @@ def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
     return of_name[name]
 
 
-def _size(run: Path, model: "TrainedModel", asked: Asked) -> "SampleSize":
+def _size(run: Path, model: "TrainedModel", asked: DrawingOptions) -> "SampleSize":
     """The size of what is drawn.
 
     Raises:
@@ -243,18 +247,18 @@ def _size(run: Path, model: "TrainedModel", asked: Asked) -> "SampleSize":
     return SampleSize(resolution=model.resolution)
 
 
-def _precision(run: Path, asked: str | None) -> "Precision":
+def _precision(run: Path, asked: str | None) -> "RecipePrecision":
     """The precision in which the denoiser computes.
 
     Raises:
         ConfigError: there is no such precision to draw in.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.recipe import RecipePrecision
     from diffusionpipe.workflows.run_recipe import precision_of
 
     if asked is not None:
-        if asked not in (Precision.FLOAT32, Precision.BFLOAT16):
+        if asked not in (RecipePrecision.FLOAT32, RecipePrecision.BFLOAT16):
             raise ConfigError(f"--precision {asked}: pictures are drawn in float32 or bfloat16")
-        return Precision(asked)
-    return Precision.BFLOAT16 if precision_of(run) is Precision.BFLOAT16 else Precision.FLOAT32
+        return RecipePrecision(asked)
+    return RecipePrecision.BFLOAT16 if precision_of(run) is RecipePrecision.BFLOAT16 else RecipePrecision.FLOAT32

@@ -98,19 +98,19 @@ def _cascade(exports: Path, recipe: Path) -> TrainedModel:
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.opening.folder import family_of, scheduler_config
-    from diffusionpipe.trainer.inference.cascade_drawing import Link, check_chain
+    from diffusionpipe.trainer.inference.cascade_drawing import CascadeMember, check_chain
     from diffusionpipe.trainer.recipe import recorded_recipe
 
     loaded = recorded_recipe(recipe)
     if not loaded.models:
         raise ConfigError(f"{exports} holds several models, but {recipe} has one; give the folder of one of them")
     found: TrainedModel | None = None
-    chain: list[Link] = []
+    chain: list[CascadeMember] = []
     for name, section in loaded.models.items():
         folder, size = exports / name, loaded.alone(name).data.resolution
         config, before = scheduler_config(folder), chain[-1].resolution if chain else None
         low = None if family_of(folder).augmentation is None else section.low_resolution or before
-        chain.append(Link(name=name, resolution=size, low=low))
+        chain.append(CascadeMember(name=name, resolution=size, low=low))
         found = TrainedModel(folder=folder, adapters=None, scheduler=config, name=name, resolution=size, before=found)
     check_chain(chain)
     assert found is not None, "the recipe of several exports has several models"

@@ -22,7 +22,7 @@ WIDTHS: tuple[Form | None, ...] = (None, Form.INT8, Form.NF4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Width:
+class PlannedWidth:
     """One of the widths, and the best plan with it."""
 
     name: str
@@ -33,7 +33,7 @@ class Width:
     """The layout that lacks least, where nothing fits."""
 
 
-def tried_widths(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> Iterator[Width]:
+def tried_widths(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> Iterator[PlannedWidth]:
     """Each width with its best plan, as soon as it is found; `ask` makes the question of a model."""
     for form in WIDTHS:
         asked = ask(replace(model, form=form, has_narrow_store=True))
@@ -42,16 +42,16 @@ def tried_widths(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion])
         if choice is None:
             least = recomputed(asked.setting) if asked.may_recompute else None
             nearest = nearest_layout(least or asked.setting)
-        yield Width(name=form or "bfloat16", asked=asked, choice=choice, nearest=nearest)
+        yield PlannedWidth(name=form or "bfloat16", asked=asked, choice=choice, nearest=nearest)
 
 
-def fastest_of(widths: Sequence[Width]) -> Width:
+def fastest_of(widths: Sequence[PlannedWidth]) -> PlannedWidth:
     """The width to recommend, out of widths in order from wide to narrow; the last one if none fits.
 
     A narrower width has larger errors. So it replaces the one taken so far only if its step is faster by more than a
     near-tie, or if none fitted before.
     """
-    found: Width | None = None
+    found: PlannedWidth | None = None
     for width in widths:
         step = width.choice.step if width.choice else float("inf")
         best = found.choice.step if found is not None and found.choice else float("inf")

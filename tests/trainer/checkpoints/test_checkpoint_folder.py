@@ -1,6 +1,6 @@
 """What a message says of the checkpoints that a failed run leaves."""
 
-from diffusionpipe.trainer.checkpoints.checkpoint_folder import Kept, kept_of, latest
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import KeptCheckpoints, kept_of, latest
 from diffusionpipe.trainer.checkpoints.manifest import Manifest, write_manifest
 
 
@@ -17,9 +17,9 @@ def test_the_latest_checkpoint_is_named_even_if_it_cannot_be_read(tmp_path):
 
 
 def test_an_earlier_checkpoint_is_offered_where_the_latest_may_be_ruined():
-    assert Kept((4,)).remedy(may_be_ruined=True) == Kept((4,)).remedy()
+    assert KeptCheckpoints((4,)).remedy(may_be_ruined=True) == KeptCheckpoints((4,)).remedy()
     earlier = "Resume with --resume latest, or from an earlier one with --resume 4."
-    assert Kept((4, 8)).remedy(may_be_ruined=True) == f"The checkpoint of step 8 is kept. {earlier}"
+    assert KeptCheckpoints((4, 8)).remedy(may_be_ruined=True) == f"The checkpoint of step 8 is kept. {earlier}"
 
 
 def test_the_latest_checkpoint_is_the_one_that_was_written_last_after_a_return_to_an_earlier_step(tmp_path):

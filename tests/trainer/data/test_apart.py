@@ -7,7 +7,7 @@ from PIL import Image
 from tiny_runs import recipe_of
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.dataset import Rules, examine, scan
+from diffusionpipe.trainer.data.dataset import ScanRules, examine, scan
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def data(tmp_path):
 
 
 def names(folder, apart):
-    return [sample.name for sample in scan(folder, "text", rules=Rules(apart=apart)).samples]
+    return [sample.name for sample in scan(folder, "text", rules=ScanRules(apart=apart)).samples]
 
 
 def test_a_folder_of_validation_within_that_of_training_is_left_out_with_one_line(data):
     assert names(data, data / "held-out") == ["a.png", "b/1.png"]
-    _, found = examine(data, "text", rules=Rules(apart=data / "held-out"))
+    _, found = examine(data, "text", rules=ScanRules(apart=data / "held-out"))
     assert found.overlooked == (f"2 pictures are in {data / 'held-out'}, which is used apart",)
     assert names(data / "held-out", data) == ["deep/y.png", "x.png"]
 

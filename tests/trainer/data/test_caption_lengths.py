@@ -13,7 +13,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.trainer.data import caption_lengths
-from diffusionpipe.trainer.data.caption_lengths import Reading, counted_captions, cut_captions, readings_of
+from diffusionpipe.trainer.data.caption_lengths import EncoderReading, counted_captions, cut_captions, readings_of
 from diffusionpipe.trainer.data.tokens import num_tokens, token_ids
 from diffusionpipe.trainer.inference.conditions import _Prompted
 
@@ -41,7 +41,7 @@ def captions(seed, count=40, words=60):
 
 
 def reading(tokenizer, length=LENGTH):
-    return Reading(encoder="text_encoder", tokenizer=tokenizer, length=length)
+    return EncoderReading(encoder="text_encoder", tokenizer=tokenizer, length=length)
 
 
 PROMPTS = {f"{name} {key}": prompt for name, family in REGISTRY.items() for key, prompt in family.prompts.items()}

@@ -17,14 +17,14 @@ from pydantic import ValidationError
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.caption_lengths import Reading
-from diffusionpipe.trainer.data.caption_rules import CaptionRules, Seen, drawn_text, is_dropped_for, plain_text
+from diffusionpipe.trainer.data.caption_lengths import EncoderReading
+from diffusionpipe.trainer.data.caption_rules import CaptionRules, SeenSample, drawn_text, is_dropped_for, plain_text
 from diffusionpipe.trainer.data.captions import read_list, read_metadata
 from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
 from diffusionpipe.trainer.data.sized import fixed_rows
-from diffusionpipe.trainer.data.survey import Folder, Use, survey
+from diffusionpipe.trainer.data.survey import Folder, SampleUse, survey
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.other_words import SAME
@@ -34,7 +34,7 @@ MANY = 1200
 
 def texts(captions, count=MANY, sample=0, **rules):
     return [
-        drawn_text(captions, CaptionRules(**rules), Seen(seed=5, sample=sample, number=number))
+        drawn_text(captions, CaptionRules(**rules), SeenSample(seed=5, sample=sample, number=number))
         for number in range(count)
     ]
 
@@ -109,7 +109,7 @@ def test_one_option_changes_no_draw_of_another():
 @given(st.text("ab,|{} []", max_size=30), st.integers(0, 3), st.integers(0, 50))
 def test_a_shuffled_caption_has_the_tags_of_the_plain_one(caption, kept, number):
     rules = CaptionRules(shuffle=True, keep_first=kept)
-    drawn = drawn_text([caption], rules, Seen(seed=1, sample=2, number=number))
+    drawn = drawn_text([caption], rules, SeenSample(seed=1, sample=2, number=number))
     assert sorted(drawn.split(", ")) == sorted(plain_text(caption, rules).split(", "))
 
 
@@ -177,7 +177,7 @@ def test_one_encoder_is_dropped_by_itself_and_its_mask_with_it(tmp_path):
     assert (batch["input_ids"] > 0).any(1).all()
     empty = (batch["input_ids_2"] == 0).all(1)
     assert abs(empty.float().mean().item() - 0.3) < 0.07
-    seen = [Seen(seed=7, sample=1, number=number) for number in range(MANY)]
+    seen = [SeenSample(seed=7, sample=1, number=number) for number in range(MANY)]
     assert empty.tolist() == [is_dropped_for("text_encoder_2", rules, one) for one in seen]
 
 
@@ -237,13 +237,13 @@ def test_the_block_before_the_first_step_counts_the_longest_text_of_each_caption
         folder="data", samples=(Sample(name="a", text="x"), Sample(name="b", text="y", others=("{z|z z z}",)))
     )
     findings = Findings(noun="pictures", sizes=(None, None), files={}, overlooked=())
-    use = Use(
+    use = SampleUse(
         steps=1,
         batch=1,
         epochs=1.0,
         size=(8, 8),
         treatments=[Treatment(captions=CaptionRules(alternatives=True, prefix="p "))],
-        readings=[Reading(encoder="text_encoder", tokenizer=counted, length=3)],
+        readings=[EncoderReading(encoder="text_encoder", tokenizer=counted, length=3)],
     )
     said = {line.name: line.text for line in survey(Folder(dataset, findings), None, use)}
     assert said["captions"].startswith(
@@ -279,7 +279,7 @@ def test_every_option_has_a_row_with_its_words_elsewhere_and_one_in_the_referenc
 
 def test_a_separator_alone_parts_the_trigger_word():
     rules = CaptionsSection.model_validate({"separator": ";", "trigger": "sks"}).rules
-    assert drawn_text(["owl"], rules, Seen(seed=0, sample=0, number=0)) == "sks; owl"
+    assert drawn_text(["owl"], rules, SeenSample(seed=0, sample=0, number=0)) == "sks; owl"
 
 
 @pytest.mark.parametrize(

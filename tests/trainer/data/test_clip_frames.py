@@ -249,8 +249,8 @@ def with_one_seek(patch):
 
 def to_the_nearest_key(patch):
     """A reader that never seeks to an earlier key frame than the nearest one."""
-    starts = clip_times.Timeline.starts_before
-    patch.setattr(clip_times.Timeline, "starts_before", lambda clip, frame: starts(clip, frame)[:1])
+    starts = clip_times.FrameTimes.starts_before
+    patch.setattr(clip_times.FrameTimes, "starts_before", lambda clip, frame: starts(clip, frame)[:1])
 
 
 def as_stored(patch):

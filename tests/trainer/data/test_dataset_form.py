@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusionpipe.trainer.data.dataset import Dataset, Part, Sample
+from diffusionpipe.trainer.data.dataset import Dataset, Sample, SourcePart
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 
 SAMPLES = (
@@ -12,7 +12,7 @@ SAMPLES = (
     Sample(name="b/c.png", label=3),
     Sample(name="d.png", text="", others=("a b",), condition="edges/d.png", source=1, place=(0, 512, 9)),
 )
-PARTS = (Part(name="n", folder=Path("f"), count=3, repeats=2, files=("a.tar",), split="s", image="i"),)
+PARTS = (SourcePart(name="n", folder=Path("f"), count=3, repeats=2, files=("a.tar",), split="s", image="i"),)
 
 
 def sent(value):

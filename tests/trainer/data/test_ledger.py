@@ -11,8 +11,8 @@ from diffusionpipe.trainer.data.dataset import examine
 from diffusionpipe.trainer.data.ledger import (
     FILE,
     Continuation,
+    DataFiles,
     Generation,
-    Ledger,
     continued,
     first_ledger,
     read_ledger,
@@ -88,7 +88,7 @@ def test_data_may_grow_again_also_after_a_return_to_an_earlier_step():
 
 def test_a_ledger_comes_back_from_its_file(tmp_path):
     assert read_ledger(tmp_path) is None
-    ledger = Ledger(generations=(Generation(since=0, files={"a\udcff.png": "1"}), Generation(since=4, files=NEW)))
+    ledger = DataFiles(generations=(Generation(since=0, files={"a\udcff.png": "1"}), Generation(since=4, files=NEW)))
     write_ledger(tmp_path, ledger)
     assert read_ledger(tmp_path) == ledger
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
-from diffusionpipe.trainer.data.dataset import Rules, examine, scan
+from diffusionpipe.trainer.data.dataset import ScanRules, examine, scan
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
 from diffusionpipe.trainer.data.listing import OVERLOOKED_FILES, OVERLOOKED_FOLDERS
 from diffusionpipe.trainer.data.skipped import FILE, Skipped, Skipping, count_skipped, read_skipped
@@ -25,7 +25,7 @@ def data(tmp_path):
 
 
 def names(folder, **rules):
-    return [sample.name for sample in scan(folder, "text", rules=Rules(**rules)).samples]
+    return [sample.name for sample in scan(folder, "text", rules=ScanRules(**rules)).samples]
 
 
 def overlooked(folder):

@@ -27,8 +27,8 @@ from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
 from diffusionpipe.trainer.data.loss_masks import load_loss_mask, problem_of_loss_mask
 from diffusionpipe.trainer.data.sized import fixed_rows
-from diffusionpipe.trainer.data.sources import Found, joined
-from diffusionpipe.trainer.data.survey import Folder, Use, survey
+from diffusionpipe.trainer.data.sources import FoundSource, joined
+from diffusionpipe.trainer.data.survey import Folder, SampleUse, survey
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.recipe import DataSection
 
@@ -45,7 +45,7 @@ def place(tmp_path_factory):
 
 def found(place, name, repeats=1, regularisation=False):
     dataset, findings = examine(place / name, "text")
-    return Found(name=name, dataset=dataset, findings=findings, repeats=repeats, regularisation=regularisation)
+    return FoundSource(name=name, dataset=dataset, findings=findings, repeats=repeats, regularisation=regularisation)
 
 
 def names_of(dataset, batch, steps, positions=None, seed=3):
@@ -197,7 +197,7 @@ def test_a_loss_that_is_not_of_latents_alone_takes_no_masks(stable_diffusion):
 
 def test_the_block_before_the_first_step_names_each_source_with_its_share(place):
     scanned = Folder(*joined([found(place, "owls", 4), found(place, "birds")]))
-    use = Use(steps=1, batch=2, epochs=1.0, size=(8, 8), readings=(), treatments=(Treatment(), Treatment()))
+    use = SampleUse(steps=1, batch=2, epochs=1.0, size=(8, 8), readings=(), treatments=(Treatment(), Treatment()))
     said = {line.name: line.text for line in survey(scanned, None, use)}
     assert said["pictures"].startswith(f"10 in {place / 'owls'}, {place / 'birds'}, of 8 x 8")
     assert said["owls"] == f"3 in {place / 'owls'}, each 4 times: 63 % of an epoch"

@@ -15,7 +15,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
 from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.dataset import Condition, Rules
+from diffusionpipe.trainer.data.dataset import Condition, ScanRules
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.data.places import PlaceKind, files_of, kind_of_place, problem_of_place
@@ -186,7 +186,7 @@ def test_shards_that_are_cut_short_or_compressed_are_named(tmp_path):
 
 def test_a_report_names_what_a_run_refuses(tmp_path):
     write_shard(tmp_path / "s.tar", ("a.png", picture()), ("b.png", b"x"), ("c.txt", b"x"))
-    dataset, findings = examine_place(tmp_path / "s.tar", Condition.NOTHING, rules=Rules(reports=True))
+    dataset, findings = examine_place(tmp_path / "s.tar", Condition.NOTHING, rules=ScanRules(reports=True))
     assert [sample.name for sample in dataset.samples] == ["s.tar/a.png"]
     assert "s.tar/b.png: UnidentifiedImageError" in findings.overlooked[0]
     assert findings.overlooked[1] == "1 sample has no picture, e.g. s.tar/c"

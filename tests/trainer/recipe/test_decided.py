@@ -4,7 +4,7 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.recipe import (
     FrozenDtype,
     PipelineSection,
-    Precision,
+    RecipePrecision,
     continued,
     decided,
     load_recipe,
@@ -40,7 +40,7 @@ def sections(recipe):
 def test_five_keys_leave_plan_arithmetic_storage_and_recomputation_to_the_machine(file):
     recipe = load_recipe(file)
     assert recipe.pipeline == PipelineSection(plan="auto")
-    assert sections(recipe) == (Precision.AUTO, FrozenDtype.AUTO, None)
+    assert sections(recipe) == (RecipePrecision.AUTO, FrozenDtype.AUTO, None)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,17 @@ def test_the_plan_of_several_models_is_searched_where_the_search_can(file, text,
 
 
 def test_devices_decide_arithmetic_and_storage_and_stated_values_stay(file):
-    assert sections(decided(load_recipe(file), has_bfloat16=True))[:2] == (Precision.BFLOAT16, FrozenDtype.BFLOAT16)
-    assert sections(decided(load_recipe(file), has_bfloat16=False))[:2] == (Precision.FLOAT32, None)
+    assert sections(decided(load_recipe(file), has_bfloat16=True))[:2] == (
+        RecipePrecision.BFLOAT16,
+        FrozenDtype.BFLOAT16,
+    )
+    assert sections(decided(load_recipe(file), has_bfloat16=False))[:2] == (RecipePrecision.FLOAT32, None)
     wide = load_recipe(file, ["training.precision=float64"])
-    assert sections(decided(wide, has_bfloat16=True))[:2] == (Precision.FLOAT64, None)
+    assert sections(decided(wide, has_bfloat16=True))[:2] == (RecipePrecision.FLOAT64, None)
     off = load_recipe(file, ["model.frozen_dtype=none"])
-    assert sections(decided(off, has_bfloat16=True))[:2] == (Precision.BFLOAT16, None)
+    assert sections(decided(off, has_bfloat16=True))[:2] == (RecipePrecision.BFLOAT16, None)
     dora = load_recipe(file, ["lora.rank=4", "lora.dora=true"])  # its norms read the stored weights
-    assert sections(decided(dora, has_bfloat16=True))[:2] == (Precision.BFLOAT16, None)
+    assert sections(decided(dora, has_bfloat16=True))[:2] == (RecipePrecision.BFLOAT16, None)
     narrow = load_recipe(file, ["model.frozen_dtype=bfloat16"])
     with pytest.raises(RecipeError, match=r"compute in float32 .*training\.precision"):
         decided(narrow, has_bfloat16=False)
@@ -111,21 +114,21 @@ def test_a_recipe_in_a_run_of_before_has_the_defaults_of_before(file):
     text = "\n".join(line for line in FIVE.splitlines())
     file.write_text(text)
     recipe = recorded_recipe(file)
-    assert sections(recipe) == (Precision.FLOAT32, None, ())
+    assert sections(recipe) == (RecipePrecision.FLOAT32, None, ())
     assert recipe.pipeline == PipelineSection()
     file.write_text(text.replace("batch = 4", 'batch = 4\nprecision = "bfloat16"') + "\n[pipeline]\nstages = 2\n")
     recipe = recorded_recipe(file)
-    assert sections(recipe) == (Precision.BFLOAT16, None, ())
+    assert sections(recipe) == (RecipePrecision.BFLOAT16, None, ())
     assert recipe.pipeline.stages == 2
 
 
 def test_a_run_that_continues_keeps_what_it_had_but_for_what_is_stated_now(file):
     recipe = load_recipe(file)
     before = planned(decided(recipe, has_bfloat16=True), (), 3)
-    assert sections(continued(recipe, before)) == (Precision.BFLOAT16, FrozenDtype.BFLOAT16, ())
+    assert sections(continued(recipe, before)) == (RecipePrecision.BFLOAT16, FrozenDtype.BFLOAT16, ())
     stated = load_recipe(file, ["training.precision=float32", "training.activation_checkpointing=true"])
     now = decided(continued(stated, before), has_bfloat16=True)
-    assert sections(now) == (Precision.FLOAT32, None, ("*",))
+    assert sections(now) == (RecipePrecision.FLOAT32, None, ("*",))
 
 
 def test_the_plan_names_the_layers_that_are_recomputed_unless_the_recipe_does(file):

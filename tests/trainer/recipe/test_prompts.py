@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.recipe.prompts import Prompt, read_prompts
+from diffusionpipe.trainer.recipe.prompts import PromptLine, read_prompts
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
 
@@ -14,7 +14,11 @@ BASE = {"model": {"path": "m"}, "data": {"train": "d", "resolution": 8}, "traini
 def test_a_file_has_a_prompt_on_each_line_and_comments(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text('# birds\na wren\n\n  an owl, at night \n{"prompt": "a tit", "negative_prompt": "blurry"}\n')
-    assert read_prompts(path) == (Prompt("a wren", None), Prompt("an owl, at night", None), Prompt("a tit", "blurry"))
+    assert read_prompts(path) == (
+        PromptLine("a wren", None),
+        PromptLine("an owl, at night", None),
+        PromptLine("a tit", "blurry"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from diffusionpipe.costs import Device, Profile
     from diffusionpipe.ir import Plan
-    from diffusionpipe.trainer.model.members import Model
+    from diffusionpipe.trainer.model.members import RecipeModels
     from diffusionpipe.units import Bytes
 
 _COUNTED_FOR = "a100-80"
@@ -17,7 +17,7 @@ _COUNTED_FOR = "a100-80"
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def check_plan_memory(plan: "Plan", opened: "Model", devices: "Sequence[Device]") -> None:
+def check_plan_memory(plan: "Plan", opened: "RecipeModels", devices: "Sequence[Device]") -> None:
     """Refuse the recipe's plan file if it does not fit in the memory of the ranks' devices.
 
     The bytes of the layers come from a profile in the run's folder or beside the plan. Without one they are counted on
@@ -63,7 +63,7 @@ def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]")
     )
 
 
-def _profile_of(plan: "Plan", opened: "Model", device: str) -> "Profile | None":
+def _profile_of(plan: "Plan", opened: "RecipeModels", device: str) -> "Profile | None":
     """The first profile of this model and device that says what the plan needs; else a counted one, for GPUs."""
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.profiler import analytic_profile

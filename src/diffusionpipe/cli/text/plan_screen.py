@@ -14,7 +14,7 @@ from diffusionpipe.planner.rows import GIB, in_host_memory, parts_of, unit_of
 if TYPE_CHECKING:
     from diffusionpipe.cli.text.plan_table import Line
     from diffusionpipe.planner.band import Band
-    from diffusionpipe.planner.batches import Tried
+    from diffusionpipe.planner.batches import BatchPlan
     from diffusionpipe.planner.chosen import Choice
     from diffusionpipe.planner.explain import Comparison, Remark
     from diffusionpipe.planner.pricing.setting import Setting
@@ -30,7 +30,7 @@ MOST_PARTS = 5
 
 def screen_lines(
     title: str,
-    tried: Sequence[Tried],
+    tried: Sequence[BatchPlan],
     choice: Choice,
     comparison: Comparison,
     band: Band | None,
@@ -52,7 +52,7 @@ def screen_lines(
     yield from below
 
 
-def _batches(tried: Sequence[Tried], choice: Choice, width: int) -> Iterator[Line]:
+def _batches(tried: Sequence[BatchPlan], choice: Choice, width: int) -> Iterator[Line]:
     """A row for each batch, the choice's marked as the knee."""
     rates = [one.rate for one in tried if one.choice]
     steps = [one.choice.step * 1e3 for one in tried if one.choice]

@@ -77,14 +77,14 @@ def _write_narrow(
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.narrow_export import narrow_export_of, width_named
-    from diffusionpipe.workflows.sample_request import Asked
+    from diffusionpipe.workflows.sample_request import DrawingOptions
 
     width = width_named(quantize)
     if out is None:
         raise ConfigError("--quantize writes a folder; name it by --out FOLDER")
     if not width.rounds_inputs and (prompts is not None or labels):
         raise ConfigError(f"--prompts and --label are for w8a8, which draws pictures; leave them out with {width}")
-    asked = Asked(prompts_file=prompts, labels=labels, variant=variant, device=device)
+    asked = DrawingOptions(prompts_file=prompts, labels=labels, variant=variant, device=device)
     found = narrow_export_of(run, out, width, asked, drawing_work, pictures=pictures, tell=TERMINAL)
     typer.echo(
         f"{out}: {found.narrow / found.numbers:.0%} of the numbers of {found.component} are in {width}; "

@@ -11,7 +11,7 @@ from diffusionpipe.cli.verbs.terminal import TERMINAL
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
-    from diffusionpipe.workflows.model_table import Answer
+    from diffusionpipe.workflows.model_table import ModelAnswer
 
 WIDTH = 80
 
@@ -35,7 +35,7 @@ def print_models(text: str, cluster: Cluster, batches: Sequence[int], *, uses_ca
         typer.echo(row_of(answer, room))
 
 
-def row_of(answer: Answer, room: int) -> str:
+def row_of(answer: ModelAnswer, room: int) -> str:
     """The row of an answer, cut at `WIDTH` columns; names of models take `room` columns."""
     from diffusionpipe.cli.text.plan_screen import cut, layout_of
     from diffusionpipe.planner.rows import GIB

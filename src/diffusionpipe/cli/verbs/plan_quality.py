@@ -12,11 +12,11 @@ from diffusionpipe.workflows.run_quality import check_same_model
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from diffusionpipe.planner.quality import Reached, Way
+    from diffusionpipe.planner.quality import ReachedLoss, StagesWay
     from diffusionpipe.workflows.plan_question import PlanQuestion
 
 
-def print_quality(run: Path, reached: Reached, asked: PlanQuestion, batches: Sequence[int]) -> None:
+def print_quality(run: Path, reached: ReachedLoss, asked: PlanQuestion, batches: Sequence[int]) -> None:
     """Print the table of batches and layouts by the time to the loss of a run, which it has `reached`.
 
     Raises:
@@ -35,7 +35,7 @@ def print_quality(run: Path, reached: Reached, asked: PlanQuestion, batches: Seq
         typer.echo(line)
 
 
-def quality_lines(found: Sequence[Way], reached: Reached) -> Iterator[str]:
+def quality_lines(found: Sequence[StagesWay], reached: ReachedLoss) -> Iterator[str]:
     """The whole screen: the run, a row for each batch and layout, and where pipelines of copies win."""
     from diffusionpipe.cli.text.text_table import text_table
 
@@ -63,7 +63,7 @@ def quality_lines(found: Sequence[Way], reached: Reached) -> Iterator[str]:
     yield f"Pipelines run 1f1b here; plan --batch {best.batch} compares all schedules."
 
 
-def _switches(found: Sequence[Way], reached: Reached) -> Iterator[str]:
+def _switches(found: Sequence[StagesWay], reached: ReachedLoss) -> Iterator[str]:
     """A line for each number of stages: from which batch on pipelines of copies beat more copies."""
     from diffusionpipe.planner.quality import switch_in
 

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from diffusionpipe.workflows.plan_question import PlanQuestion
     from diffusionpipe.workflows.stated_model import StatedModel
-    from diffusionpipe.workflows.widths import Width
+    from diffusionpipe.workflows.widths import PlannedWidth
 
 
 def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> PlanQuestion:
@@ -24,7 +24,7 @@ def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion
     return fastest_of(widths).asked
 
 
-def line_of(width: Width) -> str:
+def line_of(width: PlannedWidth) -> str:
     """The cost of a width: the step, the memory of the fullest device, and the layout; or the memory that it lacks."""
     from diffusionpipe.planner.rows import GIB
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from diffusionpipe.ir.data_survey import Line
-    from diffusionpipe.planner.correction.correct import StepTimes
+    from diffusionpipe.planner.correction.correct import IterationTimes
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.setup.start import Start
     from diffusionpipe.workflows.run_check import RunCheck
@@ -295,7 +295,10 @@ def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> di
 
 
 def end_line(
-    measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
+    measured: Mapping[str, Seconds],
+    expected: Expectation,
+    peak: float | None,
+    corrected: "IterationTimes | None" = None,
 ) -> str:
     """A line of the parts of the median step's time, and of rank 0's peak of memory in GiB, if it is known."""
     pairs: dict[str, object] = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
@@ -310,7 +313,10 @@ def end_line(
 
 
 def end_table(
-    measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
+    measured: Mapping[str, Seconds],
+    expected: Expectation,
+    peak: float | None,
+    corrected: "IterationTimes | None" = None,
 ) -> "Table":
     """A table of the parts of the median step's time, and of rank 0's peak of memory in GiB, if it is known."""
     from rich.table import Table

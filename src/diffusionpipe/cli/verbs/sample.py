@@ -7,7 +7,7 @@ import typer
 
 from diffusionpipe.cli.verbs.drawing_work import drawing_work
 from diffusionpipe.cli.verbs.terminal import TERMINAL
-from diffusionpipe.workflows.sample_ranks import Drawing, start_ranks
+from diffusionpipe.workflows.sample_ranks import DrawingRequest, start_ranks
 from diffusionpipe.workflows.sample_request import MAX_COUNT
 
 _GUIDANCE_HELP = (
@@ -231,14 +231,14 @@ def sample(
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.viz.drawing_file import check_drawing_file
-    from diffusionpipe.workflows.sample_request import Asked, drawing_of
+    from diffusionpipe.workflows.sample_request import DrawingOptions, drawing_of
 
     check_outputs(out)
     check_drawing_file(out)
     if like is not None:
         _draw_again(context, run, like, out, device, config)
         return
-    asked = Asked(
+    asked = DrawingOptions(
         prompts=tuple(prompt or ()),
         prompts_file=prompts,
         negative=negative,
@@ -310,7 +310,7 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
     typer.echo(f'"{caption}" in {out}')
 
 
-def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
+def _draw(drawing: DrawingRequest, run: Path, out: Path, keep: Path | None) -> None:
     """Draw in this process or, if it is a rank, with the others, and write the pictures."""
     from diffusionpipe.workflows.sample_ranks import draw_as_rank, draw_here, is_rank
     from diffusionpipe.workflows.sample_request import keep_drawn, write_drawn

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from diffusionpipe.simulator.comparison import Comparison, Result, WorkerCosts
+    from diffusionpipe.simulator.comparison import FamilyComparison, FamilyResult, WorkerCosts
 
 MAX_TIME = 1e15
 """The longest time that an option may give. Floating-point sums of longer times would lose the short ones."""
@@ -77,12 +77,12 @@ def _costs(costs: WorkerCosts) -> str:
     return ", ".join(f"{name} {time:g}" for name, time in times.items())
 
 
-def _fits(result: Result, memory: float | None) -> bool:
+def _fits(result: FamilyResult, memory: float | None) -> bool:
     return memory is None or result.peak <= memory + 1e-9
 
 
 def _print_table(
-    comparison: Comparison, costs: WorkerCosts, *, ranks: int, microbatches: int, memory: float | None
+    comparison: FamilyComparison, costs: WorkerCosts, *, ranks: int, microbatches: int, memory: float | None
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -120,7 +120,7 @@ def _print_table(
 
 
 def _print_json(
-    comparison: Comparison, costs: WorkerCosts, *, ranks: int, microbatches: int, memory: float | None
+    comparison: FamilyComparison, costs: WorkerCosts, *, ranks: int, microbatches: int, memory: float | None
 ) -> None:
     from dataclasses import asdict
 

@@ -49,7 +49,7 @@ class Overlapped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class VersionOptions:
     """The request of the command line."""
 
     family: str
@@ -61,7 +61,7 @@ class Asked:
 
 def asked(
     family: str, sizes: tuple[int | None, int | None], versions: str | None, delay: int | None, *, is_csv: bool
-) -> Asked:
+) -> VersionOptions:
     """The options, once they go together; `sizes` are ranks and micro-batches.
 
     Raises:
@@ -83,10 +83,12 @@ def asked(
     ranks, microbatches = sizes
     assert ranks is not None
     assert microbatches is not None
-    return Asked(family=family, ranks=ranks, microbatches=microbatches, versions=Versions(versions), delay=delay or 1)
+    return VersionOptions(
+        family=family, ranks=ranks, microbatches=microbatches, versions=Versions(versions), delay=delay or 1
+    )
 
 
-def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
+def overlapped(asking: VersionOptions, costs: WorkerCosts) -> Overlapped:
     """The window of the family and its steady state.
 
     Raises:
@@ -127,7 +129,7 @@ def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
 
 
 def show_versions(
-    asking: Asked,
+    asking: VersionOptions,
     costs: WorkerCosts,
     *,
     as_json: bool,

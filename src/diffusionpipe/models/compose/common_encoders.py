@@ -28,7 +28,7 @@ _NOT_COMPARED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedModel:
     """A model of a run, before it has the others beside it."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Opened:
     """The variant of the weights that are read; see `stored_weights`."""
 
 
-def common_encoders(models: Mapping[str, Opened]) -> dict[str, dict[str, str]]:
+def common_encoders(models: Mapping[str, OpenedModel]) -> dict[str, dict[str, str]]:
     """The components of each model that an earlier model has alike, by model: component -> that earlier model."""
     found: dict[str, dict[str, str]] = {}
     for name, model in models.items():
@@ -58,7 +58,7 @@ def common_tensors(graph: LayerGraph, component: str) -> frozenset[str]:
     return frozenset(name for layer in layers for name in (*layer.reads, *layer.writes))
 
 
-def _are_alike(one: Opened, other: Opened, component: str) -> bool:
+def _are_alike(one: OpenedModel, other: OpenedModel, component: str) -> bool:
     return (
         all(_reads_captions_alone(model.graph, component) for model in (one, other))
         and _described(one.graph, component) == _described(other.graph, component)
@@ -94,7 +94,7 @@ def _described(graph: LayerGraph, component: str) -> object:
     )
 
 
-def _folders(one: Opened, other: Opened, component: str) -> Iterator[tuple[Path, Path]]:
+def _folders(one: OpenedModel, other: OpenedModel, component: str) -> Iterator[tuple[Path, Path]]:
     """The folders of both tokenizers of what the encoder reads."""
     for name in common_tensors(one.graph, component):
         if name.startswith(TOKENS):
@@ -108,7 +108,7 @@ def _have_same_files(one: Path, other: Path) -> bool:
     return names[0] == names[1] and same_prompts and all(cmp(one / n, other / n, shallow=False) for n in names[0])
 
 
-def _have_same_weights(one: Opened, other: Opened, component: str) -> bool:
+def _have_same_weights(one: OpenedModel, other: OpenedModel, component: str) -> bool:
     found = [stored_weights(model.folder / component, model.variant) for model in (one, other)]
     files = [stored.files for stored in found if stored]
     same_number = len(files) == 2 and len(files[0]) == len(files[1])

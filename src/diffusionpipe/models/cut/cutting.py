@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.cut.exporting import Exported, Forward, export
-from diffusionpipe.models.cut.glue import CALL, Run, Tables, closure
+from diffusionpipe.models.cut.glue import CALL, ConstantTables, GluedRun, closure
 from diffusionpipe.models.cut.unread import unread_parameters
 from diffusionpipe.models.graphs.conduct import draws, drops, named
 from diffusionpipe.models.graphs.graph import Layer, attribute
@@ -119,7 +119,7 @@ class _Plan:
         for node in exported.graph.nodes:
             self._classify(node)
         self.owner: dict[fx.Node, _Piece] = {}
-        self.tables = Tables(exported)
+        self.tables = ConstantTables(exported)
         self.needed = self._needed()
 
     def _classify(self, node: fx.Node) -> None:
@@ -233,7 +233,7 @@ class _Plan:
                 modules[owned[node.name]] = None
             if self.is_table[node]:
                 modules.update(dict.fromkeys(owned[n.name] for n in closure([node]) if n.name in owned))
-        run = Run(
+        run = GluedRun(
             self.exported,
             tuple(piece.steps),
             frozenset(n for n in piece.steps if self.is_table[n]),

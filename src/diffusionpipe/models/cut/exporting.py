@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.cut.leaves import Seen, fake_tensors, kind_of, leaves_of, patched, unchanged
+from diffusionpipe.models.cut.leaves import SeenCall, fake_tensors, kind_of, leaves_of, patched, unchanged
 from diffusionpipe.models.cut.module_calls import (
     BATCHES,
     RECORDERS,
@@ -140,7 +140,7 @@ class _Export:
         wrapper = _Root(self)
         calls: list[ModuleCall] = []
 
-        def stub(seen: Seen) -> Any:
+        def stub(seen: SeenCall) -> Any:
             call, tensors = call_of(seen, wrapper.batch)
             index = len(calls)
             calls.append(call)

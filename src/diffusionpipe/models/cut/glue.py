@@ -32,7 +32,7 @@ def closure(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return list(order)
 
 
-class Tables:
+class ConstantTables:
     """Values that depend on no input, kept for each device. Mutable: they come as layers run."""
 
     def __init__(self, exported: Exported) -> None:
@@ -81,7 +81,7 @@ class Tables:
 def tables_of(layers: Iterable[Layer]) -> Iterator[Tensor]:
     """The tensors that the layers have computed once, and keep for all samples."""
     found: list[object] = [getattr(layer.run, "tables", None) for layer in layers]
-    for tables in {id(one): one for one in found if isinstance(one, Tables)}.values():
+    for tables in {id(one): one for one in found if isinstance(one, ConstantTables)}.values():
         yield from tables.tensors
 
 
@@ -114,7 +114,7 @@ def _value(place: _Place, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GluedRun:
     """A layer's `run`: its steps in order."""
 
     exported: Exported
@@ -125,9 +125,9 @@ class Run:
     writes: tuple[fx.Node, ...]
     passed_on: frozenset[fx.Node]
     """The writes that only calls of modules read: no glue of theirs depends on how they lie in memory."""
-    tables: Tables
+    tables: ConstantTables
 
-    def __deepcopy__(self, memo: object) -> "Run":
+    def __deepcopy__(self, memo: object) -> "GluedRun":
         """Itself: it names modules and holds none of them, so copies of a model can share it."""
         return self
 

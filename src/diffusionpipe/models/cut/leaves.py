@@ -13,7 +13,7 @@ from diffusionpipe.models.graphs.graph import attribute
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenCall:
     """A call of a submodule that was not made."""
 
     forward: Callable[..., Any]
@@ -87,7 +87,7 @@ def _kind_of_value(value: object) -> Hashable:
 
 
 @contextmanager
-def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[Seen], Any]) -> Iterator[None]:
+def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[SeenCall], Any]) -> Iterator[None]:
     """Calls of the leaves go to `run`."""
     patched: list[nn.Module] = []
     try:
@@ -96,7 +96,7 @@ def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[Seen], Any]) 
             original = leaf.forward
 
             def replaced(*args: Any, _f: Any = original, _n: str = name, **named: Any) -> Any:
-                return run(Seen(_f, _n, args, named))
+                return run(SeenCall(_f, _n, args, named))
 
             leaf.forward = replaced
             patched.append(leaf)

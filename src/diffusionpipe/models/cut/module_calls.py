@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.cut.leaves import Seen
+from diffusionpipe.models.cut.leaves import SeenCall
 from diffusionpipe.models.graphs.graph import attribute
 
 BATCHES = (3, 5)
@@ -79,9 +79,9 @@ class Recorder:
 
     modules: list[str] = field(default_factory=list)
     written: list[list[_Shape]] = field(default_factory=list)
-    returned: list["Result"] = field(default_factory=list)
+    returned: list["CallResult"] = field(default_factory=list)
     results: list[list[tuple[tuple[int, ...], torch.dtype]]] = field(default_factory=list)
-    known: dict[Hashable, "Result"] = field(default_factory=dict)
+    known: dict[Hashable, "CallResult"] = field(default_factory=dict)
     """The results of modules of a kind for arguments of a kind."""
 
 
@@ -89,7 +89,7 @@ RECORDERS: dict[int, Recorder] = {}
 """Recorders of the traces that are under way: an operator's fake implementation has no other way to find its own."""
 
 
-def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
+def call_of(seen: SeenCall, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
     """The call without its tensors, and these.
 
     Raises ModelError for a number that depends on the batch but is not its size.
@@ -102,7 +102,7 @@ def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """The result of a call, without its tensors."""
 
     tree: pytree.TreeSpec
@@ -120,7 +120,7 @@ class Result:
         return pytree.tree_unflatten(values, self.tree)
 
 
-def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: Seen) -> Any:
+def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: SeenCall) -> Any:
     """Makes the call, and notes what it returns; `index` is the index of the batch size.
 
     Modules of one kind, such as most blocks of a model, return the same for arguments of the same shapes. So one of
@@ -154,7 +154,7 @@ def _argument(leaf: object, first: Mapping[int, int]) -> Hashable:
     return (type(leaf), leaf) if isinstance(leaf, bool | int | float | str | torch.dtype | None) else object()
 
 
-def _result(result: Any, given: Sequence[Tensor]) -> Result:
+def _result(result: Any, given: Sequence[Tensor]) -> CallResult:
     places = [id(tensor) for tensor in given]
     leaves, tree = pytree.tree_flatten(result)
     template = [
@@ -162,7 +162,7 @@ def _result(result: Any, given: Sequence[Tensor]) -> Result:
         for leaf in leaves
     ]
     made = [leaf for leaf, of in zip(leaves, template, strict=True) if of is TENSOR]
-    return Result(tree, template, [(tuple(t.shape), t.stride(), t.dtype) for t in made])
+    return CallResult(tree, template, [(tuple(t.shape), t.stride(), t.dtype) for t in made])
 
 
 def find_shapes(recorder: Recorder) -> None:

@@ -11,12 +11,12 @@ Plan files and profiles hold names and order, so families that had these before 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from diffusionpipe.models.cut.glue import Run
+from diffusionpipe.models.cut.glue import GluedRun
 from diffusionpipe.models.graphs.graph import Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
+class BlockStreams:
     """The children of the transformer that are named here."""
 
     first: tuple[str, str, str]
@@ -26,7 +26,7 @@ class Streams:
 
 
 def named_streams(
-    layers: Sequence[Layer], streams: Streams, inputs: Collection[str], *, component: str = "transformer"
+    layers: Sequence[Layer], streams: BlockStreams, inputs: Collection[str], *, component: str = "transformer"
 ) -> tuple[Layer, ...]:
     """The layers of `cut`, with the same computations.
 
@@ -51,7 +51,7 @@ def named_streams(
 def _renamed(layer: Layer, names: Mapping[str, str], order: Sequence[str]) -> Layer:
     """The layer with other names of tensors, its reads in `order`, its writes by name."""
     run = layer.run
-    assert isinstance(run, Run)
+    assert isinstance(run, GluedRun)
     reads = [(names.get(name, name), node) for name, node in zip(layer.reads, run.reads, strict=True)]
     writes = [(names.get(name, name), node) for name, node in zip(layer.writes, run.writes, strict=True)]
     if order:

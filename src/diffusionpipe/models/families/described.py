@@ -16,7 +16,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import Clip, Family, Prompt, set_trainable
 from diffusionpipe.models.base.pipeline_call import PipelineCall
 from diffusionpipe.models.cut.cutting import cut
-from diffusionpipe.models.cut.streams import Streams, named_streams
+from diffusionpipe.models.cut.streams import BlockStreams, named_streams
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.parts.autoencoder import Picture
@@ -142,7 +142,7 @@ class Described:
     """Entries of model_index.json that must have these values, where they are there, as in `Family`."""
     has_adapters: bool = True
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported, as in `Family`."""
-    streams: Streams | None = None
+    streams: BlockStreams | None = None
     """Names of layers and tensors that differ from those of `cut`."""
     masks: Callable[[Any, Any], Masks | None] | None = None
     """`masks(vae, transformer)` -> the layers of masks of a transformer with the channels of one that fills holes."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.models.base.pipeline_call import packed, unpacked
-from diffusionpipe.models.cut.streams import Streams
+from diffusionpipe.models.cut.streams import BlockStreams
 from diffusionpipe.models.families import described
 from diffusionpipe.models.families.described import Components, Described, Shape, exactly, family, patches
 from diffusionpipe.models.parts.hole_channels import FLUX_PATCH, flux_fills_holes
@@ -63,7 +63,7 @@ _DESCRIBED = Described(
         "pooled_projection_dim": described.pooled_width("text_encoder"),
     },
     problems=_problems,
-    streams=Streams(first=("time_text_embed", "context_embedder", "x_embedder"), joined=("norm_out",)),
+    streams=BlockStreams(first=("time_text_embed", "context_embedder", "x_embedder"), joined=("norm_out",)),
     sample_size=128,
     masks=lambda vae, transformer: fill_masks if flux_fills_holes(transformer.config, vae.config) else None,
     has_even_sigmas=True,

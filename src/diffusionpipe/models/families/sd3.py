@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.cut.streams import Streams
+from diffusionpipe.models.cut.streams import BlockStreams
 from diffusionpipe.models.families.described import Components, Described, Shape, family, latents, t5_width
 from diffusionpipe.models.families.sd3_text import pooled_width, texts, width_problems
 
@@ -40,6 +40,6 @@ FAMILY = family(
             "pooled_projection_dim": pooled_width,
         },
         problems=_problems,
-        streams=Streams(first=("time_text_embed", "context_embedder", "pos_embed"), joined=("norm_out",)),
+        streams=BlockStreams(first=("time_text_embed", "context_embedder", "pos_embed"), joined=("norm_out",)),
     )
 )

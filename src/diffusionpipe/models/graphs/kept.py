@@ -14,7 +14,7 @@ from diffusionpipe.models.graphs.graph import Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptTensor:
     """A tensor that a cache can keep."""
 
     name: str
@@ -31,7 +31,7 @@ def in_parts(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 def kept_tensors(
     layers: Sequence[Layer], outputs: Collection[str], inputs: Sequence[str], is_content: Callable[[str], bool]
-) -> tuple[Kept, ...]:
+) -> tuple[KeptTensor, ...]:
     """The last tensors that follow from content alone, through layers with weights.
 
     `layers`: the frozen part, `in_parts`. `outputs`: the tensors of it that others read. `inputs`: the raw inputs, of
@@ -48,7 +48,7 @@ def kept_tensors(
         else:
             wanted |= dict.fromkeys(layer.reads)
     return tuple(
-        Kept(name=name, reads=tuple(one for one in inputs if one in origins[name]), layers=makers[name])
+        KeptTensor(name=name, reads=tuple(one for one in inputs if one in origins[name]), layers=makers[name])
         for name in origins
         if name in wanted and any(maker.modules for maker in makers[name])
     )

@@ -17,7 +17,7 @@ def widen(module: nn.Module, name: str, more: int) -> None:
     if type(old) is not nn.Conv2d or old.groups != 1 or old.padding_mode != "zeros":
         raise ModelError(f"{name} is widened, which needs a plain convolution; here it is a {type(old).__name__}")
     with torch.device("meta"):
-        new = Widened(
+        new = WidenedConvolution(
             old.in_channels + more,
             old.out_channels,
             old.kernel_size,  # type: ignore[arg-type]  # torch declares it wider than it takes it
@@ -37,7 +37,7 @@ def widen(module: nn.Module, name: str, more: int) -> None:
     setattr(parent, own, new)
 
 
-class Widened(nn.Conv2d):
+class WidenedConvolution(nn.Conv2d):
     """A convolution that adds the results of its first and of its further inputs.
 
     Where the weights of the further inputs are zero, the result is bit for bit equal to a convolution of the first

@@ -65,7 +65,7 @@ def refuse_unknown_storage(names: Collection[str], file: Path) -> None:
                 )
 
 
-class Widened:
+class WidenedFile:
     """A file's tensors, its narrow matrices as wide ones."""
 
     def __init__(self, tensors: Any, file: Path) -> None:

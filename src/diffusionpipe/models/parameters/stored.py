@@ -24,7 +24,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import problem_of_file, read_json
-from diffusionpipe.models.parameters.narrow_files import Widened, narrow_matrices, refuse_unknown_storage
+from diffusionpipe.models.parameters.narrow_files import WidenedFile, narrow_matrices, refuse_unknown_storage
 from diffusionpipe.models.parameters.single_file.reading import POINTER, file_behind, opened_part
 
 SAFETENSORS, BIN = "safetensors", "bin"
@@ -156,7 +156,7 @@ def _as_wide(tensors: Tensors, file: Path) -> Tensors:
     """The tensors, those that are stored narrow with scales as wide ones."""
     names = tensors.names()
     refuse_unknown_storage(names, file)
-    return Widened(tensors, file) if narrow_matrices(set(names)) else tensors
+    return WidenedFile(tensors, file) if narrow_matrices(set(names)) else tensors
 
 
 class _Safetensors:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.graph import LayerGraph, attribute, own_parameters
-from diffusionpipe.models.graphs.widening import Widened
+from diffusionpipe.models.graphs.widening import WidenedConvolution
 from diffusionpipe.models.parameters.lora import is_adapter, is_magnitude, is_second_matrix, stored_name
 from diffusionpipe.models.parameters.narrow_weights import is_narrow
 from diffusionpipe.models.parameters.stored import StoredWeights, Tensors, opened
@@ -437,7 +437,7 @@ def _encoded(name: str, value: Tensor, stored: Mapping[str, StoredLinear]) -> di
 def _plain_shape(component: nn.Module, name: str) -> tuple[int, ...]:
     """The shape of a widened convolution's weights before it was widened."""
     layer = attribute(component, name.rpartition(".")[0])
-    assert isinstance(layer, Widened)
+    assert isinstance(layer, WidenedConvolution)
     return (layer.weight.shape[0], layer.plain, *layer.weight.shape[2:])
 
 

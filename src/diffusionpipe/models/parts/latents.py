@@ -24,7 +24,7 @@ _MOMENTS = "moments"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoding:
+class VaeEncoding:
     """A VAE's encoder."""
 
     layers: tuple[Layer, ...]
@@ -33,7 +33,7 @@ class Encoding:
     """Shape of a sample's latents: (C, H, W), of a VAE for clips (C, F, H, W)."""
 
 
-def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None) -> Encoding:
+def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None) -> VaeEncoding:
     """The encoder for square pictures; with `clip` for clips of that size, which only a VAE for clips encodes.
 
     Raises ModelError for a size that the VAE cannot shrink, and for what its layers would not run exactly.
@@ -43,7 +43,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
             raise ModelError("\n".join(problems))
         picture = clip or resolution
         inputs = encoder_inputs(vae, picture, dtype)
-        return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, picture))
+        return VaeEncoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, picture))
     size = clip or Clip.square(resolution)
     factor = vae.spatial_compression_ratio
     for side in (size.width, size.height):
@@ -63,7 +63,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
         height,
         width,
     )
-    return Encoding(
+    return VaeEncoding(
         layers=(_encoder_layer(vae, latents, dtype),),
         inputs=(
             TensorSpec(name="pixels", shape=size.pixels, dtype=dtype),
@@ -103,7 +103,7 @@ def temporal_factor(vae: Any) -> int:
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 
-def _plain_encoding(pixels: TensorSpec, latents: tuple[int, ...]) -> Encoding:
+def _plain_encoding(pixels: TensorSpec, latents: tuple[int, ...]) -> VaeEncoding:
     """An autoencoder for pictures, without a posterior."""
     layer = Layer(
         name="vae.encoder",
@@ -113,7 +113,7 @@ def _plain_encoding(pixels: TensorSpec, latents: tuple[int, ...]) -> Encoding:
         modules=("encoder",),
         run=_encode_plainly,
     )
-    return Encoding(layers=(layer,), inputs=(pixels,), latents=latents)
+    return VaeEncoding(layers=(layer,), inputs=(pixels,), latents=latents)
 
 
 def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:

@@ -36,7 +36,7 @@ Pair = tuple[tuple[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StagePlace:
     """One trained stage, after buckets and replicas."""
 
     unit: int
@@ -57,7 +57,7 @@ class Structure:
     """The schedule with reductions or gathers, without messages. Its tensors are named by `ahead` and `back`, frozen
     ones by their own names."""
     graph: Graph
-    places: tuple[Place, ...]
+    places: tuple[StagePlace, ...]
     holders: tuple[tuple[int, ...], ...]
     """Block by block the units that hold it."""
     meetings: tuple[Meeting, ...]
@@ -262,7 +262,7 @@ def structure_of(
         schedule=schedule,
         graph=graph_of(schedule),
         places=tuple(
-            Place(
+            StagePlace(
                 unit=stage.worker,
                 block=stage.weights,
                 samples=len(stage.share.samples(max(of_stage(s).microbatches))),

@@ -30,7 +30,7 @@ from diffusionpipe.planner.correction.observations import (
 )
 from diffusionpipe.planner.correction.transfers import (
     Crossing,
-    Sums,
+    GradientSums,
     corrected_link,
     corrected_pair,
     corrected_sum,
@@ -70,7 +70,7 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class IterationTimes:
     """An iteration and the update after it."""
 
     iteration: Seconds
@@ -91,9 +91,9 @@ class Correction:
 
     setting: Setting
     """The setting after the correction, which predicts the measured times."""
-    predicted: StepTimes
-    measured: StepTimes
-    corrected: StepTimes
+    predicted: IterationTimes
+    measured: IterationTimes
+    corrected: IterationTimes
     causes: tuple[Cause, ...]
     """Why the step took longer or shorter, the largest cause first."""
     stages: tuple[StageTime, ...]
@@ -119,7 +119,7 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTi
     fit = fitted(fit, plan, times)
     unexplained = recorded.iteration / simulate(plan.train, _costs(fit, plan)).makespan - 1.0
     explained, fit = fit, _strained(fit, plan, recorded.iteration)
-    measured = StepTimes(iteration=recorded.iteration, update=max(0.0, recorded.step - recorded.iteration))
+    measured = IterationTimes(iteration=recorded.iteration, update=max(0.0, recorded.step - recorded.iteration))
     fit = _with_update(fit, plan, measured.update)
     predicted = replace(predicted_step(setting, plan), loading=loading.predicted)
     causes = causes_of(
@@ -144,9 +144,9 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTi
     )
 
 
-def predicted_step(setting: Setting, plan: Plan) -> StepTimes:
+def predicted_step(setting: Setting, plan: Plan) -> IterationTimes:
     """The times that a setting predicts for a plan's training."""
-    return StepTimes(
+    return IterationTimes(
         iteration=simulate(plan.train, _costs(setting, plan)).makespan,
         update=update_time(plan.train, plan.blocks, setting.profile, plan.mesh),
     )
@@ -166,7 +166,7 @@ def _waking(
     return tuple((wait, extra * factor) for wait, extra in costs.waking)
 
 
-def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: Sums) -> Setting:
+def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: GradientSums) -> Setting:
     """The setting with messages and gradient sums as they were; the profile has the links of one machine."""
     cluster, mesh = setting.cluster, plan.mesh
 

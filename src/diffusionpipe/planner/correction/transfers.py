@@ -197,7 +197,7 @@ def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class GradientSums:
     """The times of the gradient sums of an iteration."""
 
     predicted: Seconds
@@ -208,7 +208,7 @@ class Sums:
     """Measured over predicted; 1 where no rank waited for a sum."""
 
 
-def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> Sums:
+def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> GradientSums:
     """How much longer than predicted the sums took that ranks waited for at the end."""
     spans, found, predicted, counts = spans_of_rank(recorded), [], [], []
     issued = _issued(plan, spans)
@@ -223,9 +223,9 @@ def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> Sums:
             predicted.append(sum(prices))
             counts.append(sum(price > 0 for price in prices))
     if not found:
-        return Sums(predicted=0.0, count=0.0, ratio=1.0)
+        return GradientSums(predicted=0.0, count=0.0, ratio=1.0)
     # A rank may wait at the end for messages too, so each of these is at least the sums' own.
-    return Sums(predicted=fmean(predicted), count=fmean(counts), ratio=min(found))
+    return GradientSums(predicted=fmean(predicted), count=fmean(counts), ratio=min(found))
 
 
 def _meeting(plan: Plan, action: Action, group: int) -> tuple[int, int]:
@@ -262,7 +262,7 @@ def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) 
     return max(high, 0.02)
 
 
-def corrected_sum(rate: AllReduce, sums: Sums) -> AllReduce:
+def corrected_sum(rate: AllReduce, sums: GradientSums) -> AllReduce:
     """The rate with which sums take their measured time; extra time counts as bytes, as in `corrected_line`."""
     for_bytes = sums.predicted - sums.count * rate.latency
     if sums.ratio <= 1 or for_bytes < FEW_BYTES * sums.predicted:

@@ -19,7 +19,7 @@ Load = tuple[Bytes, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class LayerSums:
     """Running sums over the backbone's layers for one micro-batch: entry l is the sum of layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
@@ -58,7 +58,7 @@ class LayerTable:
     workload: Workload
     owners: int = 1
     """Copies that hold the optimizer's states and averages in parts."""
-    _sums: dict[tuple[float, float | None], Sums] = field(default_factory=dict, repr=False, compare=False)
+    _sums: dict[tuple[float, float | None], LayerSums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
     _kept: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -88,7 +88,7 @@ class LayerTable:
         """The layers that are recomputed in the backward."""
         return checkpointed_layers(self.workload, self.names)
 
-    def sums(self, samples: float, microbatches: float | None = None) -> Sums:
+    def sums(self, samples: float, microbatches: float | None = None) -> LayerSums:
         """The sums for one of `microbatches` micro-batches of `samples` samples; each is made once.
 
         Weights are cast once in an iteration, which counts in equal parts in the forwards of all its micro-batches;
@@ -101,7 +101,7 @@ class LayerTable:
             input_grad = [self._input_grad(name, samples, microbatches) for name in self.names]
             weight_grad = [self.profile.weight_grad(name, samples) for name in self.names]
             probes = [self._probe(name, samples, microbatches) for name in self.names]
-            self._sums[key] = Sums(
+            self._sums[key] = LayerSums(
                 forward=tuple(accumulate(map(add, forward, probes), initial=0.0)),
                 backward=tuple(accumulate(map(add, input_grad, weight_grad), initial=0.0)),
                 layers=(forward, input_grad, weight_grad),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout
-from diffusionpipe.planner.pricing.layer_table import Sums
+from diffusionpipe.planner.pricing.layer_table import LayerSums
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.two_sided import TwoSidedQuestion
@@ -36,7 +36,7 @@ class PairPlace:
         """Samples of a micro-batch of the backbone."""
         return self.judge.tables.unit_samples(self.arrangement, self.microbatches[backbone])
 
-    def sums(self, backbone: int, replicas: int = 1) -> Sums:
+    def sums(self, backbone: int, replicas: int = 1) -> LayerSums:
         """Sums over the layers of both for a micro-batch of one of them."""
         return self.judge.tables.table.sums(self.samples(backbone) / replicas, self.microbatches[backbone])
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
@@ -184,6 +184,6 @@ def _instance(
         stages=tuple(halves),
         comm=round(fmean(times_sent or [0.0]) / TICK),
         memory_limit=tuple(free),
-        objective=Objective.MAKESPAN,
+        objective=Goal.MAKESPAN,
         seconds=seconds,
     )

@@ -14,7 +14,7 @@ from diffusionpipe.ir import Op, Plan, Schedule, Sharded
 from diffusionpipe.ir.cells import Cell, Cutting
 from diffusionpipe.planner.assembly.build import build_orders
 from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.planner.unequal.steps import Prices, Step, best_step, numbered
+from diffusionpipe.planner.unequal.steps import Prices, UnequalStep, best_step, numbered
 from diffusionpipe.schedules.building.shapes import TRAIN, chain
 from diffusionpipe.units import Bytes
 
@@ -43,7 +43,7 @@ def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
     return cut
 
 
-def numbered_by_size(step: Step) -> Schedule:
+def numbered_by_size(step: UnequalStep) -> Schedule:
     """The orders of a step over one stage on each worker, with micro-batches numbered size by size."""
     by_size = sorted(range(len(step.cells)), key=step.cells.__getitem__)
     number_of = {microbatch: number for number, microbatch in enumerate(by_size)}

@@ -58,7 +58,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class UnequalStep:
     """One training step: its micro-batches, the actions of each worker in order, and the simulated timeline."""
 
     cells: tuple[Cell, ...]
@@ -76,7 +76,7 @@ class Step:
         return tuple(map(self.timeline.peak_memory, range(self.timeline.num_workers)))
 
 
-def best_step(counts: Sequence[int], prices: Prices) -> Step:
+def best_step(counts: Sequence[int], prices: Prices) -> UnequalStep:
     """The step with this number of samples of each size, cut and ordered.
 
     Raises:
@@ -88,7 +88,7 @@ def best_step(counts: Sequence[int], prices: Prices) -> Step:
     return ordered(best_cut(sizes, prices.price, prices.room, prices.num_stages), prices)
 
 
-def ordered(cells: Sequence[Cell], prices: Prices) -> Step:
+def ordered(cells: Sequence[Cell], prices: Prices) -> UnequalStep:
     """The fastest of several orders of these micro-batches, none of which holds more than the limits."""
     steps = (simulated(own, orders, prices) for own, orders in _candidates(cells, prices))
     able = [step for step in steps if all(map(le, step.peaks, prices.limits))]
@@ -128,10 +128,10 @@ def numbered(action: Action, stage: int, number_of: Mapping[int, int] | Sequence
     return compute_action(stage, action.op, number_of[action.microbatch])
 
 
-def simulated(cells: Sequence[Cell], orders: Orders, prices: Prices) -> Step:
+def simulated(cells: Sequence[Cell], orders: Orders, prices: Prices) -> UnequalStep:
     """A step in one order of its micro-batches."""
     schedule, costs = mixed(cells, orders, prices)
-    return Step(cells=tuple(cells), orders=tuple(map(tuple, orders)), timeline=simulate(schedule, costs))
+    return UnequalStep(cells=tuple(cells), orders=tuple(map(tuple, orders)), timeline=simulate(schedule, costs))
 
 
 def mixed(cells: Sequence[Cell], orders: Orders, prices: Prices) -> tuple[Schedule, Costs]:

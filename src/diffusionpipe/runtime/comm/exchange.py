@@ -1,10 +1,10 @@
 """Small values between the ranks of a job, as JSON text: reading one runs no code of its sender.
 
-torch.distributed's own exchange of objects unpickles what a peer sends, and a pickle may run any code. Here a `Form`
-says how a kind of value becomes a JSON value and how it is read back. A message that is not such a value is refused on
-all ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for exactly that one.
-Many numbers travel faster as a tensor (`gather_numbers`). None is an empty message: where all send one, as where
-nothing has failed, only the lengths travel.
+torch.distributed's own exchange of objects unpickles what a peer sends, and a pickle may run any code. Here a
+`JsonForm` says how a kind of value becomes a JSON value and how it is read back. A message that is not such a value is
+refused on all ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for
+exactly that one. Many numbers travel faster as a tensor (`gather_numbers`). None is an empty message: where all send
+one, as where nothing has failed, only the lengths travel.
 """
 
 import json
@@ -34,7 +34,7 @@ _NUM_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[T]):
+class JsonForm(Generic[T]):
     """The way to write values of one kind as JSON, and to read them back."""
 
     write: Callable[[T], object]
@@ -43,7 +43,7 @@ class Form(Generic[T]):
     """The value back; raises a ValueError, TypeError or KeyError for anything that `write` does not return."""
 
 
-def form_of(kind: type[T]) -> Form[T]:
+def form_of(kind: type[T]) -> JsonForm[T]:
     """The form of values that files can hold, see `ir.codec.decode`: frozen dataclasses, tuples, enumerations."""
 
     def read(data: object) -> T:
@@ -53,10 +53,10 @@ def form_of(kind: type[T]) -> Form[T]:
             raise ValueError("; ".join(problems[:_NUM_SHOWN]))
         return value  # type: ignore[return-value]  # decode returns a value of that kind if it finds no problem
 
-    return Form(lambda value: encode(value, kind), read)
+    return JsonForm(lambda value: encode(value, kind), read)
 
 
-def rows_of(kind: type[T]) -> Form[tuple[T, ...]]:
+def rows_of(kind: type[T]) -> JsonForm[tuple[T, ...]]:
     """The form of many values of a dataclass, as columns: types are checked by column, at a tenth of the time.
 
     Its fields are texts, numbers, truth values, one of these or None, or tuples of whole numbers or of texts.
@@ -72,7 +72,7 @@ def rows_of(kind: type[T]) -> Form[tuple[T, ...]]:
         columns = [_column(name, hint, data[name]) for name, hint in hints.items()]
         return tuple(kind(**dict(zip(hints, row, strict=True))) for row in zip(*columns, strict=True))
 
-    return Form(write, read)
+    return JsonForm(write, read)
 
 
 def _column(name: str, hint: object, data: object) -> list[object]:
@@ -89,9 +89,9 @@ def _column(name: str, hint: object, data: object) -> list[object]:
     return [tuple(values) for values in data]
 
 
-def optional(form: Form[T]) -> Form[T | None]:
+def optional(form: JsonForm[T]) -> JsonForm[T | None]:
     """The form of a value that may also be None."""
-    return Form(
+    return JsonForm(
         lambda value: None if value is None else form.write(value),
         lambda data: None if data is None else form.read(data),
     )
@@ -120,11 +120,11 @@ def _plain(value: object) -> object:
     return value
 
 
-PLAIN: Form[Json] = Form(_plain, lambda data: data)  # type: ignore[arg-type,return-value]  # the parser returns Json
+PLAIN: JsonForm[Json] = JsonForm(_plain, lambda data: data)  # type: ignore[arg-type,return-value]  # the parser returns Json
 """Values that are JSON already: texts, numbers, lists, dictionaries."""
 
 
-def gather(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> list[T]:
+def gather(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's value, on every rank, in the order of ranks; all of the group call it.
 
     Raises:
@@ -136,7 +136,7 @@ def gather(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> l
     return [_read(text, form, rank) for rank, text in enumerate(texts)]
 
 
-def broadcast(value: T | None, form: Form[T]) -> T:
+def broadcast(value: T | None, form: JsonForm[T]) -> T:
     """The first rank's value, on every rank; the others' values do not count. All ranks of the job call it.
 
     Raises:
@@ -155,7 +155,7 @@ def broadcast(value: T | None, form: Form[T]) -> T:
     return value if is_first else _read(message.numpy().tobytes(), form, 0)  # type: ignore[return-value]  # as above
 
 
-def collect(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> list[Callable[[], T]]:
+def collect(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) -> list[Callable[[], T]]:
     """On the first rank of the group, every rank's value, to be read by a call; nothing on the others.
 
     All of the group call it. A call raises a `ConfigError` if the rank has sent something else.
@@ -188,7 +188,7 @@ def _size(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def _text(value: T, form: Form[T]) -> bytes:
+def _text(value: T, form: JsonForm[T]) -> bytes:
     data = form.write(value)
     return b"" if data is None else json.dumps(data, separators=(",", ":")).encode("ascii")
 
@@ -222,7 +222,7 @@ def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
             raise _refusal(rank, f"a message of {count:,} bytes; a message has 0 to {most:,}")
 
 
-def _read(text: bytes, form: Form[T], rank: int) -> T:
+def _read(text: bytes, form: JsonForm[T], rank: int) -> T:
     try:
         return form.read(json.loads(text) if text else None)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

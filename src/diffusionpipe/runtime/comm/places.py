@@ -7,7 +7,7 @@ from diffusionpipe.ir import Plan, Range, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class MeshPlace:
     """The place of a rank in the plan's mesh."""
 
     rank: int
@@ -17,10 +17,10 @@ class Place:
     """Coordinate on the data-parallel axis."""
 
 
-def place_of(plan: Plan, rank: int) -> Place:
+def place_of(plan: Plan, rank: int) -> MeshPlace:
     """The place of a rank in the plan's mesh."""
     group, worker = plan.mesh.place(rank)
-    return Place(rank=rank, worker=worker, group=group)
+    return MeshPlace(rank=rank, worker=worker, group=group)
 
 
 def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Work(Protocol):
+class Pending(Protocol):
     """A send, receive or collective that has begun; `wait` blocks until it is done."""
 
     def wait(self) -> object:
@@ -21,25 +21,25 @@ class Work(Protocol):
 
 
 class Transport(Protocol):
-    """Point-to-point messages and sums between ranks; nothing here blocks but `Work.wait`."""
+    """Point-to-point messages and sums between ranks; nothing here blocks but `Pending.wait`."""
 
-    def send(self, tensor: Tensor, destination: int) -> Work:
+    def send(self, tensor: Tensor, destination: int) -> Pending:
         """Start sending a contiguous tensor, which must not change until the work is done."""
         ...
 
-    def recv(self, buffer: Tensor, source: int) -> Work:
+    def recv(self, buffer: Tensor, source: int) -> Pending:
         """Start receiving into a contiguous buffer. Messages of one (source, destination) arrive in order."""
         ...
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         """Start summing a contiguous tensor over `ranks`, in place, with the same bits on all of them."""
         ...
 
-    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Pending:
         """Start summing a contiguous tensor over `ranks` into that of `destination`; the others' mean nothing then."""
         ...
 
-    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Pending:
         """Start copying the contiguous tensor of `source` into those of all `ranks`.
 
         All of them start their sums and broadcasts in the same order.
@@ -100,31 +100,31 @@ class ProcessTransport:
             if self._rank in ranks:
                 self.all_reduce(token, ranks).wait()
 
-    def send(self, tensor: Tensor, destination: int) -> Work:
+    def send(self, tensor: Tensor, destination: int) -> Pending:
         """Start sending a contiguous tensor to a rank; see `Transport`."""
         backend = self._up if destination > self._rank else self._down
-        work: Work = backend.send([tensor], destination, 0)
+        work: Pending = backend.send([tensor], destination, 0)
         return work
 
-    def recv(self, buffer: Tensor, source: int) -> Work:
+    def recv(self, buffer: Tensor, source: int) -> Pending:
         """Start receiving from a rank into a contiguous buffer; see `Transport`."""
         backend = self._up if source < self._rank else self._down
-        work: Work = backend.recv([buffer], source, 0)
+        work: Pending = backend.recv([buffer], source, 0)
         return work
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         """Start summing a contiguous tensor over `ranks`, in place; see `Transport`."""
-        work: Work = dist.all_reduce(tensor, group=self._sums[ranks], async_op=True)
+        work: Pending = dist.all_reduce(tensor, group=self._sums[ranks], async_op=True)
         return work
 
-    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Pending:
         """Start summing a contiguous tensor over `ranks` into the destination's; see `Transport`."""
-        work: Work = dist.reduce(tensor, destination, group=self._sums[ranks], async_op=True)
+        work: Pending = dist.reduce(tensor, destination, group=self._sums[ranks], async_op=True)
         return work
 
-    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Pending:
         """Start copying the source's contiguous tensor to all `ranks`; see `Transport`."""
-        work: Work = dist.broadcast(tensor, source, group=self._sums[ranks], async_op=True)
+        work: Pending = dist.broadcast(tensor, source, group=self._sums[ranks], async_op=True)
         return work
 
 

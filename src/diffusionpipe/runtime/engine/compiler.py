@@ -49,7 +49,7 @@ from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.runtime.compute.backward import run_backward
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.equipment import Equipment, nothing
-from diffusionpipe.runtime.engine.routing import Part, Route
+from diffusionpipe.runtime.engine.routing import MessagePart, Route
 from diffusionpipe.runtime.engine.slot import Output, Slot, count_read
 from diffusionpipe.runtime.engine.transfers import Transfers
 
@@ -160,7 +160,9 @@ class Compiler(Transfers):
 
         return leaf
 
-    def _compile_value(self, slot: Slot, route: Route, name: str, parts: tuple[Part, ...]) -> Callable[[], Tensor]:
+    def _compile_value(
+        self, slot: Slot, route: Route, name: str, parts: tuple[MessagePart, ...]
+    ) -> Callable[[], Tensor]:
         local = [
             (part.rows, part.peer_rows, self.slots[part.peer, route.microbatch].outputs)
             for part in parts
@@ -249,7 +251,7 @@ class Compiler(Transfers):
 
         return gradient
 
-    def _compile_part(self, slot: Slot, route: Route, name: str, part: Part) -> Callable[[], Tensor]:
+    def _compile_part(self, slot: Slot, route: Route, name: str, part: MessagePart) -> Callable[[], Tensor]:
         """A function: the gradient that one reader of an output gives back."""
         if part.message is not None:
             arrived, key = slot.arrived, (name, part.peer)

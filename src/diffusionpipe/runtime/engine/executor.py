@@ -57,7 +57,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Range, Schedule
-from diffusionpipe.runtime.comm.transport import Work
+from diffusionpipe.runtime.comm.transport import Pending
 from diffusionpipe.runtime.compute.stage import StageModule
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.compiler import Compiler
@@ -112,7 +112,7 @@ class Executor:
             for _ in range(1 + is_ahead)
         ]
         self._turn = 0
-        self._works: tuple[list[Work], ...] = tuple([] for _ in schedule.messages)
+        self._works: tuple[list[Pending], ...] = tuple([] for _ in schedule.messages)
         self._held: tuple[list[Tensor], ...] = tuple([] for _ in schedule.messages)
         self._outputs: list[Output] = []
         order = schedule.orders[worker]

@@ -13,7 +13,7 @@ from diffusionpipe.timing.sends import Waits, waits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MessagePart:
     """Some rows of one tensor that come from one other stage."""
 
     peer: int
@@ -35,11 +35,11 @@ class Route:
     num_rows: int
     batch_rows: Range
     """The rows of the micro-batch's samples in the batch."""
-    inputs: dict[str, tuple[Part, ...]]
+    inputs: dict[str, tuple[MessagePart, ...]]
     """Tensor -> its parts, which cover all rows."""
     with_gradient: frozenset[str]
     """Inputs whose gradient flows back."""
-    gradients: dict[str, tuple[Part, ...]]
+    gradients: dict[str, tuple[MessagePart, ...]]
     """Output tensor -> parts of its gradient in edge order, to be added up."""
     read: frozenset[str]
     """Outputs that another stage reads."""
@@ -63,7 +63,7 @@ class Route:
         return _local_peers(self.gradients)
 
 
-def _local_peers(parts: dict[str, tuple[Part, ...]]) -> tuple[int, ...]:
+def _local_peers(parts: dict[str, tuple[MessagePart, ...]]) -> tuple[int, ...]:
     return tuple(sorted({p.peer for ps in parts.values() for p in ps if p.message is None}))
 
 
@@ -108,22 +108,22 @@ def _route(
     own = placement.samples(stage, microbatch)
     batch_rows = placement.rows(stage, microbatch)
 
-    def part(peer: int, *, is_gradient: bool) -> Part | None:
+    def part(peer: int, *, is_gradient: bool) -> MessagePart | None:
         if microbatch not in placement.pipeline_of(peer).numbers:
             return None  # what is not probed reads zeros
         theirs = placement.samples(peer, microbatch)
         common = own.intersection(theirs)
         if not len(common):
             return None
-        return Part(
+        return MessagePart(
             peer=peer,
             rows=common.shifted(-own.start),
             peer_rows=common.shifted(-theirs.start),
             message=arrival.get((peer, stage, microbatch, is_gradient)),
         )
 
-    inputs: defaultdict[str, list[Part]] = defaultdict(list)
-    gradients: defaultdict[str, list[Part]] = defaultdict(list)
+    inputs: defaultdict[str, list[MessagePart]] = defaultdict(list)
+    gradients: defaultdict[str, list[MessagePart]] = defaultdict(list)
     with_gradient: set[str] = set()
     read: set[str] = set()
     num_reads = num_gradient_reads = 0

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.ir import Action, Message, Schedule
-from diffusionpipe.runtime.comm.transport import Work
+from diffusionpipe.runtime.comm.transport import Pending
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.equipment import Equipment
 from diffusionpipe.runtime.engine.routing import Route
 from diffusionpipe.runtime.engine.slot import Slot, count_read
 
-Sending = tuple[list[Work], list[Tensor]]
+Sending = tuple[list[Pending], list[Tensor]]
 """The works of a message that are under way, and the tensors that are being sent."""
 
 
@@ -34,7 +34,7 @@ class Transfers:
     releases: Mapping[Action, tuple[Sending, ...]]
     """Action -> the sends that are surely over in front of it (`timing.sends`)."""
     slots: Mapping[tuple[int, int], Slot]
-    works: tuple[list[Work], ...]
+    works: tuple[list[Pending], ...]
     """The transfers under way of each message, by message."""
     held: tuple[list[Tensor], ...]
     """The tensors that are being sent of each message, by message."""
@@ -111,7 +111,7 @@ class Transfers:
         return run
 
     def _receive_gradient(
-        self, slot: Slot, message: Message, num_rows: int, works: list[Work], source: int
+        self, slot: Slot, message: Message, num_rows: int, works: list[Pending], source: int
     ) -> Callable[[], None]:
         arrived, recv = slot.arrived, self.equipment.transport.recv
         makers = [((name, message.source), self.memory_for(name, num_rows)) for name in message.tensors]

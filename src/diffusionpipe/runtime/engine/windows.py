@@ -23,7 +23,7 @@ from torch import Tensor
 from diffusionpipe.ir import Action, Op, Range, Schedule
 from diffusionpipe.ir.action import PRESENT, Reading
 from diffusionpipe.ir.versions import batches_held
-from diffusionpipe.runtime.comm.transport import Work
+from diffusionpipe.runtime.comm.transport import Pending
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.compiler import Compiler, Instruction
 from diffusionpipe.runtime.engine.equipment import Equipment
@@ -59,7 +59,7 @@ def _no_input(batch: int) -> None:
 class _Context:
     """A batch in flight. Mutable: another batch's later."""
 
-    works: tuple[list[Work], ...]
+    works: tuple[list[Pending], ...]
     held: tuple[list[Tensor], ...]
     store: RowStore
     outputs: list[Output] = field(default_factory=list)

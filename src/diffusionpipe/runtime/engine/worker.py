@@ -16,7 +16,7 @@ from diffusionpipe.ir.cells import Cutting
 from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.graphs.run import needed_layers
-from diffusionpipe.runtime.comm.places import Place, encoded_rows, holders_of, place_of, trained_blocks
+from diffusionpipe.runtime.comm.places import MeshPlace, encoded_rows, holders_of, place_of, trained_blocks
 from diffusionpipe.runtime.comm.transport import Transport
 from diffusionpipe.runtime.compute.casts import Casts
 from diffusionpipe.runtime.compute.frozen import Encoder, SizedEncoder
@@ -41,7 +41,7 @@ from diffusionpipe.runtime.weights.versions import BlockVersions
 class Worker:
     """The modules and executors of a rank: its executors hold the work in flight, its parameters change."""
 
-    place: Place
+    place: MeshPlace
     plan: Plan
     of_sizes: tuple[ModelGraph, ...]
     """The model for each size of samples; plans are made for the first."""
@@ -321,7 +321,7 @@ class _Parts:
     kept: tuple[str, ...]
     """The tensors of frozen layers that may be put in to train on."""
     plan: Plan
-    place: Place
+    place: MeshPlace
     precision: Precision
     transport: Transport
     device: torch.device

@@ -41,7 +41,7 @@ _HEARD: Seconds = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Applicant:
     """A process that wants to be a rank."""
 
     rank: int
@@ -73,7 +73,7 @@ def private_keys(store: "Store", token: str | None) -> "Store":
     return store if token is None else PrefixStore(_mac(token, "keys")[:32], store)
 
 
-def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds = 60.0) -> None:
+def admit(store: "Store", me: Applicant, *, arrival: Seconds, proving: Seconds = 60.0) -> None:
     """Wait until all ranks are there and have proved that they know the token. Every rank calls it.
 
     Args:
@@ -120,7 +120,7 @@ def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds =
         raise _refusal(f"rank 0{_host(hellos[0])} has another token than rank {me.rank}, or none")
 
 
-def _check_size(store: "Store", me: Candidate, other: int, name: str) -> None:
+def _check_size(store: "Store", me: Applicant, other: int, name: str) -> None:
     """Refuse ranks that count differently: they would wait for ranks that were never started."""
     size = _text(store, f"size/{other}") if store.check([f"size/{other}"]) else ""
     if size and size != str(me.world_size):
@@ -130,7 +130,7 @@ def _check_size(store: "Store", me: Candidate, other: int, name: str) -> None:
         )
 
 
-def _judge(store: "Store", me: Candidate, hellos: Sequence[str], said: str, proving: Seconds) -> None:
+def _judge(store: "Store", me: Applicant, hellos: Sequence[str], said: str, proving: Seconds) -> None:
     """Check all proofs and answer.
 
     Raises:

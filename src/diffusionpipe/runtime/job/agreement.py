@@ -14,7 +14,7 @@ from diffusionpipe.errors import (
     PeerError,
     RecipeError,
 )
-from diffusionpipe.runtime.comm.exchange import PLAIN, Form, broadcast, form_of, gather, optional
+from diffusionpipe.runtime.comm.exchange import PLAIN, JsonForm, broadcast, form_of, gather, optional
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def agree(
     action: Callable[[], T],
     group: dist.ProcessGroup | None = None,
     *,
-    form: Form[T] = PLAIN,  # type: ignore[assignment]  # refuses at once what is not plain
+    form: JsonForm[T] = PLAIN,  # type: ignore[assignment]  # refuses at once what is not plain
 ) -> list[T]:
     """Runs the action on every rank of the group and returns all results in the order of the ranks.
 
@@ -63,7 +63,7 @@ def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) ->
 
 def from_first(
     make: Callable[[], T],
-    form: Form[T] = PLAIN,  # type: ignore[assignment]  # refuses at once what is not plain
+    form: JsonForm[T] = PLAIN,  # type: ignore[assignment]  # refuses at once what is not plain
 ) -> T:
     """The value that rank 0 makes, on every rank; all ranks call it, and only rank 0 calls `make`.
 
@@ -137,7 +137,7 @@ def _raise_problems(of_ranks: list[str | None], cause: Exception | None) -> None
     raise CheckpointError("\n".join(f"rank {rank}: {text}" for rank, text in problems)) from cause
 
 
-def _outcomes_of(form: Form[T]) -> Form[_Outcome[T]]:
+def _outcomes_of(form: JsonForm[T]) -> JsonForm[_Outcome[T]]:
     """The form of `_attempt`'s results; the exception itself stays at home."""
 
     def write(outcome: _Outcome[T]) -> object:
@@ -149,10 +149,10 @@ def _outcomes_of(form: Form[T]) -> Form[_Outcome[T]]:
         value, problem = _pair(data) if data is not None else (None, None)
         return (form.read(value), None, None) if problem is None else (None, _TEXT.read(problem), None)
 
-    return Form(write, read)
+    return JsonForm(write, read)
 
 
-def _made_of(form: Form[T]) -> Form[_Made[T]]:
+def _made_of(form: JsonForm[T]) -> JsonForm[_Made[T]]:
     """The form of what rank 0 has made, or of the error that it has raised."""
 
     def write(made: _Made[T]) -> object:
@@ -163,7 +163,7 @@ def _made_of(form: Form[T]) -> Form[_Made[T]]:
         value, error = _pair(data)
         return (form.read(value), None) if error is None else (None, _error(error))
 
-    return Form(write, read)
+    return JsonForm(write, read)
 
 
 def _class_of(error: ConfigError) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # no stub has them
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime.job.admission import Candidate, admit, private_keys
+from diffusionpipe.runtime.job.admission import Applicant, admit, private_keys
 from diffusionpipe.runtime.job.devices import Sight, agreed_device, sight
 from diffusionpipe.runtime.job.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
 from diffusionpipe.runtime.job.interrupts import was_interrupted
@@ -147,7 +147,7 @@ def met(member: Membership, own: Sight, *, arrival: Seconds = 300.0, patience: S
         with kept_local(member.address), watchdog.guard():
             if member.world_size > 1:
                 outlive_parent()  # the watchdog notices the launcher's end and says so
-            me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
+            me = Applicant(rank=member.rank, world_size=member.world_size, token=member.token)
             admit(meeting, me, arrival=arrival)
             yield Meeting(membership=member, sight=own, store=store, watchdog=watchdog, progress=progress)
     except BaseException:

@@ -26,7 +26,7 @@ class ExitReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class RankProcess:
     """The host and the process of a rank."""
 
     rank: int
@@ -42,7 +42,7 @@ class Verdict:
 
     fate: ExitReason
     reason: str
-    member: Member | None = None
+    member: RankProcess | None = None
     """The rank that ended the run; None: the launcher that held the store ended it."""
 
     def message(self, rank: int) -> str:
@@ -59,12 +59,12 @@ class Verdict:
         return f"{named}\nRank {rank} stops too."
 
 
-def this_member(rank: int) -> Member:
+def this_member(rank: int) -> RankProcess:
     """The calling process as `rank`."""
-    return Member(rank=rank, host=socket.gethostname(), pid=os.getpid(), machine=_machine())
+    return RankProcess(rank=rank, host=socket.gethostname(), pid=os.getpid(), machine=_machine())
 
 
-def is_gone(member: Member, seen_from: Member) -> bool:
+def is_gone(member: RankProcess, seen_from: RankProcess) -> bool:
     """Whether the process is known to have ended; always False for one that cannot be seen from `seen_from`."""
     if not _is_visible(member, seen_from):
         return False
@@ -80,7 +80,7 @@ FROZEN = {
 """States of a process that does not answer, as people call them."""
 
 
-def why_frozen(member: Member, seen_from: Member) -> str | None:
+def why_frozen(member: RankProcess, seen_from: RankProcess) -> str | None:
     """Why the process does not answer; None where that cannot be seen."""
     return FROZEN.get(state_of_process(member.pid) or "") if _is_visible(member, seen_from) else None
 
@@ -96,20 +96,20 @@ def state_of_process(pid: int) -> str | None:
     return status.rpartition(")")[2].split()[0]
 
 
-def _is_visible(member: Member, seen_from: Member) -> bool:
+def _is_visible(member: RankProcess, seen_from: RankProcess) -> bool:
     """Whether one process can see the other."""
     return bool(seen_from.machine) and member.machine == seen_from.machine
 
 
-def parse_member(text: str) -> Member:
+def parse_member(text: str) -> RankProcess:
     """The member that `json.dumps(asdict(member))` wrote."""
-    return Member(**json.loads(text))
+    return RankProcess(**json.loads(text))
 
 
 def parse_verdict(text: str) -> Verdict:
     """The verdict that `json.dumps(asdict(verdict))` wrote."""
     found = json.loads(text)
-    member = None if found["member"] is None else Member(**found["member"])
+    member = None if found["member"] is None else RankProcess(**found["member"])
     return Verdict(fate=ExitReason(found["fate"]), reason=found["reason"], member=member)
 
 

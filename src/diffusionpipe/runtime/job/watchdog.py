@@ -42,7 +42,7 @@ from diffusionpipe.runtime.job.progress import Moment, Progress
 from diffusionpipe.runtime.job.stall import dump_stacks, may_judge, moment_to_text, parse_moment, reason_of, root_cause
 from diffusionpipe.runtime.job.verdict import (
     ExitReason,
-    Member,
+    RankProcess,
     Verdict,
     is_gone,
     parse_member,
@@ -90,7 +90,7 @@ class Watchdog:
         self._known, self._left, self._hurry = threading.Event(), threading.Event(), threading.Event()
         self._answers = 0
         self._successor_beat, self._silence, self._last_round = "", 0.0, 0.0
-        self._store_holder: Member | None = None
+        self._store_holder: RankProcess | None = None
 
     @property
     def verdict(self) -> Verdict | None:
@@ -320,7 +320,7 @@ class Watchdog:
     def _store_lost(self, reason: str) -> Verdict:
         unnamed = None
         if self._post.store_rank is not None:
-            unnamed = Member(rank=self._post.store_rank, host="", pid=0, machine="")
+            unnamed = RankProcess(rank=self._post.store_rank, host="", pid=0, machine="")
         return Verdict(fate=ExitReason.STORE_LOST, reason=reason, member=self._store_holder or unnamed)
 
     # ---- both

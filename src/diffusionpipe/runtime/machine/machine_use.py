@@ -6,8 +6,8 @@
     cores x time - without a program - ours = the time of other programs
 
 The kernel shows ticks of 10 ms, so one short step says little: a step is judged by a window of steps around it that is
-long enough (`used_by_others`), and the error of ticks is stated (`Use.doubt`). Work of another job counts as others,
-and so does what a hypervisor takes. The ranks of this job never do, however many share a core.
+long enough (`used_by_others`), and the error of ticks is stated (`CoreUse.doubt`). Work of another job counts as
+others, and so does what a hypervisor takes. The ranks of this job never do, however many share a core.
 """
 
 import os
@@ -36,7 +36,7 @@ class Counters:
 
     clock: Seconds
     unused: Seconds
-    """Seconds in which the cores of `Place` have run no program, added up over the cores."""
+    """Seconds in which the cores of `CorePlace` have run no program, added up over the cores."""
     own: Seconds
     """Processor time of this process."""
     helpers: Seconds
@@ -52,7 +52,7 @@ class StepCounters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CorePlace:
     """The machine and the cores on which one rank runs."""
 
     machine: str
@@ -65,7 +65,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class CoreUse:
     """Use of the cores of one machine that the job may use."""
 
     others: float
@@ -95,9 +95,9 @@ def machine_name() -> str:
     return boot_id() or socket.gethostname()
 
 
-def place_of(threads: int) -> Place:
+def place_of(threads: int) -> CorePlace:
     """The place in which this process runs; `threads`: its own that compute at once."""
-    return Place(
+    return CorePlace(
         machine=machine_name(),
         cores=own_cores(),
         threads=threads,
@@ -105,7 +105,7 @@ def place_of(threads: int) -> Place:
     )
 
 
-def cores_of(places: Sequence[Place], machine: str) -> tuple[int, ...]:
+def cores_of(places: Sequence[CorePlace], machine: str) -> tuple[int, ...]:
     """All cores that ranks of a machine may use."""
     return tuple(sorted({core for place in places if place.machine == machine for core in place.cores}))
 
@@ -153,7 +153,7 @@ def _children(process: Path) -> list[Path]:
     return [PROC / number for number in chain.from_iterable(text.split() for text in texts)]
 
 
-def used_by_others(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]]) -> list[Use]:
+def used_by_others(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]]) -> list[CoreUse]:
     """The use of other programs in each step, by step, on the machine on which they leave least.
 
     `ranks`: the counters of each rank, step by step.
@@ -167,7 +167,7 @@ def used_by_others(places: Sequence[Place], ranks: Sequence[Sequence[StepCounter
     return [max(of_step, key=lambda use: use.others - use.room) for of_step in uses]
 
 
-def _use(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]], step: int) -> Use:
+def _use(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]], step: int) -> CoreUse:
     """Use of one machine, in the window around a step."""
     first, last, count = step, step, len(ranks[0])
     while ranks[0][last].end.clock - ranks[0][first].begin.clock < WINDOW and last - first + 1 < count:
@@ -177,7 +177,7 @@ def _use(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]], step:
     helpers = sum(place.helpers for place in places)
     threads = sum(place.threads for place in places) + helpers
     seconds = spans[0].end.clock - spans[0].begin.clock
-    return Use(
+    return CoreUse(
         others=other_cpu_load(cores, spans) / cores,
         room=max(0.0, 1 - threads / cores),
         doubt=min(1.0, _tick() * (cores + helpers) / (cores * seconds)),

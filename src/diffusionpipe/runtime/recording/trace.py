@@ -20,7 +20,7 @@ from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.units import Seconds
 
 
-class Recorder(Protocol):
+class StreamRecorder(Protocol):
     """Marks points in time of the stream that computes."""
 
     @property
@@ -64,19 +64,19 @@ class HostRecorder:
 
     @property
     def began(self) -> Seconds:
-        """The host's clock at the first mark; see `Recorder`."""
+        """The host's clock at the first mark; see `StreamRecorder`."""
         return self._marks[0] * 1e-9
 
     def reset(self) -> None:
-        """Forget all marks; the next one is time 0; see `Recorder`."""
+        """Forget all marks; the next one is time 0; see `StreamRecorder`."""
         self._marks.clear()
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """Seconds of the first `stop` marks since the first one; see `Recorder`."""
+        """Seconds of the first `stop` marks since the first one; see `StreamRecorder`."""
         return [(mark - self._marks[0]) * 1e-9 for mark in self._marks[:stop]]
 
     def passed(self) -> int:
-        """The number of marks that the stream has passed; see `Recorder`."""
+        """The number of marks that the stream has passed; see `StreamRecorder`."""
         return len(self._marks)
 
     issued = passed
@@ -91,25 +91,25 @@ class CudaRecorder:
         self.began: Seconds = 0.0
 
     def mark(self) -> None:
-        """Note the time; see `Recorder`."""
+        """Note the time; see `StreamRecorder`."""
         if self._num_marks == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         self._events[self._num_marks].record()
         self._num_marks += 1
 
     def reset(self) -> None:
-        """Forget all marks; the next one, which is issued at once, is time 0; see `Recorder`."""
+        """Forget all marks; the next one, which is issued at once, is time 0; see `StreamRecorder`."""
         self._num_marks = 0
         self.began = perf_counter_ns() * 1e-9
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """Seconds of the first `stop` marks since the first one; see `Recorder`."""
+        """Seconds of the first `stop` marks since the first one; see `StreamRecorder`."""
         marks = self._events[: self._num_marks][:stop]
         marks[-1].synchronize()
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
 
     def passed(self) -> int:
-        """The number of marks that the stream has passed; see `Recorder`."""
+        """The number of marks that the stream has passed; see `StreamRecorder`."""
         events = self._events
         return bisect_left(
             range(self._num_marks),
@@ -118,11 +118,11 @@ class CudaRecorder:
         )
 
     def issued(self) -> int:
-        """The number of marks since the last reset; see `Recorder`."""
+        """The number of marks since the last reset; see `StreamRecorder`."""
         return self._num_marks
 
 
-def recorder_for(device: torch.device) -> Recorder:
+def recorder_for(device: torch.device) -> StreamRecorder:
     """The recorder of a device."""
     return CudaRecorder() if device.type == "cuda" else HostRecorder()
 
@@ -132,7 +132,7 @@ class Recording:
     """The times of one iteration of one worker; good until the recorder is reset for the iteration after the next."""
 
     worker: int
-    recorder: Recorder
+    recorder: StreamRecorder
     steps: Sequence[tuple[tuple[int, int], object]]
     """The marks at the start and the end of everything that ran, and its kind: an action, or the work before one."""
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from diffusionpipe.costs import Backbone, Costs, TensorSpec
 from diffusionpipe.ir import Mesh, Schedule, Span
-from diffusionpipe.runtime.comm.transport import ProcessTransport, Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, ProcessTransport, Transport
 from diffusionpipe.runtime.engine.equipment import Equipment
 from diffusionpipe.runtime.engine.executor import Executor
 from diffusionpipe.runtime.job.process_group import Job
@@ -64,11 +64,11 @@ class DeviceClock:
 class _Arrival:
     """A message on its way to a device."""
 
-    work: Work
+    work: Pending
     clock: DeviceClock
 
     def wait(self) -> None:
-        """See `Work`. A device that had to wait begins its next action now."""
+        """See `Pending`. A device that had to wait begins its next action now."""
         start = perf_counter()
         self.work.wait()
         end = perf_counter()
@@ -83,23 +83,23 @@ class _Listening:
     transport: Transport
     clock: DeviceClock
 
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+    def send(self, tensor: torch.Tensor, destination: int) -> Pending:
         """Start sending a contiguous tensor to a rank; see `Transport`."""
         return self.transport.send(tensor, destination)
 
-    def recv(self, buffer: torch.Tensor, source: int) -> Work:
+    def recv(self, buffer: torch.Tensor, source: int) -> Pending:
         """Start receiving from a rank into a contiguous buffer; see `Transport`."""
         return _Arrival(self.transport.recv(buffer, source), self.clock)
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Work:
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """Start summing a contiguous tensor over `ranks`, in place; see `Transport`."""
         return self.transport.all_reduce(tensor, ranks)
 
-    def reduce(self, tensor: torch.Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+    def reduce(self, tensor: torch.Tensor, destination: int, ranks: tuple[int, ...]) -> Pending:
         """Start summing a contiguous tensor over `ranks` into the destination's; see `Transport`."""
         return self.transport.reduce(tensor, destination, ranks)
 
-    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> Pending:
         """Start copying the source's contiguous tensor to all `ranks`; see `Transport`."""
         return self.transport.broadcast(tensor, source, ranks)
 

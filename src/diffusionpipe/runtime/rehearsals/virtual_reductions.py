@@ -9,7 +9,7 @@ import torch
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.ir import Mesh, Op, Schedule
-from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.rehearsals.virtual import Wait, precise_wait
 from diffusionpipe.units import Seconds
 
@@ -57,7 +57,7 @@ class VirtualReduction:
     """When the last one would have ended."""
     is_pending: bool = False
     _starts: torch.Tensor = field(init=False)
-    _work: Work | None = None
+    _work: Pending | None = None
 
     def __post_init__(self) -> None:
         self._starts = torch.zeros(len(self.ranks), dtype=torch.float64)

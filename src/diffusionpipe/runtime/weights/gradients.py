@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.machine.buffers import gradient_dtype, num_in_memory_of
 from diffusionpipe.runtime.weights.squares import sum_of_squares
 from diffusionpipe.units import Bytes
@@ -58,7 +58,7 @@ class BlockGradients:
         self._ranks = ranks
         self._transport = transport
         self._buckets: list[Tensor] = []
-        self._works: list[Work] = []
+        self._works: list[Pending] = []
         self._shared: list[nn.Parameter] = []
         """The parameters whose gradients may still come to lie in memory where others lie."""
         self.is_watched = False

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.runtime.comm.exchange import PLAIN, form_of, gather
-from diffusionpipe.runtime.job.verdict import Member, this_member
+from diffusionpipe.runtime.job.verdict import RankProcess, this_member
 from diffusionpipe.runtime.weights.anonymous_file import anonymous_file
 from diffusionpipe.runtime.weights.host_memory import check_free, whole_pages
 from diffusionpipe.units import Bytes
@@ -30,7 +30,7 @@ NAME = "diffusionpipe-frozen"
 class _Offer:
     """A rank, and the descriptor of the file that it offers to the others of its machine."""
 
-    member: Member
+    member: RankProcess
     descriptor: int
 
 

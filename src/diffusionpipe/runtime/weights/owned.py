@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.machine.buffers import gradient_dtype
 from diffusionpipe.runtime.weights.bringing import Brought
 from diffusionpipe.runtime.weights.gradients import BUCKET_BYTES, Reducible, split_by_size
@@ -59,8 +59,8 @@ class OwnedBlock:
     ) -> None:
         """`owner_of`: name of a trained parameter -> the rank that updates it, one of `ranks`."""
         self._ranks, self._transport = ranks, transport
-        self._gathers: list[Work] = []
-        self._sums: list[Work] = []
+        self._gathers: list[Pending] = []
+        self._sums: list[Pending] = []
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         self.owned = {name: parameter for name, parameter in trained.items() if owner_of[name] == rank}
         """The parameters that this rank updates, by name."""

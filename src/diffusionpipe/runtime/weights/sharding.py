@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.units import Bytes
 
 ALIGNMENT: Bytes = 64
@@ -42,7 +42,7 @@ class Reductions:
     """The tensors that a rank's reductions hold until they are over, and the stream of its gathers."""
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[list[Work], Callable[[], None]]] = deque()
+        self._pending: deque[tuple[list[Pending], Callable[[], None]]] = deque()
         self._gathers: Any = None
 
     def gathers(self, backend: Any) -> Any:
@@ -51,7 +51,7 @@ class Reductions:
             self._gathers = backend.Stream()
         return self._gathers
 
-    def add(self, works: list[Work], release: Callable[[], None]) -> None:
+    def add(self, works: list[Pending], release: Callable[[], None]) -> None:
         """Note a reduction under way; `release` drops what it reads. Waits for the older ones."""
         self._pending.append((works, release))
         self._wait(MAX_REDUCTIONS)
@@ -92,7 +92,7 @@ class ShardedBlock:
         self._ranks, self._transport, self._reductions = ranks, transport, reductions
         self._backend = torch.get_device_module(next(iter(parameters.values())).device if parameters else "cpu")
         self._stream = reductions.gathers(self._backend)
-        self._works: list[Work] = []
+        self._works: list[Pending] = []
         self._parts: list[_Part] = []
         self.owned = {name: parameter for name, parameter in parameters.items() if owner_of[name] == rank}
         """The parameters that this rank owns, by name."""

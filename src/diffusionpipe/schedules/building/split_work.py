@@ -25,7 +25,7 @@ _RESOLUTION = 1 << 30
 """Ticks of the longest action where times are not whole numbers."""
 
 
-class Objective(StrEnum):
+class Goal(StrEnum):
     """The time that is to be short. The two differ wherever workers do not all start and end together."""
 
     MAKESPAN = "makespan"

@@ -21,7 +21,7 @@ from math import inf
 from typing import TypeAlias
 
 from diffusionpipe.ir import Action
-from diffusionpipe.schedules.building.split_work import Network, Objective, SplitWork, network_of, peaks
+from diffusionpipe.schedules.building.split_work import Goal, Network, SplitWork, network_of, peaks
 from diffusionpipe.units import Bytes
 
 _MOST_ROUNDS = 8
@@ -34,7 +34,7 @@ def best_squeezed(
     work: SplitWork,
     candidates: Iterable[Sequence[Sequence[Action]]],
     *,
-    objective: Objective = Objective.MAKESPAN,
+    objective: Goal = Goal.MAKESPAN,
 ) -> list[list[Action]]:
     """The shortest orders that come out of these by squeezing, by the objective and then by the other one.
 
@@ -79,9 +79,9 @@ def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tupl
             return
 
 
-def _ranked(times: _Times, objective: Objective) -> _Times:
+def _ranked(times: _Times, objective: Goal) -> _Times:
     """The two with the objective first."""
-    return times[::-1] if objective == Objective.WINDOW else times
+    return times[::-1] if objective == Goal.WINDOW else times
 
 
 def _times(network: Network, starts: Sequence[int]) -> _Times:

@@ -9,7 +9,7 @@ from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.building.building_block import v_work
 from diffusionpipe.schedules.building.greedy_v import greedy_orders
 from diffusionpipe.schedules.building.shapes import require_positive
-from diffusionpipe.schedules.building.split_work import UNIT_COSTS, Objective, SplitWork, schedule_of_work
+from diffusionpipe.schedules.building.split_work import UNIT_COSTS, Goal, SplitWork, schedule_of_work
 from diffusionpipe.schedules.building.squeeze import best_squeezed
 from diffusionpipe.units import Seconds
 
@@ -21,7 +21,7 @@ def zb_v(
     *,
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
-    objective: Objective = Objective.MAKESPAN,
+    objective: Goal = Goal.MAKESPAN,
 ) -> Schedule:
     """Each worker has two stages of a V, and runs F, I and W of the one and of the other in turn.
 

@@ -41,7 +41,7 @@ from diffusionpipe.trainer.checkpoints.manifest import (
     write_manifest,
 )
 from diffusionpipe.trainer.checkpoints.tensor_files import METADATA, TensorWriting, read_tensors
-from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Part
+from diffusionpipe.trainer.checkpoints.tensor_plans import PART, RankFiles
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Saving:
         self._is_first, self._published = rank_in(group) == 0, published
         self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")
         self._writing = TensorWriting(self._temporary, group)
-        self._parts: list[Callable[[], Part]] = []
+        self._parts: list[Callable[[], RankFiles]] = []
         self._size: Bytes = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -91,15 +91,17 @@ class Saving:
         together(lambda: _make_empty(self._temporary) if self._is_first else None, self._group)
         return self._writing.plan(tensors)
 
-    def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> Part:
+    def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> RankFiles:
         """Writes this rank's tensors and reads its files again.
 
         The arguments are explained at `TensorWriting.write`.
         """
         written = self._writing.write(copies, between)
-        return Part(written=written, records=describe_files(self._temporary, sorted({one.file for one in written})))
+        return RankFiles(
+            written=written, records=describe_files(self._temporary, sorted({one.file for one in written}))
+        )
 
-    def collect(self, part: Part) -> None:
+    def collect(self, part: RankFiles) -> None:
         """Tells the first rank what this one has written; all have written their parts."""
         self._parts = collect(part, PART, self._group)
 

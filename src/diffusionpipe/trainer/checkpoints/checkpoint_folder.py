@@ -32,7 +32,7 @@ def latest(run_folder: Path) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCheckpoints:
     """The checkpoints that a run which has failed leaves."""
 
     steps: tuple[int, ...]
@@ -47,13 +47,13 @@ class Kept:
         return f"The checkpoint of step {self.steps[-1]} is kept. {way}"
 
 
-def kept_of(run_folder: Path) -> Kept:
+def kept_of(run_folder: Path) -> KeptCheckpoints:
     """The checkpoint that a run has kept."""
     try:
         paths = saved_checkpoints(run_folder)
     except OSError:  # the disk may be the reason for the failure
         paths = ()
-    return Kept(tuple(int(path.name.removeprefix("step-")) for path in paths))
+    return KeptCheckpoints(tuple(int(path.name.removeprefix("step-")) for path in paths))
 
 
 def num_written(run_folder: Path) -> int:

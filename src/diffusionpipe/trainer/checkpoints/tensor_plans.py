@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.runtime.comm.exchange import Form, rows_of
+from diffusionpipe.runtime.comm.exchange import JsonForm, rows_of
 from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.units import Bytes
 
@@ -50,7 +50,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankFiles:
     """The files that one rank has written of a checkpoint."""
 
     written: tuple[Written, ...]
@@ -58,15 +58,15 @@ class Part:
     """The records of its files."""
 
 
-def _part_form() -> Form[Part]:
+def _part_form() -> JsonForm[RankFiles]:
     written, records = rows_of(Written), rows_of(FileRecord)
 
-    def read(data: object) -> Part:
+    def read(data: object) -> RankFiles:
         if not isinstance(data, list) or len(data) != 2:
             raise ValueError("the tensors and the files of a rank are needed")
-        return Part(written=written.read(data[0]), records=records.read(data[1]))
+        return RankFiles(written=written.read(data[0]), records=records.read(data[1]))
 
-    return Form(lambda part: [written.write(part.written), records.write(part.records)], read)
+    return JsonForm(lambda part: [written.write(part.written), records.write(part.records)], read)
 
 
 PART = _part_form()

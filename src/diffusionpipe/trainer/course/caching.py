@@ -8,7 +8,7 @@ from diffusionpipe.ir import Plan
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.trainer.course.preparation import Data
 from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.model.members import Model
+from diffusionpipe.trainer.model.members import RecipeModels
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.pipeline_section import Encoders
 from diffusionpipe.trainer.setup.caching import (
@@ -29,7 +29,7 @@ JudgeCache = Callable[[Recipe, Plan, Cacheable], CacheVerdict]
 """The planning half, handed in from above: the worth of a cache in a run whose layers are measured; on rank 0."""
 
 
-def cache_of(opened: Model, data: Data) -> Cacheable | None:
+def cache_of(opened: RecipeModels, data: Data) -> Cacheable | None:
     """The tensors that the run keeps; None where it keeps none. Every rank calls it.
 
     Raises:

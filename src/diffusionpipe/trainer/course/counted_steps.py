@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import pi, sqrt
 from statistics import median
 
-from diffusionpipe.runtime.machine.machine_use import Use
+from diffusionpipe.runtime.machine.machine_use import CoreUse
 from diffusionpipe.units import Seconds
 
 COUNTED = 15
@@ -36,7 +36,7 @@ class Note:
     without_core: float
     """The longest part of it for which a rank was ready to run and had no core."""
     iteration: Seconds
-    use: Use | None = None
+    use: CoreUse | None = None
     """Use of the cores by other programs; None where it cannot be read."""
 
     @property

@@ -25,8 +25,8 @@ from diffusionpipe.profiler.links import usable_memory
 from diffusionpipe.runtime.comm.exchange import form_of, gather, gather_numbers
 from diffusionpipe.runtime.machine.cores import cpu_wait_time
 from diffusionpipe.runtime.machine.machine_use import (
+    CorePlace,
     Counters,
-    Place,
     StepCounters,
     cores_of,
     place_of,
@@ -83,7 +83,7 @@ class StepRecorder:
         self._layers: list[list[LayerTime]] = []
         self._parts: list[float] = []
         """Part of each step without a core."""
-        self._places: list[Place] = []
+        self._places: list[CorePlace] = []
         """Places of all ranks, from the first recorded step on."""
         self._begin: Counters | None = None
         self._counters: list[StepCounters] = []
@@ -98,7 +98,7 @@ class StepRecorder:
         """Start together with all other ranks."""
         if not self._places:  # only now are there data workers
             threads = torch.get_num_threads() if self._session.job.device.type == "cpu" else 1
-            self._places = gather(place_of(threads), form_of(Place))
+            self._places = gather(place_of(threads), form_of(CorePlace))
         self._begin = self._read()
         if dist.is_initialized():
             dist.barrier()

@@ -10,7 +10,7 @@ from diffusionpipe.trainer.inference.cascade_drawing import drawn_sizes
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import Picture, still
-from diffusionpipe.trainer.inference.sample_file import Origin, file_name, write_sample
+from diffusionpipe.trainer.inference.sample_file import SampleOrigin, file_name, write_sample
 from diffusionpipe.trainer.model.parameter_groups import is_averaged
 from diffusionpipe.trainer.recipe.size_rules import sizes_of
 from diffusionpipe.trainer.reporting.tracker import Shown
@@ -22,7 +22,7 @@ def sample_folder(run_folder: Path, step: int) -> Path:
     return run_folder / "samples" / f"step-{step:08d}"
 
 
-def _at(origin: Origin, size: Clip) -> Origin:
+def _at(origin: SampleOrigin, size: Clip) -> SampleOrigin:
     """The origin of a sample of this size."""
     frames = size.frames if size.frames > 1 else None
     return replace(origin, resolution=size.width, height=size.height, frames=frames)
@@ -31,7 +31,7 @@ def _at(origin: Origin, size: Clip) -> Origin:
 def keep_samples(
     pictures: Sequence[Picture],
     wish: SampleRequest,
-    shared: Origin,
+    shared: SampleOrigin,
     folder: Path,
     sizes: Sequence[Clip] = (),
 ) -> tuple[Shown, ...]:
@@ -71,7 +71,7 @@ def keep_in_session(
         ConfigError: a file cannot be written.
     """
     recipe = session.recipe
-    shared = Origin(
+    shared = SampleOrigin(
         settings=settings,
         rows=session.plan.sample[-1].placement.pipelines[0].microbatches[0],
         resolution=recipe.data.resolution,

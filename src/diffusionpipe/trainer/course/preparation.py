@@ -21,10 +21,10 @@ from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.clips import selection_of
 from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, Rules
+from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, ScanRules
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.ledger import FILE as LEDGER
-from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
+from diffusionpipe.trainer.data.ledger import Continuation, DataFiles, continued, first_ledger, read_ledger
 from diffusionpipe.trainer.data.listing import is_around, is_same
 from diffusionpipe.trainer.data.loss_masks import loss_mask_of, problem_of_loss_mask
 from diffusionpipe.trainer.data.mask_kinds import MaskKind
@@ -35,24 +35,24 @@ from diffusionpipe.trainer.data.patches import shares_of
 from diffusionpipe.trainer.data.same_files import agree_on_files
 from diffusionpipe.trainer.data.scanning import examine_place
 from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sized import HeldSizes, Sized, agree_on_sizes, sized
+from diffusionpipe.trainer.data.sized import HeldSizes, SizedSamples, agree_on_sizes, sized
 from diffusionpipe.trainer.data.sizes import assign
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.sources import joined_of
-from diffusionpipe.trainer.data.survey import Folder, Use, kept_survey
+from diffusionpipe.trainer.data.survey import Folder, SampleUse, kept_survey
 from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
 from diffusionpipe.trainer.data.treatment import Treatment
 from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
-from diffusionpipe.trainer.model.members import Member, Model
+from diffusionpipe.trainer.model.members import Member, RecipeModels
 from diffusionpipe.trainer.model.optimizer_states import optimizer_states
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import DataSection, OnError, Recipe, with_values
 from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.recipe.size_rules import rules_of, run_of, sizes_of
-from diffusionpipe.trainer.reporting.screen import Work
+from diffusionpipe.trainer.reporting.screen import ScreenWork
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,9 @@ class Data:
     validation: BatchSource | None
     survey: Survey | None
     """The facts about the data; None on other ranks than rank 0."""
-    ledger: Ledger | None
+    ledger: DataFiles | None
     """The ledger of the training data; None on other ranks than rank 0."""
-    sizes: Sized | None
+    sizes: SizedSamples | None
     """The sizes of the training pictures, where there are several."""
     held: HeldSizes | None
     """The sizes of the validation pictures, where there are several."""
@@ -135,7 +135,9 @@ class Resumed:
     """Whether pictures have been added to its data."""
 
 
-def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None = None) -> tuple[Model, Data]:
+def read_data(
+    opened: RecipeModels, work: ScreenWork, *others: Check, resumed: Resumed | None = None
+) -> tuple[RecipeModels, Data]:
     """The model that ends after a number of steps, with training and validation data that suit it, scanned on rank 0.
 
     `resumed`: the run that continues with them, maybe with new ones; None for a run that begins.
@@ -146,7 +148,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
         ConfigError: on every rank; all that was found is listed.
     """
     scanned: list[Folder] = []
-    ledgers: list[Ledger] = []
+    ledgers: list[DataFiles] = []
     known: list[bool] = []
 
     def scan_and_join() -> tuple[Dataset, Dataset | None]:
@@ -163,7 +165,7 @@ def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None
         if dataset is not None:
             agree_on_files(dataset)
 
-    def sources() -> tuple[Model, Data]:
+    def sources() -> tuple[RecipeModels, Data]:
         order = _size_order(opened.recipe, train)
         placed = _patch_order(opened, train) or order
         counted = with_steps(opened, train, len(order.assignment.left_out) if order is not None else 0)
@@ -213,7 +215,7 @@ def _frames_of(dataset: Dataset) -> list[int]:
     return [sample.frames for sample in dataset.samples]
 
 
-def _patch_order(opened: Model, dataset: Dataset) -> PatchOrder | None:
+def _patch_order(opened: RecipeModels, dataset: Dataset) -> PatchOrder | None:
     """The order of samples where each step has patches of one size."""
     patches, training = opened.recipe.data.patches, opened.recipe.training
     if patches is None:
@@ -229,7 +231,7 @@ def _patch_order(opened: Model, dataset: Dataset) -> PatchOrder | None:
     )
 
 
-def _sized(opened: Model, source: BatchSource, order: SizeOrder | PatchOrder | None) -> Sized | None:
+def _sized(opened: RecipeModels, source: BatchSource, order: SizeOrder | PatchOrder | None) -> SizedSamples | None:
     """The order with the inputs of each size that the model is built for."""
     if order is None:
         return None
@@ -241,7 +243,7 @@ def _sized(opened: Model, source: BatchSource, order: SizeOrder | PatchOrder | N
     return sized(source, order, inputs)
 
 
-def _held(opened: Model, source: BatchSource) -> HeldSizes | None:
+def _held(opened: RecipeModels, source: BatchSource) -> HeldSizes | None:
     """The sizes of held-out pictures, of which none is left out; None where all samples have one size."""
     rules = rules_of(opened.recipe.data)
     if rules is None:
@@ -257,7 +259,7 @@ def _held(opened: Model, source: BatchSource) -> HeldSizes | None:
     )
 
 
-def with_steps(opened: Model, dataset: Dataset, left_out: int = 0) -> Model:
+def with_steps(opened: RecipeModels, dataset: Dataset, left_out: int = 0) -> RecipeModels:
     """The model of a recipe that ends after a number of steps, also where the recipe counts epochs of this data.
 
     `left_out`: samples that are not trained on.
@@ -275,7 +277,7 @@ def with_steps(opened: Model, dataset: Dataset, left_out: int = 0) -> Model:
     return replace(opened, recipe=recipe, members=members)
 
 
-def _ledger_before(recipe: Recipe, resumed: Resumed) -> Ledger | None:
+def _ledger_before(recipe: Recipe, resumed: Resumed) -> DataFiles | None:
     """The ledger of the run that continues; None where an older version has written none.
 
     Raises:
@@ -291,8 +293,8 @@ def _ledger_before(recipe: Recipe, resumed: Resumed) -> Ledger | None:
 
 
 def _ledger(
-    recipe: Recipe, findings: Findings, dataset: Dataset, before: Ledger | None, resumed: Resumed | None
-) -> Ledger:
+    recipe: Recipe, findings: Findings, dataset: Dataset, before: DataFiles | None, resumed: Resumed | None
+) -> DataFiles:
     """The ledger of the scanned training data."""
     if before is None or resumed is None:
         return first_ledger(findings.files)
@@ -302,7 +304,7 @@ def _ledger(
     return continued(before, findings.files, [sample.name for sample in dataset.samples], at)
 
 
-def _in_order(folder: Folder, ledger: Ledger) -> Folder:
+def _in_order(folder: Folder, ledger: DataFiles) -> Folder:
     """The samples in the order in which they enter."""
     since, dataset, findings = ledger.since_of(), folder.dataset, folder.findings
     places = sorted(range(len(dataset.samples)), key=lambda place: since[dataset.samples[place].name])
@@ -315,13 +317,17 @@ def _in_order(folder: Folder, ledger: Ledger) -> Folder:
 
 
 def _survey(
-    opened: Model, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None, order: SizeOrder | None
+    opened: RecipeModels,
+    scanned: Sequence[Folder],
+    source: BatchSource,
+    resumed: Resumed | None,
+    order: SizeOrder | None,
 ) -> Survey:
     """The facts about the scanned folders, training's first."""
     recipe = opened.recipe
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
     dataset = scanned[0].dataset
-    use = Use(
+    use = SampleUse(
         steps=training.num_steps,
         batch=training.batch,
         epochs=num_epochs(training.num_steps * training.batch, len(dataset.samples), dataset.growth),
@@ -342,7 +348,9 @@ def reads_more(recipe: Recipe, members: Sequence[Member]) -> bool:
     return recipe.data.caption_chunks < MOST_CHUNKS and all(family_of(one.folder).has_chunks for one in members)
 
 
-def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Folder]) -> tuple[Dataset, Dataset | None]:
+def _scan(
+    opened: RecipeModels, work: ScreenWork, others: tuple[Check, ...], found: list[Folder]
+) -> tuple[Dataset, Dataset | None]:
     """Training and validation data; `found` gets what their scans have shown."""
     data = opened.recipe.data
     need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
@@ -351,7 +359,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
-    def scanned(folder: Path, other: Path | None, rules: Rules, columns: Columns) -> Folder:
+    def scanned(folder: Path, other: Path | None, rules: ScanRules, columns: Columns) -> Folder:
         apart = None if other is None or is_same(folder, other) else other
         folder_rules = replace(rules, apart=apart)
         dataset, findings = examine_place(
@@ -360,7 +368,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
         return Folder(_with_sizes(dataset, findings) if data.has_sizes else dataset, findings)
 
     def scan_train() -> None:
-        rules = Rules(may_skip=True, skipping=_skipping(opened.recipe))
+        rules = ScanRules(may_skip=True, skipping=_skipping(opened.recipe))
         own = {
             name: scanned(
                 path, data.validation, replace(rules, prefix=f"{name}/" if name else ""), data.columns_of(name)
@@ -373,7 +381,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Fold
 
     def scan_held_out(folder: Path) -> None:
         around = next((path for path in data.folders.values() if is_around(folder, path)), None)
-        found.append(scanned(folder, around, Rules(), data.columns_of("")))
+        found.append(scanned(folder, around, ScanRules(), data.columns_of("")))
         _check_mask_files(opened.recipe, found[-1].dataset)
 
     scans: list[Check] = [scan_train]
@@ -423,7 +431,7 @@ def _with_sizes(dataset: Dataset, findings: Findings) -> Dataset:
     return replace(dataset, samples=tuple(replace(sample, size=size or ()) for sample, size in pairs))
 
 
-def check_optimizer(opened: Model) -> None:
+def check_optimizer(opened: RecipeModels) -> None:
     """Refuse an optimizer that cannot train these parameters on this device, before anything is measured.
 
     Raises:
@@ -475,7 +483,7 @@ def tokenizers_of(members: Sequence[Member]) -> dict[str, Tokenizer]:
 
 
 def _source(
-    opened: Model,
+    opened: RecipeModels,
     dataset: Dataset,
     augmentation: Augmentation,
     tokenizers: Mapping[str, Tokenizer],
@@ -511,7 +519,7 @@ def _check_mask_files(recipe: Recipe, dataset: Dataset) -> None:
     _raise_faults(problems_of_mask(source.path(one.name), dataset.path(i)) for i, one in enumerate(dataset.samples))
 
 
-def _null_label(opened: Model) -> int | None:
+def _null_label(opened: RecipeModels) -> int | None:
     """The label of no class, for all models that read labels.
 
     Raises:

@@ -55,7 +55,7 @@ from diffusionpipe.trainer.inference.clip_rate import drawn_rate, write_rate
 from diffusionpipe.trainer.launching.exit_status import ExitStatus
 from diffusionpipe.trainer.launching.launch import LOGS
 from diffusionpipe.trainer.model.decisions import decided_for_run
-from diffusionpipe.trainer.model.members import Member, Model, open_model
+from diffusionpipe.trainer.model.members import Member, RecipeModels, open_model
 from diffusionpipe.trainer.optim.named_rates import LossRates, kept_rates
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
@@ -483,7 +483,7 @@ def _export(recipe: Recipe, members: Sequence[Member], checkpoint: Path, screen:
     logger.info("step=%d export=%s export_s=%.1f", recipe.training.num_steps, destination, perf_counter() - started)
 
 
-def _end_again(opened: Model, job: Job, checkpoint: Path, screen: Screen) -> None:
+def _end_again(opened: RecipeModels, job: Job, checkpoint: Path, screen: Screen) -> None:
     """Complete what a run whose steps are done has left to do, mostly nothing; every rank calls it."""
     recipe = opened.recipe
     is_complete = from_first(lambda: has_ended(recipe, checkpoint))

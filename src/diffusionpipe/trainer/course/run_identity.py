@@ -8,7 +8,7 @@ from diffusionpipe.trainer.course.recipe_changes import refusal
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.sources import identity_of_sources
 from diffusionpipe.trainer.model.lora import lora_identity
-from diffusionpipe.trainer.model.members import Member, Model
+from diffusionpipe.trainer.model.members import Member, RecipeModels
 from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
 from diffusionpipe.trainer.recipe.size_rules import run_of
 
@@ -45,7 +45,7 @@ def check_resumed(
     return step
 
 
-def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
+def run_identity(opened: RecipeModels, train: Dataset) -> dict[str, object]:
     """The facts that must not change between a run and its continuation, beside values of the recipe."""
     recipe = opened.recipe
     noun = "clips" if recipe.data.has_clips else "pictures"

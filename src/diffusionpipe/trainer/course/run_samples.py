@@ -16,12 +16,12 @@ from diffusionpipe.trainer.inference.diffusers_pipeline import Order, check_pipe
 from diffusionpipe.trainer.inference.drawing import spacing_of
 from diffusionpipe.trainer.inference.known_pixels import known_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
-from diffusionpipe.trainer.model.members import Member, Model, clip_of, folder_of, learns_variance
+from diffusionpipe.trainer.model.members import Member, RecipeModels, clip_of, folder_of, learns_variance
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
 from diffusionpipe.trainer.recipe import Recipe
 
 
-def check_sampling(session: Model) -> None:
+def check_sampling(session: RecipeModels) -> None:
     """Refuse before the first step what could not be drawn later.
 
     Raises:

@@ -33,7 +33,7 @@ from diffusionpipe.trainer.data.cached import (
 from diffusionpipe.trainer.data.caption_lengths import encoder_of
 from diffusionpipe.trainer.data.caption_rules import (
     AS_THEY_ARE,
-    Seen,
+    SeenSample,
     drawn_text,
     is_dropped_for,
     plain_text,
@@ -601,7 +601,7 @@ def _text(source: BatchSource, rows: Rows, row: int, encoder: str) -> str:
     if rows.passes is None:
         assert rules == AS_THEY_ARE or rows.times is not None, "rows to train on say how often samples were seen"
         return plain_text(texts_of(captions, rules)[0], rules)
-    seen = Seen(seed=source.seed, sample=sample, number=rows.passes[row])
+    seen = SeenSample(seed=source.seed, sample=sample, number=rows.passes[row])
     return Absent() if is_dropped_for(encoder, rules, seen) else drawn_text(captions, rules, seen)
 
 

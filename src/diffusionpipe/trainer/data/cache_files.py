@@ -37,7 +37,7 @@ _OLD: Seconds = 24 * 3600.0
 """A draft of this age belongs to a writer that is gone."""
 
 
-class Shards:
+class CacheFiles:
     """The safetensors files of a cache folder, and the file of each key. Mutable: other processes add files."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,9 +105,9 @@ class Shards:
 
 
 @lru_cache(maxsize=64)
-def shards_of(folder: Path) -> Shards:
+def shards_of(folder: Path) -> CacheFiles:
     """The shards of a folder; one object for all who ask in this process."""
-    return Shards(folder)
+    return CacheFiles(folder)
 
 
 def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:

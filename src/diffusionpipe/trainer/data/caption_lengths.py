@@ -28,7 +28,7 @@ _NEAR, _FAR = 0.03, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class EncoderReading:
     """How a text encoder reads captions."""
 
     encoder: str
@@ -83,10 +83,10 @@ class Counted:
     """Those that it does not read in full; None where it reads all."""
 
 
-def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[Reading]:
+def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[EncoderReading]:
     """How each text encoder reads captions, by a model's raw inputs and the tokenizers of them."""
     return [
-        Reading(
+        EncoderReading(
             encoder=encoder_of(spec.name),
             tokenizer=tokenizers[spec.name],
             length=spec.shape[-1],
@@ -104,12 +104,12 @@ def encoder_of(name: str) -> str:
     return f"{encoder} of {model}" if model else encoder
 
 
-def cut_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[Cut]:
+def cut_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[Cut]:
     """The texts that a text encoder does not read in full, one entry for each encoder that cuts some."""
     return [one.cut for one in counted_captions(texts, readings) if one.cut is not None]
 
 
-def counted_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[Counted]:
+def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[Counted]:
     """The tokens of texts, by encoder: the least and the most are exact, and the median of many texts about so."""
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
@@ -118,7 +118,7 @@ def counted_captions(texts: Sequence[str], readings: Sequence[Reading]) -> list[
     return [_counted_by(texts, chosen, reading) for reading in readings]
 
 
-def chunks_in_use(texts: Sequence[str], readings: Sequence[Reading]) -> int:
+def chunks_in_use(texts: Sequence[str], readings: Sequence[EncoderReading]) -> int:
     """The largest number of chunks that a text fills, at least in part."""
     most = max((reading.chunks for reading in readings), default=1)
     while most > 1 and not cut_captions(texts, [replace(one, chunks=min(one.chunks, most - 1)) for one in readings]):
@@ -126,7 +126,7 @@ def chunks_in_use(texts: Sequence[str], readings: Sequence[Reading]) -> int:
     return most
 
 
-def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: Reading) -> Counted:
+def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: EncoderReading) -> Counted:
     tokens = _counted(list(dict.fromkeys(texts[place] for place in chosen)), reading)
     around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
     return Counted(
@@ -138,7 +138,7 @@ def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: Reading) -
     )
 
 
-def _lengths(texts: Sequence[str], tokens: Mapping[str, int], reading: Reading, around: int) -> Lengths | None:
+def _lengths(texts: Sequence[str], tokens: Mapping[str, int], reading: EncoderReading, around: int) -> Lengths | None:
     if not texts:
         return None
     ranked = sorted(texts, key=tokens.__getitem__)
@@ -147,7 +147,7 @@ def _lengths(texts: Sequence[str], tokens: Mapping[str, int], reading: Reading, 
 
 
 def _cut(
-    texts: Sequence[str], chosen: Sequence[int], tokens: Mapping[str, int], reading: Reading, around: int
+    texts: Sequence[str], chosen: Sequence[int], tokens: Mapping[str, int], reading: EncoderReading, around: int
 ) -> Cut | None:
     long = {place: tokens[texts[place]] for place in chosen if tokens[texts[place]] > reading.limit}
     if not long:
@@ -164,7 +164,7 @@ def _cut(
     )
 
 
-def _counted(texts: list[str], reading: Reading) -> dict[str, int]:
+def _counted(texts: list[str], reading: EncoderReading) -> dict[str, int]:
     """The tokens of each text, exact where that decides whether it is cut."""
     found = dict(zip(texts, _sums(texts, reading), strict=True))
     trials = texts[:: max(1, len(texts) // _TRIALS)]
@@ -179,14 +179,14 @@ def _counted(texts: list[str], reading: Reading) -> dict[str, int]:
     return found | own | dict(zip(near, _exactly(near, reading), strict=True))
 
 
-def _exactly(texts: Sequence[str], reading: Reading) -> list[int]:
+def _exactly(texts: Sequence[str], reading: EncoderReading) -> list[int]:
     """The tokens of each text, in the frame in which its limit counts."""
     if reading.chunks == 1:
         return num_tokens(reading.tokenizer, texts)
     return places_taken(reading.tokenizer, texts, reading.length)
 
 
-def _sums(texts: Sequence[str], reading: Reading) -> list[int]:
+def _sums(texts: Sequence[str], reading: EncoderReading) -> list[int]:
     """The tokens of the words of each text, and of the template around it."""
     words_of = [text.split() for text in texts]
     words = list(dict.fromkeys(word for words in words_of for word in words))

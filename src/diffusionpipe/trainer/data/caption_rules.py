@@ -62,7 +62,7 @@ AS_THEY_ARE = CaptionRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenSample:
     """A sample at one of the times that it is seen."""
 
     seed: int
@@ -86,7 +86,7 @@ def texts_of(captions: Sequence[str], rules: CaptionRules) -> tuple[str, ...]:
     return lines or ("",)
 
 
-def drawn_text(captions: Sequence[str], rules: CaptionRules, seen: Seen) -> str:
+def drawn_text(captions: Sequence[str], rules: CaptionRules, seen: SeenSample) -> str:
     """The text of a sample at one of the times that it is seen."""
     choices = texts_of(captions, rules)
     text = choices[int(seen.draws("choice").integers(len(choices)))] if len(choices) > 1 else choices[0]
@@ -112,7 +112,7 @@ def plain_text(caption: str, rules: CaptionRules, pick: Pick = lambda parts: par
     return f"{rules.prefix}{text}{rules.suffix}"
 
 
-def is_dropped_for(encoder: str, rules: CaptionRules, seen: Seen) -> bool:
+def is_dropped_for(encoder: str, rules: CaptionRules, seen: SeenSample) -> bool:
     """Whether a text encoder reads no caption this time, though others may."""
     share = dict(rules.encoder_dropout).get(encoder, 0.0)
     return share > 0 and bool(seen.draws(f"dropout.{encoder}").random() < share)

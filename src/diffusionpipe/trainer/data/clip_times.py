@@ -36,7 +36,7 @@ _CONTROL = re.compile(rb"\x21\xf9\x04.(..).\x00[\x21\x2c]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class FrameTimes:
     """The frames of a clip, in the order in which they are shown."""
 
     stamps: tuple[int, ...]
@@ -72,7 +72,7 @@ class Timeline:
         return [*reversed(before[1:]), None]
 
 
-def timeline_of(path: Path) -> Timeline:
+def timeline_of(path: Path) -> FrameTimes:
     """The clip's frames; read once for each state of the file.
 
     Raises:
@@ -84,7 +84,7 @@ def timeline_of(path: Path) -> Timeline:
 
 
 @lru_cache(maxsize=4096)  # as clips are read anew in every epoch, and some 10 KiB each
-def _read(path: Path, state: tuple[int, ...]) -> Timeline:
+def _read(path: Path, state: tuple[int, ...]) -> FrameTimes:
     if problem := problem_of_end(path):
         raise ValueError(problem)
     with opened_clip(path) as (container, stream):
@@ -108,7 +108,7 @@ def _read(path: Path, state: tuple[int, ...]) -> Timeline:
     keys = [Key(stamp=packet.stamp, place=packet.place) for packet in shown if packet.is_key]
     if has_doubtful_keys and len(keys) == len(shown):
         del keys[1:]
-    return Timeline(
+    return FrameTimes(
         stamps=tuple(stamps),
         times=times,
         seconds=times[-1] + (float(last.duration * unit) or mean),

@@ -24,13 +24,13 @@ from torch import Tensor
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.trainer.data.clip_file import Key, decoded_from
-from diffusionpipe.trainer.data.clip_times import EXACT, Timeline, timeline_of
+from diffusionpipe.trainer.data.clip_times import EXACT, FrameTimes, timeline_of
 from diffusionpipe.trainer.data.colours import srgb_on_white
 from diffusionpipe.trainer.data.images import (
     CENTRE,
+    CropPlacing,
     Header,
     PictureError,
-    Placing,
     Size,
     cut_out,
     placing,
@@ -58,13 +58,13 @@ class FrameSelection:
     beside_pictures: bool = False
     """Whether pictures are samples too, beside clips."""
 
-    def most(self, clip: Timeline) -> int:
+    def most(self, clip: FrameTimes) -> int:
         """The most frames that can be taken of the clip."""
         if self.rate is None:
             return len(clip.times)
         return int((clip.times[-1] - clip.times[0] + EXACT) * self.rate) + 1
 
-    def problem_of(self, clip: Timeline) -> str | None:
+    def problem_of(self, clip: FrameTimes) -> str | None:
         """Why a clip has too little, or None if it has enough."""
         if self.num_starts(clip):
             return None
@@ -74,13 +74,13 @@ class FrameSelection:
             "or set data.frames or data.frame_rate"
         )
 
-    def num_starts(self, clip: Timeline) -> int:
+    def num_starts(self, clip: FrameTimes) -> int:
         """At how many frames of the clip the taken ones may begin; 0: it is too short."""
         if self.rate is None:
             return max(0, len(clip.times) - self.frames + 1)
         return bisect_right(clip.times, clip.times[-1] - (self.frames - 1) / self.rate + EXACT)
 
-    def numbers(self, clip: Timeline, start: int) -> list[int]:
+    def numbers(self, clip: FrameTimes, start: int) -> list[int]:
         """Which frames of the file are taken, from frame `start` on."""
         if self.rate is None:
             return list(range(start, start + self.frames))
@@ -159,7 +159,7 @@ def load_clip(
         if problem := taken.problem_of(clip):
             raise ValueError(problem)
         pictures: list[NDArray[np.uint8]] = []
-        place: Placing | None = None
+        place: CropPlacing | None = None
         for frame, times in _shown(path, clip, taken.numbers(clip, int(start * taken.num_starts(clip)))):
             place = place or placing(_seen_size(frame, clip.aspect), size, crop)
             pictures += [np.asarray(cut_out(_upright(frame), place, size, flip=flip))] * times
@@ -180,7 +180,7 @@ def _reason_of(error: Exception) -> str:
     return f"{said} ({error.log[2].strip()})" if error.log else said
 
 
-def _shown(path: Path, clip: Timeline, numbers: Sequence[int]) -> Iterator[tuple[Any, int]]:
+def _shown(path: Path, clip: FrameTimes, numbers: Sequence[int]) -> Iterator[tuple[Any, int]]:
     """The frames of these numbers, in order, each with how often it is taken; fewer if the clip ends before."""
     left, last, shown = list(numbers), -1, None
     for number, frame in _decoded(path, clip, numbers[0]):
@@ -194,7 +194,7 @@ def _shown(path: Path, clip: Timeline, numbers: Sequence[int]) -> Iterator[tuple
         yield shown, taken
 
 
-def _decoded(path: Path, clip: Timeline, first: int) -> Iterator[tuple[int, Any]]:
+def _decoded(path: Path, clip: FrameTimes, first: int) -> Iterator[tuple[int, Any]]:
     """Frames with their numbers, from `first` on or from before it.
 
     Raises:
@@ -208,7 +208,7 @@ def _decoded(path: Path, clip: Timeline, first: int) -> Iterator[tuple[int, Any]
     raise ValueError(f"its frame {first} cannot be decoded; encode it again")
 
 
-def _numbered(path: Path, clip: Timeline, key: Key | None) -> Iterator[tuple[int, Any]]:
+def _numbered(path: Path, clip: FrameTimes, key: Key | None) -> Iterator[tuple[int, Any]]:
     """The frames from a key frame on, with their numbers; those that come before the clip's first have none."""
     seen: Counter[int] = Counter()
     for count, frame in enumerate(decoded_from(path, key)):

@@ -13,7 +13,7 @@ from diffusionpipe.trainer.data.places import is_saved, table_kind
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """A file in a tar file that is not compressed."""
 
     file: Path
@@ -26,7 +26,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SampleTable:
     """A table of samples: files of one kind, or a data set that Hugging Face's library has saved."""
 
     files: tuple[str, ...]
@@ -36,17 +36,17 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A picture in a row of a table."""
 
-    table: Table
+    table: SampleTable
     row: int
 
     def __str__(self) -> str:
         return f"{self.table.files[0]} row {self.row}"
 
 
-Content = Path | Member | Cell
+Content = Path | TarMember | TableCell
 
 
 def bytes_of(content: Content) -> bytes:
@@ -56,14 +56,14 @@ def bytes_of(content: Content) -> bytes:
         OSError, ValueError: they cannot be read, or there are none.
     """
     match content:
-        case Member(file, start, size):
+        case TarMember(file, start, size):
             with file.open("rb") as opened:
                 opened.seek(start)
                 found = opened.read(size)
             if len(found) < size:
                 raise ValueError("its shard has been cut short since it was read first")
             return found
-        case Cell(table, row):
+        case TableCell(table, row):
             return cell_bytes(opened_table(table)[row][table.image])
     return content.read_bytes()
 
@@ -83,7 +83,7 @@ def cell_bytes(value: object) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def opened_table(table: Table) -> Any:
+def opened_table(table: SampleTable) -> Any:
     """The rows of a table, read from disk where they are asked for, with pictures as their bytes.
 
     Raises:

@@ -21,8 +21,8 @@ from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import LISTS, METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import FrameSelection, check_decoder, clip_header, is_clip
-from diffusionpipe.trainer.data.content import Cell, Content, Member, Table
-from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
+from diffusionpipe.trainer.data.content import Content, SampleTable, TableCell, TarMember
+from diffusionpipe.trainer.data.descriptions import FolderDescriptions, described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
 from diffusionpipe.trainer.data.order import Growth
@@ -85,7 +85,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SourcePart:
     """One of several sources of a data set."""
 
     name: str
@@ -116,7 +116,7 @@ class Dataset:
     """Frames of a second of the middle one of its clips, by their own rates; None of pictures."""
     growth: Growth = ()
     """When those at the end are known; () where all are from the beginning."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SourcePart, ...] = ()
     """The sources, by `Sample.source`; () where there is one folder. Names of samples begin with their source's."""
 
     def path(self, index: int) -> Content:
@@ -126,9 +126,9 @@ class Dataset:
             return self._folder_of(index) / self.own_name(index)
         part = self.parts[sample.source]
         if len(sample.place) == 1:
-            return Cell(Table(part.files, part.split, part.image), sample.place[0])
+            return TableCell(SampleTable(part.files, part.split, part.image), sample.place[0])
         shard, start, size = sample.place
-        return Member(Path(part.files[shard]), start, size, self.own_name(index).rpartition(".tar/")[2])
+        return TarMember(Path(part.files[shard]), start, size, self.own_name(index).rpartition(".tar/")[2])
 
     def condition_path(self, index: int) -> Path:
         """The file of the picture that steers sample `index`."""
@@ -214,7 +214,7 @@ def _clips(taken: FrameSelection) -> _Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ScanRules:
     """How a folder is scanned."""
 
     apart: Path | None = None
@@ -229,7 +229,7 @@ class Rules:
     """Leave out pictures that cannot be read; None: they are errors."""
 
 
-STRICT = Rules()
+STRICT = ScanRules()
 
 
 def scan(
@@ -239,7 +239,7 @@ def scan(
     taken: FrameSelection | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
-    rules: Rules = STRICT,
+    rules: ScanRules = STRICT,
 ) -> Dataset:
     """The samples of a folder, as `examine` finds them."""
     return examine(folder, need, taken=taken, check_headers=check_headers, progress=progress, rules=rules)[0]
@@ -252,7 +252,7 @@ def examine(
     taken: FrameSelection | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
-    rules: Rules = STRICT,
+    rules: ScanRules = STRICT,
 ) -> tuple[Dataset, Findings]:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
 
@@ -330,7 +330,7 @@ def examine(
     return dataset, findings
 
 
-def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
+def _listed(folder: Path, kind: _Kind, rules: ScanRules) -> Listing:
     """The files of the folder.
 
     Raises:
@@ -359,7 +359,7 @@ def digest_of(contents: bytes, about: Description | None) -> str:
     return blake2b(contents + said.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def _overlooked(listing: Listing, known: Known, kind: _Kind, rules: Rules) -> Iterator[str]:
+def _overlooked(listing: Listing, known: FolderDescriptions, kind: _Kind, rules: ScanRules) -> Iterator[str]:
     """Which files are not used, and why."""
     if listing.unread:
         yield f"{counted(len(listing.unread), 'files end in')} {endings_of(listing.unread)}: {kind.remedy}"

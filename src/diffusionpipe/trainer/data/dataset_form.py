@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from diffusionpipe.runtime.comm.exchange import Form, rows_of
-from diffusionpipe.trainer.data.dataset import Dataset, Part, Sample
+from diffusionpipe.runtime.comm.exchange import JsonForm, rows_of
+from diffusionpipe.trainer.data.dataset import Dataset, Sample, SourcePart
 
 _SAMPLES = rows_of(Sample)
 
@@ -37,14 +37,14 @@ def _read(data: object) -> Dataset:
     )
 
 
-def _part(found: object) -> Part:
+def _part(found: object) -> SourcePart:
     kinds = [str, str, int, int, list, str, str]
     if not isinstance(found, list) or [type(value) for value in found] != kinds:
         raise ValueError("sources are names, folders, whole numbers and files")
     name, folder, count, repeats, files, split, image = found
     if not all(isinstance(file, str) for file in files):
         raise ValueError("sources have files by their names")
-    return Part(
+    return SourcePart(
         name=name,
         folder=Path(folder),
         count=count,
@@ -69,5 +69,5 @@ def _read_both(data: object) -> tuple[Dataset, Dataset | None]:
     return _read(data[0]), None if data[1] is None else _read(data[1])
 
 
-DATASETS = Form(_write_both, _read_both)
+DATASETS = JsonForm(_write_both, _read_both)
 """The form in which training and validation data travel between ranks; None without validation data."""

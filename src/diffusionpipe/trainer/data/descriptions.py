@@ -18,7 +18,7 @@ _LIST_FORM = "a list of file_name and text, or file names with their texts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class FolderDescriptions:
     """The descriptions in a folder's files of its pictures."""
 
     descriptions: dict[str, Description]
@@ -33,7 +33,7 @@ class Known:
     problems: Sequence[str]
 
 
-def read_known(folder: Path, listing: Listing) -> Known:
+def read_known(folder: Path, listing: Listing) -> FolderDescriptions:
     """The descriptions; a metadata.json that says something else is named in the log."""
     names, apart = Names((*listing.read, *listing.apart)), set(listing.apart)
     metadata = read_metadata(folder, listing.metadata)
@@ -52,7 +52,7 @@ def read_known(folder: Path, listing: Listing) -> Known:
         own = found.get(name, Description())
         if about.condition is not None and own.condition is None:
             found[name] = replace(own, condition=about.condition)
-    return Known(
+    return FolderDescriptions(
         descriptions={name: about for name, about in found.items() if name not in apart},
         lists=lists,
         sidecars=sidecars_of(listing.read, listing.sidecars),
@@ -71,7 +71,7 @@ def unread_tables(listing: Listing) -> str:
 
 
 def described_pictures(
-    folder: Path, pictures: Sequence[str], known: Known, *, need_text: bool
+    folder: Path, pictures: Sequence[str], known: FolderDescriptions, *, need_text: bool
 ) -> tuple[dict[str, Description], list[str]]:
     """A description of every picture, and captions that cannot be read, as "name: reason"."""
     result, problems = {}, []

@@ -121,7 +121,7 @@ def load_levels(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
+class CropPlacing:
     """The size to which a picture is resized, and the corner of the piece that is cut out of it, in pixels."""
 
     resized: Size
@@ -129,14 +129,14 @@ class Placing:
     top: int
 
 
-def placing(found: Size, size: Size, crop: tuple[float, float]) -> Placing:
+def placing(found: Size, size: Size, crop: tuple[float, float]) -> CropPlacing:
     """How a picture of size `found` is resized, and cut to `size`, for `load_pixels`."""
     scale = max(wanted / side for wanted, side in zip(size, found, strict=True))
     width, height = (max(wanted, round(side * scale)) for wanted, side in zip(size, found, strict=True))
     left, top = (
         int(fraction * (side - wanted + 1)) for fraction, side, wanted in zip(crop, (width, height), size, strict=True)
     )
-    return Placing(resized=(width, height), left=left, top=top)
+    return CropPlacing(resized=(width, height), left=left, top=top)
 
 
 def upright_size(path: Content) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def problem_of_sides(width: int, height: int) -> str | None:
     return f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other"
 
 
-def cut_out(picture: Image.Image, place: Placing, size: Size, *, flip: bool) -> Image.Image:
+def cut_out(picture: Image.Image, place: CropPlacing, size: Size, *, flip: bool) -> Image.Image:
     """The piece of the picture, mirrored if `flip` says so."""
     if place.resized != picture.size:
         picture = picture.resize(place.resized, Image.Resampling.BICUBIC)

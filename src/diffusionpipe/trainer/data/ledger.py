@@ -31,7 +31,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class DataFiles:
     """All files of a run's training data."""
 
     generations: tuple[Generation, ...]
@@ -41,18 +41,18 @@ class Ledger:
         return {name: one.since for one in self.generations for name in one.files}
 
 
-def first_ledger(files: Mapping[str, str]) -> Ledger:
+def first_ledger(files: Mapping[str, str]) -> DataFiles:
     """The ledger of a run that begins."""
-    return Ledger(generations=(Generation(since=0, files=dict(files)),))
+    return DataFiles(generations=(Generation(since=0, files=dict(files)),))
 
 
-def write_ledger(folder: Path, ledger: Ledger) -> None:
+def write_ledger(folder: Path, ledger: DataFiles) -> None:
     """Write it into a run's folder."""
     generations = [{"since": one.since, "files": one.files} for one in ledger.generations]
     write_atomically(folder / FILE, json.dumps({"generations": generations}) + "\n")
 
 
-def read_ledger(folder: Path) -> Ledger | None:
+def read_ledger(folder: Path) -> DataFiles | None:
     """The ledger of a run's folder; None where an older version has written none.
 
     Raises:
@@ -69,7 +69,7 @@ def read_ledger(folder: Path) -> Ledger | None:
         ) from error
 
 
-def _parsed(found: object) -> Ledger:
+def _parsed(found: object) -> DataFiles:
     """The ledger that a JSON value is. Raises a ValueError where it is none."""
     generations = found.get("generations") if isinstance(found, dict) else None
     if not isinstance(generations, list) or not generations:
@@ -82,7 +82,7 @@ def _parsed(found: object) -> Ledger:
         if not all(isinstance(digest, str) for digest in files.values()):
             raise ValueError("digests are texts")
         result.append(Generation(since=since, files=files))
-    return Ledger(generations=tuple(result))
+    return DataFiles(generations=tuple(result))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Continuation:
     """The kind of the files, in the plural."""
 
 
-def continued(ledger: Ledger, files: Mapping[str, str], samples: Sequence[str], at: Continuation) -> Ledger:
+def continued(ledger: DataFiles, files: Mapping[str, str], samples: Sequence[str], at: Continuation) -> DataFiles:
     """The ledger with the new files among these; `samples` are the files that are trained on.
 
     Raises:
@@ -116,12 +116,12 @@ def continued(ledger: Ledger, files: Mapping[str, str], samples: Sequence[str], 
         raise CheckpointError(_refusal([*lost, *added], has_lost=bool(lost), has_new=bool(new)))
     kept = (*used, *(one for one in waiting if one.files))
     if new:
-        before = Ledger(generations=kept)
+        before = DataFiles(generations=kept)
         since = before.since_of()
         trained = [since[name] for name in samples if name in since]
         growth = growth_of([(position, 1) for position in trained])
         kept += (Generation(since=next_epoch(at.position, len(trained), growth), files=new),)
-    return Ledger(generations=kept)
+    return DataFiles(generations=kept)
 
 
 def _present(generation: Generation, files: Mapping[str, str]) -> Generation:

@@ -18,7 +18,7 @@ from diffusionpipe.runtime.compute.runs import joined_runs
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, Turn, make_batch
 from diffusionpipe.trainer.data.data_workers import DataWorkers
 from diffusionpipe.trainer.data.dataset import Sample
-from diffusionpipe.trainer.data.sized import FixedRows, HeldSizes, Sized, sized_batch, turns_at
+from diffusionpipe.trainer.data.sized import FixedRows, HeldSizes, SizedSamples, sized_batch, turns_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class StepLoader:
     pin_memory: bool = False
     has_levels: bool = False
     """Whether pictures stay uint8 levels; the device looks up their values."""
-    sizes: Sized | None = None
+    sizes: SizedSamples | None = None
     """The sizes of the samples, where there are several."""
     group: tuple[int, ...] = ()
     """With `sizes`: the positions of all rows of this rank's pipeline."""

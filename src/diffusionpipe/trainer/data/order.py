@@ -16,7 +16,7 @@ Growth = tuple[tuple[int, int], ...]
 """The position from which on further samples are known, and their number, by position. Samples are numbered so."""
 
 
-class Place(NamedTuple):
+class OrderPlace(NamedTuple):
     """A position of the order."""
 
     epoch: int
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     """The number of samples of the epoch."""
 
 
-def place_of(position: int, num_samples: int, growth: Growth = ()) -> Place:
+def place_of(position: int, num_samples: int, growth: Growth = ()) -> OrderPlace:
     """The epoch of a position and its place there; `num_samples` are all samples, the growth included.
 
     >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
@@ -41,7 +41,7 @@ Place(epoch=3, number=0, size=25)]
             break
         start, epoch, size = start + whole * size, epoch + whole, size + count
     whole, number = divmod(position - start, size)
-    return Place(epoch + whole, number, size)
+    return OrderPlace(epoch + whole, number, size)
 
 
 def next_epoch(position: int, num_samples: int, growth: Growth = ()) -> int:

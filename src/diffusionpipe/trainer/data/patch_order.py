@@ -8,7 +8,7 @@ from diffusionpipe.ir.size import Clip
 from diffusionpipe.trainer.data.batch import turns_of
 from diffusionpipe.trainer.data.order import Growth
 from diffusionpipe.trainer.data.randomness import uniform
-from diffusionpipe.trainer.data.size_order import Place
+from diffusionpipe.trainer.data.size_order import SizedPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class PatchOrder:
     run: int
     """Positions in a row that have one size: the batch."""
 
-    def at(self, position: int) -> Place:
+    def at(self, position: int) -> SizedPlace:
         """The size and the sample at a position of the endless order."""
         step, place = divmod(position, self.run)
         (turn,) = turns_of(
             self.num_samples, seed=self.seed, batch=self.run, step=step, positions=(place,), growth=self.growth
         )
-        return Place(self._size(step), turn.sample, turn.number)
+        return SizedPlace(self._size(step), turn.sample, turn.number)
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
         """The number of the size at each position."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.clips import FrameSelection
 from diffusionpipe.trainer.data.columns import USUAL_COLUMNS, Columns
-from diffusionpipe.trainer.data.dataset import STRICT, Condition, Dataset, Findings, Progress, Rules, examine
+from diffusionpipe.trainer.data.dataset import STRICT, Condition, Dataset, Findings, Progress, ScanRules, examine
 from diffusionpipe.trainer.data.places import PlaceKind, kind_of_place, problem_of_place
 from diffusionpipe.trainer.data.stored_samples import examine_shards, examine_table
 
@@ -17,7 +17,7 @@ def examine_place(
     columns: Columns = USUAL_COLUMNS,
     taken: FrameSelection | None = None,
     progress: Progress | None = None,
-    rules: Rules = STRICT,
+    rules: ScanRules = STRICT,
 ) -> tuple[Dataset, Findings]:
     """The samples of a place, as `dataset.examine` finds them in a folder; `columns` of a table.
 

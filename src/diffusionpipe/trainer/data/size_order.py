@@ -35,7 +35,7 @@ def keyed_as(size: Clip) -> str:
     return f"{size.frames}x{size.height}x{size.width}"
 
 
-class Place(NamedTuple):
+class SizedPlace(NamedTuple):
     """A place of the order."""
 
     size: int
@@ -59,11 +59,11 @@ class SizeOrder:
         """The sizes that samples have; `size_numbers` and `at` count them so."""
         return tuple(share.size for share in self.assignment.shares)
 
-    def at(self, position: int) -> "Place":
+    def at(self, position: int) -> "SizedPlace":
         """The size and the sample at a position of the endless order."""
         number, place = divmod(position, self.run)
         size, own = _run_at(self, number)
-        return Place(size, *self._sample(self.assignment.shares[size], own * self.run + place))
+        return SizedPlace(size, *self._sample(self.assignment.shares[size], own * self.run + place))
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
         """The number of the size at each position."""

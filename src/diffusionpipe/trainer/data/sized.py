@@ -20,7 +20,7 @@ from diffusionpipe.trainer.data.size_order import SizeOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class SizedSamples:
     """The sizes of a source's samples."""
 
     order: SizeOrder | PatchOrder
@@ -45,13 +45,13 @@ def sized(
     order: SizeOrder | PatchOrder,
     inputs: Mapping[Clip, tuple[TensorSpec, ...]],
     mean_pixels: float | None = None,
-) -> Sized:
+) -> SizedSamples:
     """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order.
 
     `mean_pixels`: the pixels with which a sample counts 1 in the loss, and others in proportion; None: all count 1.
     """
     built = list(inputs)
-    return Sized(
+    return SizedSamples(
         order=order,
         numbers=tuple(built.index(size) for size in order.sizes),
         sources=tuple(
@@ -61,7 +61,7 @@ def sized(
     )
 
 
-def samples_in_rows(sizes: Sized, *, batch: int, step: int, rows: Sequence[int]) -> tuple[int, ...]:
+def samples_in_rows(sizes: SizedSamples, *, batch: int, step: int, rows: Sequence[int]) -> tuple[int, ...]:
     """The positions of a step's global batch whose samples lie in these of its rows."""
     if not sizes.pipelines:
         return tuple(rows)
@@ -157,7 +157,7 @@ def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
 
 
 def turns_at(
-    source: BatchSource, sizes: Sized | None, *, batch: int, step: int, positions: Sequence[int]
+    source: BatchSource, sizes: SizedSamples | None, *, batch: int, step: int, positions: Sequence[int]
 ) -> tuple[Turn, ...]:
     """The samples in some rows of a step's global batch."""
     if sizes is not None:
@@ -169,7 +169,7 @@ def turns_at(
 
 
 def sized_batch(
-    sizes: Sized, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
+    sizes: SizedSamples, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
 ) -> dict[str, Tensor]:
     """The raw inputs in some rows of a step's global batch, in runs of one size.
 

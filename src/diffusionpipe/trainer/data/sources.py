@@ -15,12 +15,12 @@ from statistics import median_low
 from typing import Protocol
 
 from diffusionpipe.trainer.data.caption_rules import AS_THEY_ARE
-from diffusionpipe.trainer.data.dataset import Dataset, Findings, Part, Sample
+from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample, SourcePart
 from diffusionpipe.trainer.data.images import Size
 from diffusionpipe.trainer.data.treatment import Treatment
 
 
-class Asked(Protocol):
+class SourceKeys(Protocol):
     """The wishes of a recipe about a source."""
 
     @property
@@ -33,7 +33,7 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundSource:
     """One source, as its scan has found it."""
 
     name: str
@@ -44,7 +44,7 @@ class Found:
     regularisation: bool
 
 
-def repeats_of(found: Sequence[Found]) -> dict[str, int]:
+def repeats_of(found: Sequence[FoundSource]) -> dict[str, int]:
     """How often an epoch has each sample of a source, by the source's name.
 
     Regularisation sets without a number of their own have together about as many samples as all others.
@@ -58,12 +58,12 @@ def repeats_of(found: Sequence[Found]) -> dict[str, int]:
 
 
 def joined_of(
-    scanned: Mapping[str, tuple[Dataset, Findings]], sources: Mapping[str, Asked]
+    scanned: Mapping[str, tuple[Dataset, Findings]], sources: Mapping[str, SourceKeys]
 ) -> tuple[Dataset, Findings]:
     """The samples of sources that were scanned one by one, as a recipe asks for them."""
     return joined(
         [
-            Found(
+            FoundSource(
                 name=name,
                 dataset=dataset,
                 findings=findings,
@@ -75,7 +75,7 @@ def joined_of(
     )
 
 
-def joined(found: Sequence[Found]) -> tuple[Dataset, Findings]:
+def joined(found: Sequence[FoundSource]) -> tuple[Dataset, Findings]:
     """The samples of all sources, and all that their scans have found."""
     repeats, contents = repeats_of(found), blake2b(digest_size=16)
     samples: list[Sample] = []
@@ -100,7 +100,7 @@ def joined(found: Sequence[Found]) -> tuple[Dataset, Findings]:
             replace(
                 one.dataset.parts[0]
                 if one.dataset.parts
-                else Part(name="", folder=one.dataset.folder, count=0, repeats=1),
+                else SourcePart(name="", folder=one.dataset.folder, count=0, repeats=1),
                 name=one.name,
                 count=len(one.dataset.samples),
                 repeats=repeats[one.name],

@@ -20,17 +20,17 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import MAX_CAPTION, Description
 from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.content import Cell, Content, Member, Table, opened_table
+from diffusionpipe.trainer.data.content import Content, SampleTable, TableCell, TarMember, opened_table
 from diffusionpipe.trainer.data.dataset import (
     ENDINGS,
     STRICT,
     Condition,
     Dataset,
     Findings,
-    Part,
     Progress,
-    Rules,
     Sample,
+    ScanRules,
+    SourcePart,
     digest_of,
     headers_of,
     raise_all,
@@ -56,7 +56,7 @@ class _Found:
 
 
 def examine_shards(
-    path: Path, need: Condition, *, progress: Progress | None = None, rules: Rules = STRICT
+    path: Path, need: Condition, *, progress: Progress | None = None, rules: ScanRules = STRICT
 ) -> tuple[Dataset, Findings]:
     """The samples of shards.
 
@@ -74,12 +74,12 @@ def examine_shards(
             found.problems.append(f"{file}: {why}")
         except ValueError as error:
             found.problems.append(f"{file}: {error}")
-    part = Part(name="", folder=path, count=0, repeats=1, files=tuple(map(str, files)))
+    part = SourcePart(name="", folder=path, count=0, repeats=1, files=tuple(map(str, files)))
     return _examined(part, found, need, progress, rules)
 
 
 def examine_table(
-    path: Path, need: Condition, *, columns: Columns, progress: Progress | None = None, rules: Rules = STRICT
+    path: Path, need: Condition, *, columns: Columns, progress: Progress | None = None, rules: ScanRules = STRICT
 ) -> tuple[Dataset, Findings]:
     """The samples of a table, row by row.
 
@@ -87,18 +87,20 @@ def examine_table(
         ConfigError: the extra is missing, a column is missing, or rows or pictures cannot be used.
     """
     files, found = files_of(path), _Found()
-    table = Table(tuple(map(str, files)), columns.split, columns.image)
+    table = SampleTable(tuple(map(str, files)), columns.split, columns.image)
     rows = opened_table(table)
     names = list(rows.column_names)
     if columns.image not in names:
         raise DataError(f"{path}: it has no column {columns.image!r}; name one of {', '.join(names)} as columns.image")
-    part = Part(name="", folder=path, count=0, repeats=1, files=table.files, split=columns.split, image=columns.image)
+    part = SourcePart(
+        name="", folder=path, count=0, repeats=1, files=table.files, split=columns.split, image=columns.image
+    )
     about = rows.select_columns([name for name in (columns.text, columns.label) if name in names])
     is_path = getattr(rows.features[columns.image], "dtype", "") in ("string", "large_string")
     for number in range(len(rows)):
         name = f"{number:08d}"
         place: tuple[int, ...] = (number,)
-        content: Content = Cell(table, number)
+        content: Content = TableCell(table, number)
         if is_path:
             name, place = str(rows[number][columns.image]), ()
             content = files[0].parent / name
@@ -112,12 +114,12 @@ def examine_table(
         except ValueError as error:
             found.problems.append(f"row {number}: {error}")
     if is_path:
-        part = Part(name="", folder=files[0].parent, count=0, repeats=1)
+        part = SourcePart(name="", folder=files[0].parent, count=0, repeats=1)
     return _examined(part, found, need, progress, rules)
 
 
 def _examined(
-    part: Part, found: _Found, need: Condition, progress: Progress | None, rules: Rules
+    part: SourcePart, found: _Found, need: Condition, progress: Progress | None, rules: ScanRules
 ) -> tuple[Dataset, Findings]:
     names = sorted(found.contents)
     headers = headers_of(part.folder, {name: found.contents[name] for name in names}, progress)
@@ -150,7 +152,7 @@ def _examined(
         samples=samples,
         contents=headers.contents,
         parts=(
-            Part(
+            SourcePart(
                 name=part.name,
                 folder=part.folder,
                 count=len(samples),
@@ -249,7 +251,7 @@ def _add_member(found: _Found, name: str, file: Path, number: int, entry: _Entry
         return
     full = f"{name}.{entry.ending}"
     start, size = entry.picture
-    found.contents[full] = Member(file, start, size, full.rpartition(".tar/")[2])
+    found.contents[full] = TarMember(file, start, size, full.rpartition(".tar/")[2])
     found.places[full] = (number, start, size)
     try:
         found.descriptions[full] = _said(entry.said)

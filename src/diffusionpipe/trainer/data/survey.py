@@ -23,8 +23,8 @@ from diffusionpipe.trainer.data.caption_lengths import (
     MOST,
     Counted,
     Cut,
+    EncoderReading,
     Lengths,
-    Reading,
     chunks_in_use,
     counted_captions,
     cut_captions,
@@ -51,7 +51,7 @@ class Folder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class SampleUse:
     """How the samples are used."""
 
     steps: int | None
@@ -65,7 +65,7 @@ class Use:
     """The number of steps that are done."""
     treatments: Sequence[Treatment] = (PLAIN,)
     """How training samples are used, by their sources."""
-    readings: Sequence[Reading] | None
+    readings: Sequence[EncoderReading] | None
     """How captions are read; () where they are not, None where no model says it: words are counted."""
     more_chunks: bool = False
     """Whether data.caption_chunks may be larger."""
@@ -97,7 +97,7 @@ class _Brought(NamedTuple):
     """The share of it that is cut away."""
 
 
-def kept_survey(train: Folder, held_out: Folder | None, use: Use) -> Survey:
+def kept_survey(train: Folder, held_out: Folder | None, use: SampleUse) -> Survey:
     """The facts as the run keeps them: all that is printed, how long captions are, and the sizes of training."""
     captions = _longest_texts(train.dataset, use.treatments)
     texts = captions.texts if use.readings else []
@@ -108,7 +108,7 @@ def kept_survey(train: Folder, held_out: Folder | None, use: Use) -> Survey:
     )
 
 
-def _trained_sizes(train: Folder, use: Use) -> Iterator[TrainedSize]:
+def _trained_sizes(train: Folder, use: SampleUse) -> Iterator[TrainedSize]:
     """The sizes of training with their samples; one where the recipe has one."""
     if use.sizes is not None:
         for share in use.sizes.shares:
@@ -130,7 +130,7 @@ def _trained_sizes(train: Folder, use: Use) -> Iterator[TrainedSize]:
     )
 
 
-def _brought(train: Folder, use: Use) -> Iterator[_Brought]:
+def _brought(train: Folder, use: SampleUse) -> Iterator[_Brought]:
     """The samples whose sizes are known."""
     wanted = Clip(width=use.size[0], height=use.size[1])
     for place, size in enumerate(train.findings.sizes):
@@ -138,12 +138,12 @@ def _brought(train: Folder, use: Use) -> Iterator[_Brought]:
             yield _Brought(place, size, enlargement(size, wanted), cut_away(size, wanted))
 
 
-def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]:
+def survey(train: Folder, held_out: Folder | None, use: SampleUse) -> tuple[Line, ...]:
     """The facts about the data, in at most 25 lines."""
     return _lines(train, held_out, use, _longest_texts(train.dataset, use.treatments))
 
 
-def _lines(train: Folder, held_out: Folder | None, use: Use, captions: _Captions) -> tuple[Line, ...]:
+def _lines(train: Folder, held_out: Folder | None, use: SampleUse, captions: _Captions) -> tuple[Line, ...]:
     """The facts about the data; `captions`: the training captions."""
     others = _longest_texts(held_out.dataset, use.treatments) if held_out is not None else None
     lines = [*_counts(train, held_out, use), *(_pixels(train, use) if use.sizes is None else _sizes(train, use))]
@@ -163,7 +163,7 @@ def _lines(train: Folder, held_out: Folder | None, use: Use, captions: _Captions
     return tuple(lines)
 
 
-def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
+def _counts(train: Folder, held_out: Folder | None, use: SampleUse) -> Iterator[Line]:
     number, noun = len(train.dataset.samples), train.findings.noun
     parts = train.dataset.parts
     text = f"{sum(part.count for part in parts) or number:,} in {train.dataset.where}"
@@ -197,7 +197,7 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
         yield Line(name="batch", text=f"{text}: {more}", is_warning=True)
 
 
-def _growing(train: Folder, since: int, count: int, use: Use) -> str:
+def _growing(train: Folder, since: int, count: int, use: SampleUse) -> str:
     """When new samples enter."""
     number, growth = len(train.dataset.samples), train.dataset.growth
     start = next_epoch(since, number, growth)
@@ -206,7 +206,7 @@ def _growing(train: Folder, since: int, count: int, use: Use) -> str:
     return f"{new} from epoch {epoch:,} on, in step {step:,}; the running epoch keeps its order"
 
 
-def _pixels(train: Folder, use: Use) -> Iterator[Line]:
+def _pixels(train: Folder, use: SampleUse) -> Iterator[Line]:
     """How many are enlarged, and which share of them is cut away."""
     known = list(_brought(train, use))
     if not known:
@@ -227,7 +227,7 @@ def _pixels(train: Folder, use: Use) -> Iterator[Line]:
     yield Line(name="cut away", text=text)
 
 
-def _sizes(train: Folder, use: Use) -> Iterator[Line]:
+def _sizes(train: Folder, use: SampleUse) -> Iterator[Line]:
     """The sizes at which pictures are trained, and the pictures that are not as their shape says."""
     assert use.sizes is not None, "it is asked where there are sizes"
     names = [sample.name for sample in train.dataset.samples]
@@ -235,7 +235,7 @@ def _sizes(train: Folder, use: Use) -> Iterator[Line]:
         yield Line(name=name, text=text, is_warning=is_warning)
 
 
-def _captions(folder: Folder, name: str, use: Use, found: _Captions) -> Iterator[Line]:
+def _captions(folder: Folder, name: str, use: SampleUse, found: _Captions) -> Iterator[Line]:
     """Captions that are longer than a text encoder reads, and empty ones."""
     places, texts = found
     if use.readings is None:
@@ -275,7 +275,7 @@ def _in_tokens(counted_by: Sequence[Counted], number: int) -> Iterator[str]:
         yield f"{text}; {' and '.join(encoders)} {'reads' if len(encoders) == 1 else 'read'} up to {limit:,}"
 
 
-def _braces(train: Folder, use: Use) -> Iterator[Line]:
+def _braces(train: Folder, use: SampleUse) -> Iterator[Line]:
     """Captions with a brace outside of alternatives."""
     found: dict[str, str] = {}
     for sample in train.dataset.samples:
@@ -323,7 +323,7 @@ def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> _Captio
     return _Captions(places, texts)
 
 
-def _unused_chunks(texts: Sequence[str], use: Use) -> Iterator[Line]:
+def _unused_chunks(texts: Sequence[str], use: SampleUse) -> Iterator[Line]:
     """More chunks than any text fills."""
     asked = max((reading.chunks for reading in use.readings or ()), default=1)
     if asked == 1 or use.readings is None:
@@ -356,7 +356,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def cut_prompts(texts: Sequence[str], readings: Sequence[Reading], *, remedy: str = "") -> list[str]:
+def cut_prompts(texts: Sequence[str], readings: Sequence[EncoderReading], *, remedy: str = "") -> list[str]:
     """A sentence for each text encoder that does not read the end of a text, with the remedy, if there is one."""
     return [
         f"{counted(cut.number, 'prompts are')} longer than the {cut.limit:,} tokens that {cut.encoder} reads, so the "

@@ -29,7 +29,7 @@ from diffusionpipe.models.parameters.single_file.layout import (
     parts_of,
     plain_names,
 )
-from diffusionpipe.models.parameters.single_file.origins import Origin
+from diffusionpipe.models.parameters.single_file.origins import RowOrigin
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, opened, stored_weights
 
 _TIED = {"encoder.embed_tokens.weight": "shared.weight"}
@@ -52,7 +52,7 @@ def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tu
         )
     family, tensors = family_of(folder), dict[str, Tensor]()
     refuse_narrow_export(folder, family)
-    components, known = dict[str, Component](), dict[str, Mapping[str, Origin]]()
+    components, known = dict[str, Component](), dict[str, Mapping[str, RowOrigin]]()
     for name in parts_of(pipeline):
         source = stored_weights(folder / name, variant)
         if source is None:
@@ -91,7 +91,7 @@ def _tensors_in(source: StoredWeights) -> dict[str, Tensor]:
 
 
 def _filled(
-    name: str, shapes: Mapping[str, tuple[int, ...]], origins: Mapping[str, Origin], stored: Mapping[str, Tensor]
+    name: str, shapes: Mapping[str, tuple[int, ...]], origins: Mapping[str, RowOrigin], stored: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The file's tensors of one component.
 

@@ -18,10 +18,10 @@ from diffusionpipe.runtime.compute.stage import LayerStage
 from diffusionpipe.trainer.data.randomness import generator
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import PLAIN, Arithmetic, drawn
-from diffusionpipe.trainer.inference.folder_drawing import Opened, Predictor
+from diffusionpipe.trainer.inference.folder_drawing import OpenedSource, Predictor
 
 
-class Times(StrEnum):
+class WatchedTimes(StrEnum):
     """The times at which layers are watched."""
 
     NORMAL = "normal"
@@ -47,17 +47,17 @@ class _Recorder(Predictor):
         return super().predicted(moving, rows)
 
 
-def steps_watched(times: Tensor, count: int, kind: Times, seed: int) -> list[int]:
+def steps_watched(times: Tensor, count: int, kind: WatchedTimes, seed: int) -> list[int]:
     """The step at which each of `count` pictures is watched, of a drawing at these times.
 
     >>> steps_watched(torch.arange(1000, 0, -20.0), 4, Times.ONE, 0)
     [24, 24, 24, 24]
     """
     values = times.double().numpy()
-    if kind is Times.ONE:
+    if kind is WatchedTimes.ONE:
         return [(len(values) - 1) // 2] * count
     draws = generator(seed=seed, purpose="calibration", step=0, position=0)
-    if kind is Times.UNIFORM:
+    if kind is WatchedTimes.UNIFORM:
         return [int(step) for step in draws.integers(len(values), size=count)]
     found: list[int] = []
     while len(found) < count:
@@ -68,13 +68,13 @@ def steps_watched(times: Tensor, count: int, kind: Times, seed: int) -> list[int
 
 
 def watch(
-    opened: Opened,
+    opened: OpenedSource,
     count: int,
     settings: SamplingSettings,
     layers: Mapping[str, nn.Module],
     *,
     device: torch.device,
-    times: Times = Times.NORMAL,
+    times: WatchedTimes = WatchedTimes.NORMAL,
     on_step: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """Draws the `count` pictures for which a model was opened, and watches the inputs of layers at one step of each.
@@ -94,7 +94,7 @@ def watch(
     return found
 
 
-def _run_again(predict: _Recorder, count: int, times: Times, seed: int, device: torch.device) -> None:
+def _run_again(predict: _Recorder, count: int, times: WatchedTimes, seed: int, device: torch.device) -> None:
     """Predict for each picture at the step that is drawn for it."""
     steps = list(predict.steps)
     chosen = steps_watched(torch.stack([step["timesteps"][0] for step in steps]), count, times, seed)

@@ -130,7 +130,7 @@ def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class CascadeMember:
     """A model of a chain in which each reads what the one before draws."""
 
     name: str
@@ -139,10 +139,10 @@ class Link:
     """Side of the small pictures that it reads."""
 
 
-def links(members: Sequence["Member"]) -> list[Link]:
+def links(members: Sequence["Member"]) -> list[CascadeMember]:
     """The models of a run as links of a cascade, in the order of sampling."""
     return [
-        Link(
+        CascadeMember(
             name=member.name,
             resolution=member.recipe.data.resolution,
             low=None if member.low is None else member.low.resolution,
@@ -151,7 +151,7 @@ def links(members: Sequence["Member"]) -> list[Link]:
     ]
 
 
-def check_chain(chain: Sequence[Link]) -> None:
+def check_chain(chain: Sequence[CascadeMember]) -> None:
     """Refuse models that cannot draw one after the other.
 
     Raises:

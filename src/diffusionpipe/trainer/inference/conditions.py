@@ -22,7 +22,7 @@ from diffusionpipe.trainer.data.images import load_levels
 from diffusionpipe.trainer.data.levels import values_of_pictures
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
-from diffusionpipe.trainer.inference.known_pixels import Known, known_conditions
+from diffusionpipe.trainer.inference.known_pixels import KnownPixels, known_conditions
 
 T = TypeVar("T")
 _CLIP = 4
@@ -41,7 +41,7 @@ class SampleRequest:
     models."""
     conditions: tuple[Path, ...] = ()
     """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
-    known: tuple[Known, ...] = ()
+    known: tuple[KnownPixels, ...] = ()
     """Pictures whose holes are filled, one for each sample; empty for other models."""
     frame_rate: float | None = None
     """Frames of a second of clips; None: as many as diffusers' pipeline tells the model."""

@@ -23,7 +23,7 @@ from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler, shift_of
 from diffusionpipe.models.objectives.noise_levels import FLOWS, refuse_unknown
-from diffusionpipe.runtime.comm.transport import Transport, Work
+from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.engine.worker import Worker
 from diffusionpipe.trainer.data.randomness import generator, normal
 from diffusionpipe.trainer.inference.transfers import ends_of, transfers
@@ -343,7 +343,7 @@ class PipelinePredictor:
 
     def _exchange(self, outputs: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
         """Bring the rows of the prediction from the last stage's workers to those that hold latents."""
-        works: list[Work] = []
+        works: list[Pending] = []
         sent = {rows: value.contiguous() for rows, value in outputs.items()}
         prediction: Tensor | None = None
         if self.holds_latents:

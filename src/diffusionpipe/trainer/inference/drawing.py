@@ -27,9 +27,9 @@ from diffusionpipe.trainer.inference.denoise import PipelinePredictor, Predict, 
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order, draw_by_pipeline, warn_of_shortage
 from diffusionpipe.trainer.inference.drawing_in_time import latents_in_time
 from diffusionpipe.trainer.inference.frozen_part import frozen_part
-from diffusionpipe.trainer.inference.parallel_in_time import ALONE, Crew
+from diffusionpipe.trainer.inference.parallel_in_time import ALONE, BlockRanks
 from diffusionpipe.trainer.model.members import clip_of
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.model.members import Member
@@ -193,7 +193,7 @@ def drawn(
     holds_latents: bool = True,
     is_shown: bool = True,
     on_step: Callable[[int, int], None] | None = None,
-    crew: Crew = ALONE,
+    crew: BlockRanks = ALONE,
 ) -> Tensor | None:
     """Latents by our loop, or decoded pictures by diffusers' pipeline, as the family wants it; None where are none.
 
@@ -253,12 +253,12 @@ class Arithmetic:
 
     rows: int | None = None
     """Rows at a time, the last ones filled up; None: all."""
-    precision: Precision = Precision.FLOAT32
+    precision: RecipePrecision = RecipePrecision.FLOAT32
 
     @property
     def narrow(self) -> torch.dtype | None:
         """The dtype of autocast; None for none."""
-        return torch.bfloat16 if self.precision is Precision.BFLOAT16 else None
+        return torch.bfloat16 if self.precision is RecipePrecision.BFLOAT16 else None
 
     def context(self, device: torch.device) -> torch.autocast:
         """Autocast for layers, where they compute in bfloat16."""

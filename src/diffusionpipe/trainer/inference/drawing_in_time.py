@@ -20,7 +20,7 @@ from diffusionpipe.trainer.inference.denoise import (
     guided,
     set_times,
 )
-from diffusionpipe.trainer.inference.parallel_in_time import Crew, check_scheduler, draw_in_time, walk_of
+from diffusionpipe.trainer.inference.parallel_in_time import BlockRanks, check_scheduler, draw_in_time, walk_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def latents_in_time(
     latent_shape: tuple[int, ...],
     device: torch.device,
     spacing: Spacing,
-    crew: Crew,
+    crew: BlockRanks,
     model: str = "",
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor:

@@ -43,7 +43,7 @@ from diffusionpipe.trainer.inference.diffusers_pipeline import Order
 from diffusionpipe.trainer.inference.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
 from diffusionpipe.trainer.inference.known_pixels import with_known
-from diffusionpipe.trainer.inference.parallel_in_time import ALONE, Crew
+from diffusionpipe.trainer.inference.parallel_in_time import ALONE, BlockRanks
 from diffusionpipe.trainer.model.lora import form_in
 from diffusionpipe.trainer.recipe.model_section import FrozenStore
 
@@ -145,7 +145,7 @@ def latents_from_folder(
     device: torch.device,
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
-    crew: Crew = ALONE,
+    crew: BlockRanks = ALONE,
 ) -> Tensor:
     """Latents of pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
 
@@ -163,7 +163,7 @@ def latents_from_folder(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedSource:
     """A source's model, and the pictures that are asked of it."""
 
     source: Source
@@ -253,7 +253,7 @@ class Opened:
         device: torch.device,
         *,
         on_step: Callable[[int, int], None] | None = None,
-        crew: Crew = ALONE,
+        crew: BlockRanks = ALONE,
     ) -> Tensor:
         """Latents, or pictures by diffusers' pipeline. The denoiser's weights are gone after this."""
         remember = predict.remember if predict.reads_estimate else None
@@ -297,7 +297,7 @@ class Opened:
 
 def open_source(
     source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None = None, *, tells: bool = True
-) -> Opened:
+) -> OpenedSource:
     """A source's model on the meta device; else as in `latents_from_folder`.
 
     `tells`: rank 0 says which prompts are longer than the model reads.
@@ -327,7 +327,7 @@ def open_source(
         if not moving.isdisjoint(layer.reads):
             denoisers.add(layer.component)
             moving.update(layer.writes)
-    return Opened(
+    return OpenedSource(
         source=source,
         graph=graph,
         raw=raw,

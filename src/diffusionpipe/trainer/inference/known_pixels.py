@@ -19,7 +19,7 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_nois
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPixels:
     """A picture that is known but for its hole."""
 
     picture: Path
@@ -28,7 +28,7 @@ class Known:
     """White in the hole; None: the picture has none, as the first frame of a clip."""
 
 
-def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tuple[Known, ...]:
+def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tuple[KnownPixels, ...]:
     """A picture with its mask for each of `count` samples, of one for each or one for all; () where none is given.
 
     Raises:
@@ -48,10 +48,10 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
             raise RecipeError(
                 f"there is no file {path}, which is named as a picture or mask of a hole; correct the path"
             )
-    return tuple(Known(picture, mask) for picture, mask in zip(*every, strict=True) if picture is not None)
+    return tuple(KnownPixels(picture, mask) for picture, mask in zip(*every, strict=True) if picture is not None)
 
 
-def known_conditions(known: Sequence[Known], graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
+def known_conditions(known: Sequence[KnownPixels], graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
     """The raw inputs of a model that fills holes: pictures, masks and noise; the same ones again, if guided.
 
     Raises:
@@ -77,7 +77,7 @@ def _first_of(values: Tensor, other: float, frames: int) -> Tensor:
     return clip
 
 
-def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[Known]) -> list[NDArray[np.uint8]]:
+def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[KnownPixels]) -> list[NDArray[np.uint8]]:
     """Drawn pictures with the known pixels in their places, bit for bit; `known` () changes none.
 
     Pictures are (H, W, 3) each, clips (F, H, W, 3), whose first frame has known pixels.
@@ -87,14 +87,14 @@ def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[Known]) ->
     return [_over(picture, one) for picture, one in zip(pictures, known, strict=True)]
 
 
-def _over(picture: NDArray[np.uint8], known: Known) -> NDArray[np.uint8]:
+def _over(picture: NDArray[np.uint8], known: KnownPixels) -> NDArray[np.uint8]:
     if picture.ndim == 4:
         return np.concatenate([_over(picture[0], known)[None], picture[1:]])
     levels, mask = _read(known, (picture.shape[1], picture.shape[0]), picture.shape[2])
     return np.where(mask.permute(1, 2, 0).numpy() == 1, picture, levels.permute(1, 2, 0).numpy())
 
 
-def _read(known: Known, size: Size, channels: int) -> tuple[Tensor, Tensor]:
+def _read(known: KnownPixels, size: Size, channels: int) -> tuple[Tensor, Tensor]:
     """The levels of a picture, (C, H, W), and its mask, (1, H, W)."""
     levels = load_levels(known.picture, size=size, channels=channels)
     if known.mask is None:

@@ -127,7 +127,7 @@ def check_scheduler(scheduler: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class BlockRanks:
     """The ranks that share the blocks."""
 
     rank: int = 0
@@ -149,7 +149,7 @@ class Crew:
         return shared
 
 
-ALONE = Crew()
+ALONE = BlockRanks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def draw_in_time(
     first: Tensor,
     *,
     tolerance: float,
-    crew: Crew = ALONE,
+    crew: BlockRanks = ALONE,
     on_refined: Callable[[int, Tensor], None] | None = None,
     on_tick: Callable[[int, int], None] | None = None,
 ) -> Refined:

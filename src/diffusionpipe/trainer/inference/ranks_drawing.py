@@ -30,10 +30,10 @@ from diffusionpipe.trainer.inference.cascade_drawing import OnStep, brought, par
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import PipelinePredictor, SamplingSettings
 from diffusionpipe.trainer.inference.drawing import MOVING, Arithmetic, Picture, decode, drawn_by_stages
-from diffusionpipe.trainer.inference.folder_drawing import Opened, Source, latents_from_folder, open_source
+from diffusionpipe.trainer.inference.folder_drawing import OpenedSource, Source, latents_from_folder, open_source
 from diffusionpipe.trainer.inference.frozen_part import frozen_part
 from diffusionpipe.trainer.inference.known_pixels import with_known
-from diffusionpipe.trainer.inference.parallel_in_time import Crew
+from diffusionpipe.trainer.inference.parallel_in_time import BlockRanks
 
 MakePlan = Callable[[ModelGraph, int, int, int], Plan]
 """The planning half, handed in from above: (model, number of ranks, rows of all pictures, rows at a time) -> plan."""
@@ -96,7 +96,7 @@ def draw_on_ranks(
     return tuple(drawn) or None
 
 
-def _opened(source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None) -> Opened:
+def _opened(source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None) -> OpenedSource:
     return on_all(lambda: open_source(source, wish, settings, small))
 
 
@@ -105,14 +105,14 @@ def _latents_in_time(
 ) -> Tensor:
     """Latents on every rank, each of which has the whole denoiser and computes blocks of the steps."""
     member = ranks.job.membership
-    crew = Crew(member.rank, member.world_size)
+    crew = BlockRanks(member.rank, member.world_size)
     return latents_from_folder(
         source, wish, settings, device=ranks.job.device, arithmetic=ranks.arithmetic, on_step=on_step, crew=crew
     )
 
 
 def _latents(
-    opened: Opened, num_samples: int, settings: SamplingSettings, ranks: Ranks, on_step: OnStep | None
+    opened: OpenedSource, num_samples: int, settings: SamplingSettings, ranks: Ranks, on_step: OnStep | None
 ) -> Tensor | None:
     """Latents, or pictures by diffusers' pipeline, on the ranks that hold them."""
     job, arithmetic = ranks.job, ranks.arithmetic
@@ -151,14 +151,14 @@ def _latents(
         return drawn_by_stages(order, predict, opened.graph, model=opened.source.name, on_step=on_step)
 
 
-def _described(opened: Opened, arithmetic: Arithmetic, device: str) -> ModelGraph:
+def _described(opened: OpenedSource, arithmetic: Arithmetic, device: str) -> ModelGraph:
     try:
         return describe(opened.graph, autocast=arithmetic.narrow, device=device)
     except ModelError as error:
         raise ModelError(f"{opened.source.folder}: {error}") from error
 
 
-def _worker(opened: Opened, model: ModelGraph, plan: Plan, transport: ProcessTransport, ranks: Ranks) -> Worker:
+def _worker(opened: OpenedSource, model: ModelGraph, plan: Plan, transport: ProcessTransport, ranks: Ranks) -> Worker:
     """The worker of this rank, with the weights of its stage and of layers that belong to none."""
     rank, device, narrow = ranks.job.membership.rank, ranks.job.device, ranks.arithmetic.narrow
     others = frozenset(model.backbone_layers).difference(trained_layers(plan, rank))

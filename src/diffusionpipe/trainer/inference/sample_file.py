@@ -43,7 +43,7 @@ from diffusionpipe.ir.locales import for_file_names
 from diffusionpipe.models.base.family import MOST_CHUNKS, CaptionReading
 from diffusionpipe.trainer.data.clips import PLAYED
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 
 _MAX_SLUG = 48
 _MOST = 10_000
@@ -54,7 +54,7 @@ _CLIP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class SampleOrigin:
     """How one picture came about."""
 
     settings: SamplingSettings
@@ -85,7 +85,7 @@ class Origin:
     """Parts in which captions were read; None: one."""
     clip_skip: int | None = None
     """The layer of CLIP that gave the states, counted from the last, 1; None: that."""
-    precision: Precision
+    precision: RecipePrecision
     model: str
     """The base model as the recipe names it, or the folder."""
     training_step: int | None = None
@@ -104,13 +104,13 @@ class Origin:
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
-def file_name(origin: Origin) -> str:
+def file_name(origin: SampleOrigin) -> str:
     """The name of a kept picture, 000-a-blue-tit.png: its index and the beginning of its caption in plain letters."""
     words = re.sub(r"[\W_]+", "-", for_file_names(origin.caption.lower())).strip("-")
     return f"{origin.index:03d}-{words[:_MAX_SLUG].strip('-')}".strip("-") + ".png"
 
 
-def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None:
+def write_sample(picture: NDArray[np.uint8], origin: SampleOrigin, path: Path) -> None:
     """Write a PNG of the picture, (H, W, 3), or of the clip, (F, H, W, 3), with its origin.
 
     Raises:
@@ -133,7 +133,7 @@ def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None
     write_atomically(path, drawn.getvalue())
 
 
-def read_origin(path: Path) -> Origin:
+def read_origin(path: Path) -> SampleOrigin:
     """How the picture in a file was drawn.
 
     Raises:
@@ -160,7 +160,7 @@ def read_origin(path: Path) -> Origin:
         ) from error
 
 
-def _texts(origin: Origin) -> dict[str, str]:
+def _texts(origin: SampleOrigin) -> dict[str, str]:
     """The text chunks: fields that are not None, texts as they are and all else as JSON."""
     values: dict[str, Any] = {field.name: getattr(origin, field.name) for field in fields(origin)}
     values |= asdict(values.pop("settings"))
@@ -169,16 +169,16 @@ def _texts(origin: Origin) -> dict[str, str]:
     return {**kept, _SOFTWARE: f"DiffusionPipe {version('diffusionpipe')}"}
 
 
-def _origin(chunks: Mapping[str, str]) -> Origin:
+def _origin(chunks: Mapping[str, str]) -> SampleOrigin:
     names = {field.name for field in fields(SamplingSettings)}
     settings = {key: _value(key, text) for key, text in chunks.items() if key in names}
-    own = {field.name for field in fields(Origin)} - {"settings"}
+    own = {field.name for field in fields(SampleOrigin)} - {"settings"}
     values = {key: _value(key, text) for key, text in chunks.items() if key in own}
-    values["precision"] = Precision(values["precision"])
-    return Origin(settings=SamplingSettings(**settings), **values)
+    values["precision"] = RecipePrecision(values["precision"])
+    return SampleOrigin(settings=SamplingSettings(**settings), **values)
 
 
-def _check(origin: Origin) -> None:
+def _check(origin: SampleOrigin) -> None:
     """Raise a ValueError for what no picture of ours says of itself: the file may be a stranger's."""
     settings = origin.settings
     whole = {

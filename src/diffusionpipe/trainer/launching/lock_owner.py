@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
-from diffusionpipe.runtime.job.verdict import Member, is_gone
+from diffusionpipe.runtime.job.verdict import RankProcess, is_gone
 from diffusionpipe.units import Seconds
 
 
@@ -30,7 +30,7 @@ class Owner:
     host: str
     pid: int
     machine: str
-    """Boot and process namespace, see `Member.machine`."""
+    """Boot and process namespace, see `RankProcess.machine`."""
     started: Seconds
     """The time at which the process took the lock, in seconds since the epoch."""
 
@@ -52,7 +52,7 @@ class Life(StrEnum):
     ELSEWHERE = "it is on another machine"
 
 
-def life_of(owner: Owner | None, me: Member, *, is_locked: bool | None) -> Life:
+def life_of(owner: Owner | None, me: RankProcess, *, is_locked: bool | None) -> Life:
     """The facts that a process can read of a lock's owner at once.
 
     Args:
@@ -63,7 +63,7 @@ def life_of(owner: Owner | None, me: Member, *, is_locked: bool | None) -> Life:
     if owner is None:
         return Life.ALIVE if is_locked else Life.NONE
     is_same_kernel = bool(me.machine) and owner.machine.partition("/")[0] == me.machine.partition("/")[0]
-    is_process_gone = is_gone(Member(rank=0, host=owner.host, pid=owner.pid, machine=owner.machine), me)
+    is_process_gone = is_gone(RankProcess(rank=0, host=owner.host, pid=owner.pid, machine=owner.machine), me)
     if is_locked is False and is_same_kernel:
         return Life.GONE
     if is_process_gone:

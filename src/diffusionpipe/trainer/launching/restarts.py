@@ -27,7 +27,7 @@ Wait = Callable[[Seconds], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class RunProgress:
     """The highest step and the number of checkpoints that a run has ever reached."""
 
     step: int
@@ -35,17 +35,17 @@ class Reached:
     checkpoints: int
     """The number of checkpoints written."""
 
-    def at_least(self, other: "Reached") -> "Reached":
+    def at_least(self, other: "RunProgress") -> "RunProgress":
         """The further of both in each respect."""
-        return Reached(max(self.step, other.step), max(self.checkpoints, other.checkpoints))
+        return RunProgress(max(self.step, other.step), max(self.checkpoints, other.checkpoints))
 
 
-def reached_in(run_folder: Path) -> Reached:
+def reached_in(run_folder: Path) -> RunProgress:
     """The highest step in the metrics of a run folder, and the number of checkpoints that were written there."""
-    return Reached(last_step(run_folder), num_written(run_folder))
+    return RunProgress(last_step(run_folder), num_written(run_folder))
 
 
-def reason_to_give_up(history: Sequence[Reached], max_restarts: int) -> str | None:
+def reason_to_give_up(history: Sequence[RunProgress], max_restarts: int) -> str | None:
     """Why a job that crashed is not started once more; None if it is.
 
     Args:
@@ -82,7 +82,7 @@ def with_restarts(
     Raises:
         PeerError: the last crash, if it is given up.
     """
-    history: list[Reached] = []
+    history: list[RunProgress] = []
     before = reached_in(run_folder)
     text, now = "", resume
     while True:

@@ -27,7 +27,7 @@ from threading import Event, Thread
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.codec import decode
-from diffusionpipe.runtime.job.verdict import Member, this_member
+from diffusionpipe.runtime.job.verdict import RankProcess, this_member
 from diffusionpipe.trainer.launching.lock_owner import USUAL, Life, Owner, Timing, life_of, refusal
 from diffusionpipe.units import Seconds
 
@@ -106,7 +106,7 @@ def acquire(
     take_over: bool = False,
     on_loss: Callable[[str], None] | None = None,
     timing: Timing = USUAL,
-    me: Member | None = None,
+    me: RankProcess | None = None,
 ) -> RunLock:
     """The lock of a run folder, which is made if it is missing; nothing else in it is touched.
 
@@ -169,7 +169,7 @@ def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None], timing:
     return RunLock(folder / NAME, descriptor, beats=False, timing=timing, on_loss=on_loss)
 
 
-def _try(path: Path, me: Member, *, is_late: bool) -> tuple[int | Owner | None, Life, float]:
+def _try(path: Path, me: RankProcess, *, is_late: bool) -> tuple[int | Owner | None, Life, float]:
     """Try to get the lock: its descriptor, or its owner; the owner's life and last sign of it.
 
     `is_late`: whether a file that does not name its owner yet will never do.
@@ -215,7 +215,7 @@ def _watch_owner(path: Path, owner: Owner | None, seen: float, timing: Timing) -
             return
 
 
-def _replace(path: Path, me: Member, *, is_contested: bool = False) -> int:
+def _replace(path: Path, me: RankProcess, *, is_contested: bool = False) -> int:
     """Put a locked file of ours in the place of another's, and return its descriptor.
 
     `is_contested`: without flock, two jobs may do so at the same time; the later one has it.
@@ -283,7 +283,7 @@ def _read(descriptor: int) -> Owner | None:
     return found if isinstance(found, Owner) and not problems else None
 
 
-def _write(descriptor: int, me: Member) -> None:
+def _write(descriptor: int, me: RankProcess) -> None:
     owner = Owner(host=me.host, pid=me.pid, machine=me.machine, started=time.time())
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, (json.dumps(asdict(owner)) + "\n").encode(), 0)

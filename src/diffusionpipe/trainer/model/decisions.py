@@ -12,8 +12,8 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.recipe import (
     FrozenDtype,
     PipelineSection,
-    Precision,
     Recipe,
+    RecipePrecision,
     continued,
     decided,
     recorded_recipe,
@@ -37,7 +37,7 @@ def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
     Raises:
         RecipeError: on every rank, as `decided`.
     """
-    if recipe.training.precision is not Precision.AUTO and recipe.model.frozen_dtype is not FrozenDtype.AUTO:
+    if recipe.training.precision is not RecipePrecision.AUTO and recipe.model.frozen_dtype is not FrozenDtype.AUTO:
         return recipe
     own = has_bfloat16(job.device)
     found = all(gather(own, form_of(bool))) if job.device.type == "cuda" else own
@@ -70,8 +70,8 @@ def _recorded(path: Path) -> str:
 
 def _tell(stated: Recipe, chosen: Recipe, *, is_continued: bool) -> None:
     """Log the values that the recipe leaves to the machine."""
-    if stated.training.precision is Precision.AUTO:
-        with_or_without = "with" if chosen.training.precision is Precision.BFLOAT16 else "not all with"
+    if stated.training.precision is RecipePrecision.AUTO:
+        with_or_without = "with" if chosen.training.precision is RecipePrecision.BFLOAT16 else "not all with"
         reason = "as before" if is_continued else f"devices {with_or_without} bfloat16"
         kept = chosen.model.frozen_dtype or "none"
         logger.info('precision=%s frozen_dtype=%s reason="%s"', chosen.training.precision, kept, reason)

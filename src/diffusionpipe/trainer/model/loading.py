@@ -24,7 +24,7 @@ from diffusionpipe.runtime.weights.host_weights import hosted_parameters
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
 from diffusionpipe.runtime.weights.owned import Divided
 from diffusionpipe.trainer.reporting.counts import short_count
-from diffusionpipe.trainer.reporting.screen import Screen, Work
+from diffusionpipe.trainer.reporting.screen import Screen, ScreenWork
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _sizes(model: ModelGraph, layers: Collection[str]) -> dict[str, int]:
 class _Count:
     """Parameters that have their values. Mutable: grows with each."""
 
-    def __init__(self, sizes: dict[str, int], work: Work) -> None:
+    def __init__(self, sizes: dict[str, int], work: ScreenWork) -> None:
         self.total = sum(sizes.values())
         self._left, self._work, self._done = sizes, work, 0
 

@@ -12,7 +12,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
 from diffusionpipe.models.base.family import CaptionReading, Clip, LowResolution
 from diffusionpipe.models.compose.cascade import cascade_graph, names_elsewhere
-from diffusionpipe.models.compose.common_encoders import Opened, common_encoders
+from diffusionpipe.models.compose.common_encoders import OpenedModel, common_encoders
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objectives.flow_shift import is_flow_scheduler
@@ -41,12 +41,11 @@ from diffusionpipe.trainer.model.decisions import decided_by_job
 from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of
 from diffusionpipe.trainer.optim.rounding import Rounding
-from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
-from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, RecipePrecision, Variance
 from diffusionpipe.trainer.recipe.model_folder import problem_of_masks
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat, FrozenArithmetic, stored_form
 from diffusionpipe.trainer.recipe.size_rules import sizes_of
-from diffusionpipe.trainer.recipe.training_section import Kept, Rounded, Summed
+from diffusionpipe.trainer.recipe.training_section import KeptWeights, Rounded, Summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class RecipeModels:
     """The models that a recipe trains, before it has weights or a plan; the same on every rank."""
 
     recipe: Recipe
@@ -218,7 +217,7 @@ def open_members(recipe: Recipe) -> tuple[tuple[Member, ...], LayerGraph]:
     graph = members[0].graph
     if recipe.models:
         common = common_encoders(
-            {member.name: Opened(member.folder, member.graph, member.recipe.model.variant) for member in members}
+            {member.name: OpenedModel(member.folder, member.graph, member.recipe.model.variant) for member in members}
         )
         graph = cascade_graph({member.name: member.graph for member in members}, common)
         elsewhere = (names_elsewhere(member.graph, common[member.name]) for member in members)
@@ -226,7 +225,7 @@ def open_members(recipe: Recipe) -> tuple[tuple[Member, ...], LayerGraph]:
     return members, graph
 
 
-def build_model(recipe: Recipe, device: str) -> Model:
+def build_model(recipe: Recipe, device: str) -> RecipeModels:
     """The models of a recipe on the meta device, and the description of all as they will run on `device`.
 
     Raises:
@@ -238,7 +237,7 @@ def build_model(recipe: Recipe, device: str) -> Model:
         model, *others = (describe(one, autocast=autocast_of(recipe), device=device) for one in graph.of_sizes)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from error
-    return Model(recipe=recipe, members=members, graph=graph, model=model, device=device, others=tuple(others))
+    return RecipeModels(recipe=recipe, members=members, graph=graph, model=model, device=device, others=tuple(others))
 
 
 def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
@@ -354,7 +353,7 @@ def parameter_dtype(recipe: Recipe) -> torch.dtype:
 
 def trained_dtype(recipe: Recipe) -> torch.dtype | None:
     """The type of the trained weights that layers read in bfloat16, where it is another than `parameter_dtype`."""
-    return torch.bfloat16 if recipe.training.weights is Kept.BFLOAT16 else None
+    return torch.bfloat16 if recipe.training.weights is KeptWeights.BFLOAT16 else None
 
 
 def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
@@ -379,7 +378,7 @@ def autocast_of(recipe: Recipe) -> torch.dtype | None:
     return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
 
 
-def open_model(recipe: Recipe, job: Job) -> Model:
+def open_model(recipe: Recipe, job: Job) -> RecipeModels:
     """The model of a job's recipe. Every rank calls it.
 
     Raises:
@@ -400,7 +399,7 @@ def sources_of(member: Member) -> dict[str, StoredWeights | None]:
     return {member.component(name): stored for name, stored in found.items()}
 
 
-def started_of(opened: Model) -> StartedAdapters:
+def started_of(opened: RecipeModels) -> StartedAdapters:
     """The values of the adapters that start from a file; none where the recipe names no file.
 
     Raises:

@@ -12,8 +12,8 @@ from diffusionpipe.holding.state import Sized
 from diffusionpipe.holding.workload import has_plain_states
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups
 from diffusionpipe.trainer.optim.optimizer import state_per_parameter
-from diffusionpipe.trainer.optim.trial import Kept, Shape, kept_bytes
-from diffusionpipe.trainer.recipe import Precision, Recipe
+from diffusionpipe.trainer.optim.trial import KeptStates, Shape, kept_bytes
+from diffusionpipe.trainer.recipe import Recipe, RecipePrecision
 from diffusionpipe.units import Bytes
 
 _EXAMPLE: Shape = (128, 128)
@@ -30,7 +30,7 @@ def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | 
         RecipeError: they cannot be counted.
     """
     subgroups = [one for group in recipe.groups().values() for one in group.subgroups().values()]
-    width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
+    width = 8 if recipe.training.precision is RecipePrecision.FLOAT64 else 4
     if all(_is_plain(one) for one in subgroups):
         most = max(state_per_parameter(one.optimizer.name, one.optimizer.arguments) for one in subgroups)
         return (State(item=Item.OPTIMIZER, width=width * most) if most else None), 0
@@ -84,5 +84,5 @@ def _is_plain(recipe: Recipe) -> bool:
     return recipe.optimizer.rest is None and has_plain_states(recipe.optimizer.name)
 
 
-def _kept(recipe: Recipe, shapes: list[Shape], dtype: torch.dtype) -> Kept:
+def _kept(recipe: Recipe, shapes: list[Shape], dtype: torch.dtype) -> KeptStates:
     return kept_bytes(recipe.optimizer.name, recipe.optimizer.arguments, shapes, dtype)

@@ -9,7 +9,7 @@ from diffusionpipe.trainer.model.guidance import drawn_guidance
 from diffusionpipe.trainer.model.members import folder_of, gradient_dtype_of, trained_dtype
 from diffusionpipe.trainer.model.optimizer_states import optimizer_states, with_optimizer
 from diffusionpipe.trainer.model.parameter_groups import is_averaged
-from diffusionpipe.trainer.recipe import Precision, Recipe
+from diffusionpipe.trainer.recipe import Recipe, RecipePrecision
 from diffusionpipe.trainer.recipe.training_section import Average, Rounded
 
 
@@ -29,7 +29,7 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
     groups = recipe.groups()
     narrow = trained_dtype(recipe) is not None
     state, once = optimizer_states(recipe, model)
-    width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
+    width = 8 if recipe.training.precision is RecipePrecision.FLOAT64 else 4
     states = with_optimizer(
         state,
         plain_states(

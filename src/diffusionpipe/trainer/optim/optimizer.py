@@ -26,7 +26,7 @@ from diffusionpipe.trainer.optim.classes import (
 )
 from diffusionpipe.trainer.optim.entries import entries_of, roots_of, state_of
 from diffusionpipe.trainer.optim.resting import Resting
-from diffusionpipe.trainer.optim.rounding import ERROR, NARROW, Narrow, Rounding
+from diffusionpipe.trainer.optim.rounding import ERROR, NARROW, NarrowParameter, Rounding
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class RankOptimizer:
         self,
         parts: Sequence[_Part],
         flat: Mapping[nn.Parameter, nn.Parameter],
-        narrow: Mapping[nn.Parameter, Narrow] = MappingProxyType({}),
+        narrow: Mapping[nn.Parameter, NarrowParameter] = MappingProxyType({}),
     ) -> None:
         """`flat`: parameter -> the matrix of the same memory that is stepped in its place.
 
@@ -194,7 +194,7 @@ class RankOptimizer:
         """Each group, and its keys that steps change."""
         return [(group, keys_in_groups(type(one), group)) for one in self.parts for group in one.param_groups]
 
-    def example(self, parameter: nn.Parameter) -> "Example":
+    def example(self, parameter: nn.Parameter) -> "StateExample":
         """The entries that the class keeps of a smaller parameter of the same group and device after steps."""
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)
@@ -243,7 +243,7 @@ def _group_of(part: _Part, parameter: nn.Parameter) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class StateExample:
     """The entries that a class keeps of a small parameter, and of its group."""
 
     at_once: Mapping[str, Tensor]
@@ -276,7 +276,7 @@ def build_optimizer(
     members: dict[str, dict[str, nn.Parameter]] = {}
     groups: dict[str, Group] = {}
     flat: dict[nn.Parameter, nn.Parameter] = {}
-    narrow: dict[nn.Parameter, Narrow] = {}
+    narrow: dict[nn.Parameter, NarrowParameter] = {}
     for key, parameter in named_parameters.items():
         group = group_of(key)
         groups[group.name] = group
@@ -284,7 +284,7 @@ def build_optimizer(
         is_matrix = group.is_flat and parameter.ndim > 2
         if rounding is not None and parameter.dtype is NARROW:
             shape = (parameter.shape[0], parameter[0].numel()) if is_matrix else tuple(parameter.shape)
-            narrow[parameter] = Narrow(key, parameter, shape, rounding)
+            narrow[parameter] = NarrowParameter(key, parameter, shape, rounding)
         elif is_matrix:
             flat[parameter] = nn.Parameter(parameter.detach().view(parameter.shape[0], -1))
     stepped = flat | {parameter: one.stand_in for parameter, one in narrow.items()}
@@ -458,7 +458,7 @@ def empty_optimizer_tensors(
         return {}
     empty: dict[str, Tensor] = {}
     problems: list[str] = []
-    examples: dict[object, Example] = {}
+    examples: dict[object, StateExample] = {}
     entries_by_parameter = _by_owner(stored)
     for name, parameter in named_parameters.items():
         found = entries_by_parameter.get(name)
@@ -591,7 +591,7 @@ def _runs_fused(of: OptimizerClass, parameters: list[nn.Parameter]) -> bool:
     return True
 
 
-def _example(part: _Part, group: str, like: nn.Parameter) -> Example:
+def _example(part: _Part, group: str, like: nn.Parameter) -> StateExample:
     """The entries of a small parameter of the group after one step and after three."""
     stand_in = stand_in_of(like, _small(like.shape))
     example = part.make([{**part.given[group], "params": [stand_in]}])
@@ -601,7 +601,7 @@ def _example(part: _Part, group: str, like: nn.Parameter) -> Example:
         example.step()
         found.append({key: value.clone() for key, value in entries_of(example.state.get(stand_in, {})).items()})
     own = example.param_groups[0]
-    return Example(found[0], found[-1], entries_of({key: own[key] for key in keys_in_groups(type(example), own)}))
+    return StateExample(found[0], found[-1], entries_of({key: own[key] for key in keys_in_groups(type(example), own)}))
 
 
 def _small(shape: Sequence[int]) -> tuple[int, ...]:

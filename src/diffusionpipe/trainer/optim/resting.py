@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.holding.rest import Rest
 from diffusionpipe.holding.state import BUCKET
-from diffusionpipe.trainer.optim.rounding import Narrow
+from diffusionpipe.trainer.optim.rounding import NarrowParameter
 
 
 class Resting:
@@ -26,7 +26,7 @@ class Resting:
         self,
         rest: Rest,
         shared: frozenset[str] = frozenset(),
-        narrow: Mapping[nn.Parameter, Narrow] = MappingProxyType({}),
+        narrow: Mapping[nn.Parameter, NarrowParameter] = MappingProxyType({}),
     ) -> None:
         """`shared`: entries whose memory all parameters share; these stay where they are.
 

@@ -34,7 +34,7 @@ class Rounding:
     is_kahan: bool = False
 
 
-class Narrow:
+class NarrowParameter:
     """A parameter that is kept in bfloat16. Mutable: its stand-in is wide during an update only."""
 
     def __init__(self, name: str, parameter: nn.Parameter, shape: tuple[int, ...], rounding: Rounding) -> None:

@@ -50,7 +50,7 @@ _SHORT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptStates:
     """The tensor states of some parameters."""
 
     by_shape: Mapping[Shape, Bytes]
@@ -71,7 +71,7 @@ class _Tensor:
 
 def kept_bytes(
     name: str, arguments: Mapping[str, object], shapes: Sequence[Shape], dtype: torch.dtype = torch.float32
-) -> Kept:
+) -> KeptStates:
     """The bytes of tensors that the class keeps of each of these shapes after three steps.
 
     Raises:
@@ -91,7 +91,7 @@ def kept_bytes(
                 "choose one that is cheaper"
             )
     shared = _shared(name, key, dtype) if any(prod(shape) > _SMALL for shape in found) else {}
-    return Kept(found, sum(shared.values()))
+    return KeptStates(found, sum(shared.values()))
 
 
 def has_group_values(name: str) -> bool:

@@ -14,7 +14,7 @@ from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind, Object
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.overrides import override
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
-from diffusionpipe.trainer.recipe.prompts import Prompt, negatives_of, read_prompts
+from diffusionpipe.trainer.recipe.prompts import PromptLine, negatives_of, read_prompts
 from diffusionpipe.trainer.recipe.recipe_file import (
     SECTIONS,
     load_recipe,
@@ -26,7 +26,7 @@ from diffusionpipe.trainer.recipe.recipe_file import (
 from diffusionpipe.trainer.recipe.run_section import RunSection, TrackerName
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
 from diffusionpipe.trainer.recipe.schema import Check, DataSection, OnError, Recipe
-from diffusionpipe.trainer.recipe.training_section import OnSpike, Precision, TrainingSection
+from diffusionpipe.trainer.recipe.training_section import OnSpike, RecipePrecision, TrainingSection
 
 __all__ = [
     "SECTIONS",
@@ -42,9 +42,9 @@ __all__ = [
     "OnSpike",
     "OptimizerSection",
     "PipelineSection",
-    "Precision",
-    "Prompt",
+    "PromptLine",
     "Recipe",
+    "RecipePrecision",
     "RunSection",
     "SamplingSection",
     "TrackerName",

@@ -15,7 +15,7 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, is_narrow_store
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, table_of_file
 from diffusionpipe.trainer.recipe.schema import Recipe, too_wide
-from diffusionpipe.trainer.recipe.training_section import Kept, Precision
+from diffusionpipe.trainer.recipe.training_section import KeptWeights, RecipePrecision
 from diffusionpipe.trainer.recipe.weights_check import too_precise
 
 _BEFORE: Mapping[str, Mapping[str, object]] = {
@@ -46,11 +46,11 @@ def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
         RecipeError: it states storage in bfloat16, which the arithmetic would read with a loss.
     """
     training, model = recipe.training, recipe.model
-    if training.precision is Precision.AUTO:
-        chosen = Precision.BFLOAT16 if has_bfloat16 else Precision.FLOAT32
+    if training.precision is RecipePrecision.AUTO:
+        chosen = RecipePrecision.BFLOAT16 if has_bfloat16 else RecipePrecision.FLOAT32
         training = training.model_copy(update={"precision": chosen})
-    is_narrow = training.precision is Precision.BFLOAT16
-    if training.weights is Kept.BFLOAT16 and not is_narrow:
+    is_narrow = training.precision is RecipePrecision.BFLOAT16
+    if training.weights is KeptWeights.BFLOAT16 and not is_narrow:
         raise RecipeError(f"training.weights: {too_precise(training.precision)}")
     if is_narrow_store(model.frozen_dtype) and not is_narrow:
         raise RecipeError(f"model.frozen_dtype: {too_wide(model, training.precision)}")
@@ -63,7 +63,7 @@ def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
 def continued(recipe: Recipe, before: Recipe) -> Recipe:
     """The recipe of a run that continues: keys that it leaves to the machine stay as the run has them."""
     training, model = recipe.training, recipe.model
-    if training.precision is Precision.AUTO:
+    if training.precision is RecipePrecision.AUTO:
         training = training.model_copy(update={"precision": before.training.precision})
     if training.activation_checkpointing is None:
         kept = before.training.activation_checkpointing

@@ -20,7 +20,7 @@ _KEYS = ("prompt", "negative_prompt")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptLine:
     """One line of a file."""
 
     text: str
@@ -28,7 +28,7 @@ class Prompt:
     """The text that the picture should not show, where the line has one."""
 
 
-def read_prompts(path: Path) -> tuple[Prompt, ...]:
+def read_prompts(path: Path) -> tuple[PromptLine, ...]:
     """The prompts of a file in UTF-8, one a line: a text, or a JSON object where it begins with a brace.
 
     Raises:
@@ -59,10 +59,10 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-def _prompt_of(line: str) -> Prompt:
+def _prompt_of(line: str) -> PromptLine:
     """The prompt of a line. Raises ValueError with the reason where it cannot be understood."""
     if not line.startswith("{"):
-        return Prompt(line, None)
+        return PromptLine(line, None)
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:
@@ -76,14 +76,14 @@ def _prompt_of(line: str) -> Prompt:
     for key, value in values.items():
         if not isinstance(value, str):
             raise ValueError(f"{key!r} must be a text; got {json.dumps(value)}")
-    return Prompt(values["prompt"], values.get("negative_prompt"))
+    return PromptLine(values["prompt"], values.get("negative_prompt"))
 
 
 def _named() -> str:
     return " and ".join(repr(key) for key in _KEYS)
 
 
-def negatives_of(prompts: tuple[Prompt, ...], fallback: str | None = None) -> tuple[str, ...]:
+def negatives_of(prompts: tuple[PromptLine, ...], fallback: str | None = None) -> tuple[str, ...]:
     """A negative prompt for each prompt, `fallback` where a line has none; () if none has one and there is no fallback.
 
     The empty text is one, too: some models are not guided without a negative prompt, others read zeros then.

@@ -67,7 +67,7 @@ from diffusionpipe.trainer.recipe.section import (
     raise_problems,
 )
 from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, MaskPattern, SourceSection, stated_sizes
-from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
+from diffusionpipe.trainer.recipe.training_section import RecipePrecision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
 from diffusionpipe.trainer.recipe.weights_check import weights_suit_the_training
 
@@ -693,7 +693,7 @@ def _self_conditioning_has_what_it_needs(
         yield "pipeline.plan: sizes are searched for models that read no estimates; remove it and give the sizes"
 
 
-def too_wide(model: ModelSection, precision: Precision) -> str:
+def too_wide(model: ModelSection, precision: RecipePrecision) -> str:
     """The reason why frozen weights are not stored so beside this arithmetic, and the remedy."""
     if stored_form(model.frozen_dtype) is not None:
         return refusal(Feature.QUANTISED, Feature.WIDE, precision=precision)
@@ -701,7 +701,7 @@ def too_wide(model: ModelSection, precision: Precision) -> str:
 
 
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
-    if training.precision in (Precision.FLOAT32, Precision.FLOAT64) and is_narrow_store(model.frozen_dtype):
+    if training.precision in (RecipePrecision.FLOAT32, RecipePrecision.FLOAT64) and is_narrow_store(model.frozen_dtype):
         yield f"model.frozen_dtype: {too_wide(model, training.precision)}"
     stated = model.frozen_dtype
     forms = stated.values() if isinstance(stated, dict) else (stated,)

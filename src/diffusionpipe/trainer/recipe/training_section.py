@@ -27,14 +27,14 @@ class OnSpike(StrEnum):
     STOP = "stop"
 
 
-class Clip(StrEnum):
+class Clipping(StrEnum):
     """Whose norm clipping looks at."""
 
     GLOBAL = "global"
     BLOCK = "block"
 
 
-class Precision(StrEnum):
+class RecipePrecision(StrEnum):
     """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
 
     AUTO = "auto"
@@ -52,7 +52,7 @@ class Average(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class Kept(StrEnum):
+class KeptWeights(StrEnum):
     """The type in which trained weights are kept between steps."""
 
     FLOAT32 = "float32"
@@ -86,10 +86,10 @@ class TrainingSection(Section):
     """Optimizer steps of the whole run."""
     batch: Annotated[Count, Field(le=1_000_000)]
     """Global batch: samples of one step over all ranks."""
-    precision: Choice[Precision] = Precision.AUTO
+    precision: Choice[RecipePrecision] = RecipePrecision.AUTO
     """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests); "auto": bfloat16 where all
     devices have it, else float32."""
-    weights: Choice[Kept] = Kept.FLOAT32
+    weights: Choice[KeptWeights] = KeptWeights.FLOAT32
     """How trained weights are kept: "float32", or "bfloat16", for those that layers read in bfloat16 anyway."""
     gradients: Choice[Summed] = Summed.AUTO
     """How gradients of weights in bfloat16 are summed over micro-batches and copies: in "float32", or in "bfloat16",
@@ -101,7 +101,7 @@ class TrainingSection(Section):
     """Compute only with kernels whose results are the same in every run, which GPUs do not by default."""
     clip_norm: Maybe[Positive] = 1.0
     """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
-    clip: Choice[Clip] = Clip.GLOBAL
+    clip: Choice[Clipping] = Clipping.GLOBAL
     """The norm that is compared with clip_norm: the norm of all gradients together, "global", or of each stage's,
     "block"."""
     post_validation: bool = False

@@ -12,7 +12,7 @@ from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
-from diffusionpipe.trainer.recipe.training_section import Clip, OnSpike, TrainingSection
+from diffusionpipe.trainer.recipe.training_section import Clipping, OnSpike, TrainingSection
 
 
 def versions_suit_the_training(
@@ -28,7 +28,7 @@ def versions_suit_the_training(
 ) -> Iterator[str]:
     """Settings of other sections that need a flush, and one that needs its absence."""
     if pipeline.versions is Versions.FLUSHED:
-        if training.clip is Clip.BLOCK:
+        if training.clip is Clipping.BLOCK:
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"
         if learning_rate.by_staleness is not None:
             yield "learning_rate.by_staleness: no weights are old where every step ends with a flush; remove it"
@@ -42,9 +42,9 @@ def versions_suit_the_training(
             yield f"pipeline.versions: {why}"
     if models:
         yield f"pipeline.versions: {refusal(Feature.VERSIONS, Feature.SEVERAL_MODELS)}"
-    if training.clip_norm is not None and training.clip is Clip.GLOBAL:
+    if training.clip_norm is not None and training.clip is Clipping.GLOBAL:
         yield f"training.clip: {refusal(Feature.VERSIONS, Feature.GLOBAL_CLIPPING)}"
-    if training.clip_norm is None and training.clip is Clip.BLOCK:
+    if training.clip_norm is None and training.clip is Clipping.BLOCK:
         yield "training.clip: nothing is clipped without a clip_norm; set clip_norm, or leave out clip"
     if training.post_validation:
         yield f"training.post_validation: {refusal(Feature.VERSIONS, Feature.POST_VALIDATION)}"

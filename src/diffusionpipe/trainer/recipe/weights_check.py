@@ -8,7 +8,14 @@ from diffusionpipe.trainer.recipe.model_section import LoraSection, ModelSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
-from diffusionpipe.trainer.recipe.training_section import Average, Kept, Precision, Rounded, Summed, TrainingSection
+from diffusionpipe.trainer.recipe.training_section import (
+    Average,
+    KeptWeights,
+    RecipePrecision,
+    Rounded,
+    Summed,
+    TrainingSection,
+)
 
 SHARDED = 'copies that hold parts of weights have them in float32; set pipeline.sharded to "optimizer" or false'
 
@@ -26,13 +33,13 @@ def weights_suit_the_training(
     has_components = bool(model.components) or bool(models)  # which may have averages of their own
     if training.ema_states is not Average.DEVICE and training.ema_decay is None and not has_components:
         yield "training.ema_states: there is no average; set training.ema_decay, e.g. 0.9999, or remove it"
-    if training.weights is Kept.FLOAT32:
+    if training.weights is KeptWeights.FLOAT32:
         if training.rounding is not Rounded.STOCHASTIC:
             yield 'training.rounding: weights in float32 are not rounded; remove it, or set weights = "bfloat16"'
         if training.gradients is Summed.BFLOAT16:
             yield 'training.gradients: weights in float32 have gradients in float32; set weights = "bfloat16" too'
         return
-    if training.precision not in (Precision.AUTO, Precision.BFLOAT16):
+    if training.precision not in (RecipePrecision.AUTO, RecipePrecision.BFLOAT16):
         yield f"training.weights: {too_precise(training.precision)}"
     if lora.rank is not None:
         yield "training.weights: adapters take few bytes and stay float32; remove it (the base has model.frozen_dtype)"
@@ -56,7 +63,7 @@ def weights_suit_the_training(
             )
 
 
-def too_precise(precision: Precision) -> str:
+def too_precise(precision: RecipePrecision) -> str:
     """The reason why weights are not kept in bfloat16 beside this arithmetic, and the remedy."""
     return (
         f'layers would compute in {precision} with weights of bfloat16; set it to "float32", or precision to "bfloat16"'

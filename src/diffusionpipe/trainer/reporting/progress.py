@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from diffusionpipe.trainer.reporting.screen import Screen, Work
+from diffusionpipe.trainer.reporting.screen import Screen, ScreenWork
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class TrainingProgress:
         self._last = self._logged = self._clock()
         self._is_first = True
         self._open = ExitStack()
-        self._bar: Work | None = None
+        self._bar: ScreenWork | None = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show that step `step`, counted from 0, is done; the bar shows loss and memory, the log all `values`.

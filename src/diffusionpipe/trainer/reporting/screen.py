@@ -40,7 +40,7 @@ class Listener(Protocol):
         ...
 
 
-class Work:
+class ScreenWork:
     """One piece of work under way. Mutable: `show` says how far it is."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Work:
         return left if left > 0 else None
 
 
-def steps_of(work: Work) -> Callable[[int, int], None]:
+def steps_of(work: ScreenWork) -> Callable[[int, int], None]:
     """A function (steps done, all steps) that shows them."""
     return lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})
 
@@ -134,12 +134,12 @@ class Screen:
         return self._speaks and self.console.is_terminal
 
     @contextmanager
-    def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[Work]:
+    def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[ScreenWork]:
         """Work for the length of the block, e.g. "loading weights"; its bar goes with it.
 
-        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: see `Work`.
+        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: see `ScreenWork`.
         """
-        work = Work(title, self.clock, self.listener, budget)
+        work = ScreenWork(title, self.clock, self.listener, budget)
         with self.listener.phase(title) if self.listener is not None else nullcontext():
             if self.is_terminal:
                 with self._drawn(work, is_kept=False, is_timed=is_timed):
@@ -151,9 +151,9 @@ class Screen:
                 yield work
 
     @contextmanager
-    def bar(self, title: str) -> Iterator[Work]:
+    def bar(self, title: str) -> Iterator[ScreenWork]:
         """A bar that stays when the block is over; nothing but on a terminal."""
-        work = Work(title, self.clock)
+        work = ScreenWork(title, self.clock)
         if self.is_terminal:
             with self._drawn(work, is_kept=True, is_timed=False):
                 yield work
@@ -161,7 +161,7 @@ class Screen:
             yield work
 
     @contextmanager
-    def _drawn(self, work: Work, *, is_kept: bool, is_timed: bool) -> Iterator[None]:
+    def _drawn(self, work: ScreenWork, *, is_kept: bool, is_timed: bool) -> Iterator[None]:
         """Bars share one live display: the display of the outermost work."""
         outer, bars = self._bars, self._bars
         if bars is None:
@@ -178,7 +178,7 @@ class Screen:
                 bars.stop()
 
     @contextmanager
-    def _logged(self, work: Work) -> Iterator[None]:
+    def _logged(self, work: ScreenWork) -> Iterator[None]:
         is_over = threading.Event()
 
         def watch() -> None:

@@ -19,13 +19,13 @@ from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.output_file import check_folder, reason_of
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, modules_of
-from diffusionpipe.models.graphs.kept import Kept, in_parts, kept_tensors
+from diffusionpipe.models.graphs.kept import KeptTensor, in_parts, kept_tensors
 from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.comm.exchange import form_of, gather
 from diffusionpipe.trainer.data.batch import kind_of
 from diffusionpipe.trainer.data.cache_files import (
     SETTINGS,
-    Shards,
+    CacheFiles,
     existing,
     num_bytes,
     row_bytes,
@@ -54,7 +54,7 @@ _SHOWN = 12
 class Cacheable:
     """The tensors of a model that a recipe's cache keeps, before weights and plan."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptTensor, ...]
     counts: Counts
     sizes: tuple[Bytes, ...]
     """Bytes of a result of each."""
@@ -123,19 +123,19 @@ def cacheable(
     )
 
 
-def _variants(kept: Kept, counts: Counts) -> float:
+def _variants(kept: KeptTensor, counts: Counts) -> float:
     """Results of each sample, on average."""
     views = counts.views if _reads_pictures(kept.reads) else 1.0
     return views * (counts.variants if _reads_texts(kept.reads) else 1.0)
 
 
-def _spared_layers(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
+def _spared_layers(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
     """The layers that do not run where all kept tensors are there."""
     needed = _needed(kept, graph, model)
     return frozenset(layer.name for one in kept for layer in one.layers) - {layer.name for layer in needed}
 
 
-def num_entries(kept: Kept, counts: Counts, draws: int) -> int:
+def num_entries(kept: KeptTensor, counts: Counts, draws: int) -> int:
     """The most results of one tensor that a run keeps which sees this number of samples."""
     pictures = round(counts.pictures * counts.views)
     of_both = {(True, True): pictures * max(1, counts.texts), (True, False): pictures, (False, True): counts.texts}
@@ -224,7 +224,7 @@ def _rank_of(gathered: Sequence[tuple[str, ...]]) -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() and len(gathered) > 1 else 0
 
 
-def _kept_of(graph: LayerGraph, model: ModelGraph) -> tuple[Kept, ...]:
+def _kept_of(graph: LayerGraph, model: ModelGraph) -> tuple[KeptTensor, ...]:
     frozen, read = _frozen(graph, model)
     return kept_tensors(frozen, read, [spec.name for spec in graph.inputs], _is_content)
 
@@ -239,13 +239,13 @@ def _frozen(graph: LayerGraph, model: ModelGraph) -> tuple[tuple[Layer, ...], se
     return in_parts(layers), (read | results) & written
 
 
-def _needed(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> Sequence[Layer]:
+def _needed(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGraph) -> Sequence[Layer]:
     """The frozen layers that run where all kept tensors are there."""
     frozen, outputs = _frozen(graph, model)
     return needed_layers(frozen, outputs, given=[one.name for one in kept])
 
 
-def _spared(kept: Sequence[Kept], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
+def _spared(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
     """The pictures that nothing reads where all kept tensors are there."""
     names = set(model.frozen_layers)
     trained = (one for one in graph.layers if one.name not in names)
@@ -272,27 +272,27 @@ def _new_sources(recipe: Recipe) -> dict[int, list[str]]:
     return {number: keys for number, keys in found.items() if keys}
 
 
-def _spec(kept: Kept, graph: LayerGraph, model: ModelGraph) -> TensorSpec:
+def _spec(kept: KeptTensor, graph: LayerGraph, model: ModelGraph) -> TensorSpec:
     between = {spec.name: spec for layer in graph.layers for spec in layer.between}
     return between[kept.name] if kept.name in between else model.tensor(kept.name)
 
 
-def _bytes_of(kept: Kept, graph: LayerGraph, model: ModelGraph) -> Bytes:
+def _bytes_of(kept: KeptTensor, graph: LayerGraph, model: ModelGraph) -> Bytes:
     """Bytes of the largest result of a tensor; sizes of samples have about as many pixels."""
     spec = _spec(kept, graph, model)
     return torch.Size(spec.shape).numel() * BYTES_OF_DTYPE[spec.dtype]
 
 
-def _folder_of(folder: Path, kept: Kept, settings: str) -> Path:
+def _folder_of(folder: Path, kept: KeptTensor, settings: str) -> Path:
     return folder / f"{_prefix(kept)}{blake2b(settings.encode(), digest_size=16).hexdigest()[:_SHOWN]}"
 
 
-def _prefix(kept: Kept) -> str:
+def _prefix(kept: KeptTensor) -> str:
     kind = "latents" if _reads_pictures(kept.reads) else "texts"
     return f"{kind}-{''.join(letter if letter.isalnum() or letter in '_.' else '_' for letter in kept.name)}-"
 
 
-def _settings(kept: Kept, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
+def _settings(kept: KeptTensor, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
     """The settings for which a tensor is true, beside the content of samples."""
     used = sorted({layer.component for layer in kept.layers})
     return {
@@ -363,7 +363,7 @@ def _note_others(place: Path, settings: Mapping[str, object]) -> None:
     write_settings(place, settings)
 
 
-def _looked_at(place: Path) -> Shards:
+def _looked_at(place: Path) -> CacheFiles:
     shards = shards_of(place)
     shards.look()
     return shards

@@ -22,7 +22,7 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, optional
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.model.members import Model, rounding_of, trained_dtype
+from diffusionpipe.trainer.model.members import RecipeModels, rounding_of, trained_dtype
 from diffusionpipe.trainer.model.parameter_groups import has_average
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
@@ -112,7 +112,7 @@ class _Measuring:
 
 
 def agree_on_profile(
-    opened: Model,
+    opened: RecipeModels,
     job: Job,
     shares: Sequence[float],
     *,

@@ -12,7 +12,7 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, gather
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.model.members import Model
+from diffusionpipe.trainer.model.members import RecipeModels
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster
@@ -29,7 +29,7 @@ The layers are measured where the recipe fills or searches, and the cluster is t
 MakeCutting = Callable[[Sequence[ModelGraph], Plan], Cutting]
 """(model for each size of samples, plan) -> how steps are cut into micro-batches of unequal tokens; on every rank."""
 
-CheckPlan = Callable[[Plan, Model, Sequence[Device]], None]
+CheckPlan = Callable[[Plan, RecipeModels, Sequence[Device]], None]
 """(plan, model, device of each rank): refuses a plan that does not fit in the memory of these devices."""
 
 
@@ -51,7 +51,7 @@ class Planning:
     """Whether the run continues from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
 
 
-def agree_on_plan(opened: Model, recipe: Recipe, job: Job, planning: Planning) -> Plan:
+def agree_on_plan(opened: RecipeModels, recipe: Recipe, job: Job, planning: Planning) -> Plan:
     """The plan, made on rank 0 or read from the recipe's plan file or the folder of a resumed run, for all ranks.
 
     Raises:
@@ -78,7 +78,7 @@ def agree_on_plan(opened: Model, recipe: Recipe, job: Job, planning: Planning) -
     return plan_from_text(from_first(make))
 
 
-def check_plan_file(plan: Plan, opened: Model, job: Job, planning: Planning) -> None:
+def check_plan_file(plan: Plan, opened: RecipeModels, job: Job, planning: Planning) -> None:
     """Refuse a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
 
     Raises:

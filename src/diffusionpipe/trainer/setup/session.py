@@ -34,7 +34,7 @@ from diffusionpipe.trainer.model.loading import Weights, load_weights
 from diffusionpipe.trainer.model.lora import frozen_dtype_of
 from diffusionpipe.trainer.model.members import (
     Member,
-    Model,
+    RecipeModels,
     autocast_of,
     class_embeddings_of,
     gradient_dtype_of,
@@ -173,7 +173,7 @@ def _in_backward(
 
 
 def open_session(
-    recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None, kept: Sequence[str] = ()
+    recipe: Recipe, job: Job, planning: Planning, opened: RecipeModels | None = None, kept: Sequence[str] = ()
 ) -> Session:
     """Everything that a rank needs to train, from a recipe; `opened` is its model, None to open it here.
 

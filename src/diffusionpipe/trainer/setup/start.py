@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.loading import DataWorkers, Spread
+from diffusionpipe.costs.loading import JobDataWorkers, Spread
 from diffusionpipe.ir import Plan
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, gather
@@ -38,7 +38,7 @@ class Start:
     """The number of steps done before this start."""
     checkpoint: Path | None
     """The checkpoint from which the run continues; None where it begins."""
-    loading: DataWorkers | None = None
+    loading: JobDataWorkers | None = None
     """The data workers of the run; None where they take nothing from the ranks."""
 
 
@@ -48,7 +48,7 @@ def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))
 
 
-def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> DataWorkers | None:
+def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> JobDataWorkers | None:
     """The value of `Start.loading` for a run with this loader; every rank calls it, and all get the same.
 
     None on GPUs, whose hosts have cores to spare.
@@ -56,4 +56,4 @@ def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> DataWorker
     if job.device.type != "cpu" or not loader.workers:
         return None
     batches, cores = gather(batch_time(loader), form_of(Spread)), gather(num_cores(), form_of(int))
-    return DataWorkers(machines=tuple(hosts), cores=tuple(cores), batches=tuple(batches), workers=loader.workers)
+    return JobDataWorkers(machines=tuple(hosts), cores=tuple(cores), batches=tuple(batches), workers=loader.workers)

@@ -12,7 +12,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.runtime.compute.runs import GIVEN, KEYS, runs_of
 from diffusionpipe.runtime.compute.store import RowStore
-from diffusionpipe.trainer.data.cache_files import Shards, write_shard
+from diffusionpipe.trainer.data.cache_files import CacheFiles, write_shard
 from diffusionpipe.trainer.data.cached import NO_KEY, CachedTensor
 from diffusionpipe.units import Bytes, Seconds
 
@@ -36,7 +36,7 @@ class CacheWriter:
         self._tensors, self._shard, self._patience = tuple(tensors), shard, patience
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cache")
         self._waiting: list[Future[None]] = []
-        self._known = {tensor.folder: Shards(tensor.folder) for tensor in tensors}
+        self._known = {tensor.folder: CacheFiles(tensor.folder) for tensor in tensors}
         self._pending: dict[Path, dict[str, Tensor]] = {tensor.folder: {} for tensor in tensors}
         self._written: set[tuple[Path, str]] = set()
         self._since = monotonic()

@@ -4,7 +4,7 @@
 names. `check_readable` says before training which layers have no name there.
 """
 
-from diffusionpipe.models.parameters.adapter_names.families import FORMS, Form, text_layer
+from diffusionpipe.models.parameters.adapter_names.families import FORMS, AdapterNaming, text_layer
 from diffusionpipe.models.parameters.adapter_names.foreign import (
     Adapters,
     Weights,
@@ -13,15 +13,20 @@ from diffusionpipe.models.parameters.adapter_names.foreign import (
     to_foreign,
 )
 from diffusionpipe.models.parameters.adapter_names.matrices import Adapter, joined, scaled, separated
-from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
+from diffusionpipe.models.parameters.adapter_names.originals import (
+    OriginalLayer,
+    OriginalRows,
+    layer_sizes,
+    original_layers,
+)
 
 __all__ = [
     "FORMS",
     "Adapter",
+    "AdapterNaming",
     "Adapters",
-    "Form",
-    "Layer",
-    "Part",
+    "OriginalLayer",
+    "OriginalRows",
     "Weights",
     "check_readable",
     "from_foreign",

@@ -24,7 +24,7 @@ KOHYA = "lora_unet_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class AdapterNaming:
     """How the file of a pipeline names the layers that have adapters."""
 
     prefix: str = KOHYA
@@ -33,7 +33,7 @@ class Form:
     """Whether the layers have the names that the model's authors gave them; else diffusers'."""
     whole_blocks: tuple[str, ...] = ()
     """Ends of the layers that each block must have for `prefix`, and beside which there may be no others; see
-    `Form.partial`."""
+    `AdapterNaming.partial`."""
     partial: str = ""
     """The prefix where blocks are not whole."""
     only: tuple[str, ...] = ()
@@ -52,39 +52,39 @@ _WAN = (
     *("ffn.0", "ffn.2"),
 )
 _CLIPS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
-_SD = Form(is_original=False, texts={"text_encoder": "lora_te_"}, has_one_alpha=True)
+_SD = AdapterNaming(is_original=False, texts={"text_encoder": "lora_te_"}, has_one_alpha=True)
 # diffusers' reader knows this layer by its authors' name alone.
-_SDXL = Form(is_original=False, originals=("add_embedding.",), texts=_CLIPS, has_one_alpha=True)
-_FLUX = Form(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"})
+_SDXL = AdapterNaming(is_original=False, originals=("add_embedding.",), texts=_CLIPS, has_one_alpha=True)
+_FLUX = AdapterNaming(texts={"text_encoder": "lora_te1_", "text_encoder_2": "lora_te3_"})
 # diffusers refuses a file with any other layer.
-_WAN_FILES = Form(
+_WAN_FILES = AdapterNaming(
     whole_blocks=_WAN,
     partial="diffusion_model.",
     only=("blocks.", "time_embedding.", "time_projection.", "text_embedding.", "img_emb.", "head."),
 )
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, AdapterNaming] = {
     "StableDiffusionPipeline": _SD,
     "StableDiffusionInpaintPipeline": _SD,
     "StableDiffusionXLPipeline": _SDXL,
     "StableDiffusionXLInpaintPipeline": _SDXL,
-    "StableDiffusion3Pipeline": Form(texts=_CLIPS | {"text_encoder_3": "lora_te3_"}),
+    "StableDiffusion3Pipeline": AdapterNaming(texts=_CLIPS | {"text_encoder_3": "lora_te3_"}),
     "FluxPipeline": _FLUX,
     "FluxFillPipeline": _FLUX,
-    "Flux2Pipeline": Form(),
-    "Flux2KleinPipeline": Form(),
-    "ChromaPipeline": Form(),
-    "QwenImagePipeline": Form(is_original=False),
+    "Flux2Pipeline": AdapterNaming(),
+    "Flux2KleinPipeline": AdapterNaming(),
+    "ChromaPipeline": AdapterNaming(),
+    "QwenImagePipeline": AdapterNaming(is_original=False),
     "WanPipeline": _WAN_FILES,
     "WanImageToVideoPipeline": _WAN_FILES,
-    "LTXPipeline": Form(prefix="diffusion_model."),
+    "LTXPipeline": AdapterNaming(prefix="diffusion_model."),
     # ComfyUI gives the layers outside of these blocks other names than the authors' files.
-    "HunyuanVideoPipeline": Form(
+    "HunyuanVideoPipeline": AdapterNaming(
         prefix="diffusion_model.", only=("double_blocks.", "single_blocks.", "txt_in.individual_token_refiner.blocks.")
     ),
-    "ZImagePipeline": Form(
+    "ZImagePipeline": AdapterNaming(
         prefix="diffusion_model.", is_original=False, only=("layers.", "noise_refiner.", "context_refiner.")
     ),
-    "AuraFlowPipeline": Form(prefix="transformer.", is_original=False),
+    "AuraFlowPipeline": AdapterNaming(prefix="transformer.", is_original=False),
 }
 """The form of adapter files that other programs read, by the pipeline class in model_index.json."""
 

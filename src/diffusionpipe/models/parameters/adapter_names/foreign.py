@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.parameters.adapter_names.families import FORMS, KOHYA, Form, text_layer, with_text_model
+from diffusionpipe.models.parameters.adapter_names.families import (
+    FORMS,
+    KOHYA,
+    AdapterNaming,
+    text_layer,
+    with_text_model,
+)
 from diffusionpipe.models.parameters.adapter_names.matrices import (
     Adapter,
     difference,
@@ -23,7 +29,12 @@ from diffusionpipe.models.parameters.adapter_names.matrices import (
     separated,
     with_one_alpha,
 )
-from diffusionpipe.models.parameters.adapter_names.originals import Layer, Part, layer_sizes, original_layers
+from diffusionpipe.models.parameters.adapter_names.originals import (
+    OriginalLayer,
+    OriginalRows,
+    layer_sizes,
+    original_layers,
+)
 
 Adapters = Mapping[str, Mapping[str, Adapter]]
 """By component, e.g. "unet", and by the layer's name in it, e.g. "mid_block.attentions.0.proj_in"."""
@@ -116,7 +127,7 @@ def to_foreign(
 
 
 def _differences(
-    adapters: Adapters, modules: Mapping[str, nn.Module], form: Form, weights: Weights
+    adapters: Adapters, modules: Mapping[str, nn.Module], form: AdapterNaming, weights: Weights
 ) -> dict[str, Tensor]:
     """One tensor for each foreign layer: the difference of its weight, in float32."""
     written: dict[str, Tensor] = {}
@@ -186,30 +197,30 @@ def from_foreign(
     return read
 
 
-def _layers(component: str, module: nn.Module, form: Form) -> Iterator[tuple[str, Layer]]:
+def _layers(component: str, module: nn.Module, form: AdapterNaming) -> Iterator[tuple[str, OriginalLayer]]:
     """Prefix and foreign layer of all that can have an adapter in the file of that form."""
     if component not in DENOISERS:
         if component in form.texts:
             kind, prefix = type(module).__name__, form.texts[component]
             for name, rows in layer_sizes(module).items():
-                yield "", Layer(text_layer(prefix, name, kind), (Part(name, rows),))
+                yield "", OriginalLayer(text_layer(prefix, name, kind), (OriginalRows(name, rows),))
         return
     for layer in _denoiser_layers(module, form):
         if not form.only or layer.name.startswith(form.only):
             yield form.prefix, layer
 
 
-def _denoiser_layers(module: nn.Module, form: Form) -> tuple[Layer, ...]:
+def _denoiser_layers(module: nn.Module, form: AdapterNaming) -> tuple[OriginalLayer, ...]:
     if form.is_original:
         return original_layers(module)
-    own = tuple(Layer(name, (Part(name, rows),)) for name, rows in layer_sizes(module).items())
+    own = tuple(OriginalLayer(name, (OriginalRows(name, rows),)) for name, rows in layer_sizes(module).items())
     if not form.originals:
         return own
     original = {layer.parts[0].module: layer for layer in original_layers(module)}
     return tuple(original[layer.name] if layer.name.startswith(form.originals) else layer for layer in own)
 
 
-def _has_whole_blocks(form: Form, layers: list[Layer]) -> bool:
+def _has_whole_blocks(form: AdapterNaming, layers: list[OriginalLayer]) -> bool:
     """Whether the layers are all layers of blocks 0, 1, 2 ..., and no others."""
     names = {layer.name for layer in layers}
     number = len(names) // len(form.whole_blocks)
@@ -270,13 +281,13 @@ def _plain(name: str) -> str:
     return f"{plain}.0" if plain.endswith(".to_out") else plain
 
 
-def _known_names(modules: Mapping[str, nn.Module], form: Form | None) -> dict[str, tuple[str, Layer]]:
+def _known_names(modules: Mapping[str, nn.Module], form: AdapterNaming | None) -> dict[str, tuple[str, OriginalLayer]]:
     """Component and layer of each name that a file may give a layer; without a form diffusers' names alone."""
-    known: dict[str, tuple[str, Layer]] = {}
+    known: dict[str, tuple[str, OriginalLayer]] = {}
     for component, module in modules.items():
         if component in DENOISERS:
             for name, rows in layer_sizes(module).items():
-                own = Layer(name, (Part(name, rows),))
+                own = OriginalLayer(name, (OriginalRows(name, rows),))
                 for alias in _aliases(component, name):
                     known.setdefault(alias, (component, own))
             for layer in original_layers(module) if form is not None else ():
@@ -286,7 +297,7 @@ def _known_names(modules: Mapping[str, nn.Module], form: Form | None) -> dict[st
             continue
         kind = type(module).__name__
         for name, rows in layer_sizes(module).items():
-            found = (component, Layer(name, (Part(name, rows),)))
+            found = (component, OriginalLayer(name, (OriginalRows(name, rows),)))
             for dotted in (name, with_text_model(name, kind)):
                 for start in (f"{component}.", "base_model.model."):
                     known.setdefault(start + dotted, found)
@@ -302,7 +313,7 @@ def _aliases(prefix: str, name: str) -> Iterator[str]:
         yield start + name.replace(".", "_")
 
 
-def _text_prefixes(component: str, kind: str, form: Form | None) -> set[str]:
+def _text_prefixes(component: str, kind: str, form: AdapterNaming | None) -> set[str]:
     """The first CLIP has either of two prefixes, and so has the T5 beside it."""
     if form is None or component not in form.texts:
         return set()
@@ -313,7 +324,7 @@ def _text_prefixes(component: str, kind: str, form: Form | None) -> set[str]:
 
 
 def _misfit(
-    name: str, pair: Mapping[str, Tensor], place: tuple[str, Layer], modules: Mapping[str, nn.Module]
+    name: str, pair: Mapping[str, Tensor], place: tuple[str, OriginalLayer], modules: Mapping[str, nn.Module]
 ) -> str | None:
     """The sizes of an adapter and of its layer as text, where they differ."""
     component, layer = place

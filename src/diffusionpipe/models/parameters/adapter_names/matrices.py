@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.parameters.adapter_names.originals import Part
+from diffusionpipe.models.parameters.adapter_names.originals import OriginalRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def difference(adapter: Adapter, weight: Tensor) -> Tensor:
     return new - old
 
 
-def joined_differences(parts: Sequence[Part], found: Mapping[str, Tensor]) -> Tensor:
+def joined_differences(parts: Sequence[OriginalRows], found: Mapping[str, Tensor]) -> Tensor:
     """The differences of the layers that one layer joins, as that layer's; a part without one has zero rows."""
     sample = next(iter(found.values()))
     rows = [
@@ -73,7 +73,7 @@ def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
     }
 
 
-def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
+def joined(parts: Sequence[OriginalRows], adapters: Mapping[str, Adapter]) -> Adapter:
     """One adapter for the layer that joins `parts`; a part without an adapter has zero rows.
 
     The first matrices are stacked, the second ones are blocks on a diagonal: the rank is the sum of the ranks. One
@@ -99,7 +99,7 @@ def joined(parts: Sequence[Part], adapters: Mapping[str, Adapter]) -> Adapter:
 
 
 def separated(
-    parts: Sequence[Part], adapter: Adapter, ranks: Mapping[str, int] = MappingProxyType({})
+    parts: Sequence[OriginalRows], adapter: Adapter, ranks: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Adapter]:
     """The adapters of `parts` from one of the layer that joins them, by module: the inverse of `joined`.
 
@@ -152,6 +152,6 @@ def _is_used_beside(up: Tensor, columns: slice) -> bool:
     return bool(up[:, : columns.start].any()) or bool(up[:, columns.stop :].any())
 
 
-def _ordered(part: Part, up: Tensor) -> Tensor:
+def _ordered(part: OriginalRows, up: Tensor) -> Tensor:
     """The rows as the other side has them."""
     return torch.cat(up.chunk(2)[::-1]) if part.is_swapped else up

@@ -18,7 +18,7 @@ _WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OriginalRows:
     """Rows of an original layer that are one layer in diffusers."""
 
     module: str
@@ -30,12 +30,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class OriginalLayer:
     """An original layer, and the layers of diffusers whose outputs it joins, from its first row to its last."""
 
     name: str
     """The name of the original layer without ".weight", e.g. "double_blocks.0.img_attn.qkv"."""
-    parts: tuple[Part, ...]
+    parts: tuple[OriginalRows, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ def layer_sizes(module: nn.Module) -> dict[str, int]:
     return sizes
 
 
-def original_layers(denoiser: nn.Module) -> tuple[Layer, ...]:
+def original_layers(denoiser: nn.Module) -> tuple[OriginalLayer, ...]:
     """The denoiser's linear layers and convolutions under the names of its authors.
 
     A layer that diffusers' converter does not make, such as one that only diffusers has, is in none of them.
@@ -267,13 +267,14 @@ def original_layers(denoiser: nn.Module) -> tuple[Layer, ...]:
     sizes = layer_sizes(denoiser)
     converter = _CONVERTERS.get(type(denoiser).__name__)
     if converter is None:
-        return tuple(Layer(name, (Part(name, rows),)) for name, rows in sizes.items())
+        return tuple(OriginalLayer(name, (OriginalRows(name, rows),)) for name, rows in sizes.items())
     library_module: Any = denoiser
-    found: dict[str, list[tuple[int, Part]]] = {}
+    found: dict[str, list[tuple[int, OriginalRows]]] = {}
     for module, original, start, is_swapped in _converted(converter, sizes, dict(library_module.config)):
-        found.setdefault(original, []).append((start, Part(module, sizes[module], is_swapped)))
+        found.setdefault(original, []).append((start, OriginalRows(module, sizes[module], is_swapped)))
     return tuple(
-        Layer(name, tuple(part for _, part in sorted(parts, key=lambda one: one[0]))) for name, parts in found.items()
+        OriginalLayer(name, tuple(part for _, part in sorted(parts, key=lambda one: one[0])))
+        for name, parts in found.items()
     )
 
 

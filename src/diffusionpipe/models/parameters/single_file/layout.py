@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names.originals import original_tensors
-from diffusionpipe.models.parameters.single_file.origins import Origin, Shape, Shapes, origins_of
+from diffusionpipe.models.parameters.single_file.origins import RowOrigin, Shape, Shapes, origins_of
 
 T = TypeVar("T")
 _DENOISER, _VAE = "model.diffusion_model.", "first_stage_model."
@@ -72,7 +72,7 @@ def parts_of(pipeline: str) -> tuple[str, ...]:
     return tuple(_PLACES[pipeline])
 
 
-def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str, Shape], dict[str, Origin]]:
+def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str, Shape], dict[str, RowOrigin]]:
     """The shapes of a component's tensors in a file, and for each tensor of diffusers its origin there.
 
     Raises:
@@ -103,7 +103,9 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
     return shapes, origins
 
 
-def check_whole(components: Mapping[str, Component], shapes: Shapes, known: Mapping[str, Mapping[str, Origin]]) -> None:
+def check_whole(
+    components: Mapping[str, Component], shapes: Shapes, known: Mapping[str, Mapping[str, RowOrigin]]
+) -> None:
     """Checks that readers of the whole file, of these shapes, find each component at its own place.
 
     Raises:

@@ -28,7 +28,7 @@ _PROJECTION = "text_projection.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RowOrigin:
     """Rows of one tensor of a file, one range after the other."""
 
     name: str
@@ -59,7 +59,7 @@ class Origin:
             done += end - first
 
 
-def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Origin] | None:
+def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, RowOrigin] | None:
     """The origins in a file of these shapes of a component's tensors, by tensor; None if the file lacks the component.
 
     Raises:
@@ -80,7 +80,7 @@ def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str
         if numbers is None:
             continue
         if numbers.is_floating_point():  # made by the converter
-            found[name] = Origin("", (), tuple(numbers.shape))
+            found[name] = RowOrigin("", (), tuple(numbers.shape))
             continue
         flat = numbers.flatten()
         place = bisect_right(starts, int(flat[0])) - 1
@@ -88,7 +88,7 @@ def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str
         is_transposed = len(whole) == 2 and numbers.shape[0] == 1 < numbers.shape[-1]
         shape = (len(flat), *whole[1:]) if whole else ()
         shape = shape[::-1] if is_transposed else shape[: numbers.ndim]
-        found[name] = Origin(names[place], _ranges(taken.tolist()), shape, is_transposed)
+        found[name] = RowOrigin(names[place], _ranges(taken.tolist()), shape, is_transposed)
     return found
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.files.input_file import read_json
-from diffusionpipe.models.parameters.single_file.origins import Origin, Shape, Shapes, origins_of
+from diffusionpipe.models.parameters.single_file.origins import RowOrigin, Shape, Shapes, origins_of
 
 POINTER = "single_file.json"
 """The name of the file that replaces weights."""
@@ -47,7 +47,7 @@ def shapes_in(file: Path) -> dict[str, Shape]:
         raise ModelError(f"{file} cannot be read: {error}; get the model again") from error
 
 
-def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -> dict[str, Origin] | None:
+def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -> dict[str, RowOrigin] | None:
     """The origins of a component's tensors in a file of these shapes; None if the file has nothing of it.
 
     Raises:
@@ -63,7 +63,7 @@ def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -
 
 
 @contextmanager
-def opened_part(pointer: Path) -> Iterator["Part"]:
+def opened_part(pointer: Path) -> Iterator["ComponentTensors"]:
     """The component that a pointer names, tensor by tensor.
 
     Raises:
@@ -77,13 +77,13 @@ def opened_part(pointer: Path) -> Iterator["Part"]:
     if origins is None:
         raise ModelError(f"{file} holds no {found['kind']} any more; get the model again")
     with safe_open(file, framework="pt") as content:
-        yield Part(origins, content)
+        yield ComponentTensors(origins, content)
 
 
-class Part:
+class ComponentTensors:
     """The tensors of one component in an open single file."""
 
-    def __init__(self, origins: Mapping[str, Origin], content: Any) -> None:
+    def __init__(self, origins: Mapping[str, RowOrigin], content: Any) -> None:
         self._origins, self._content = origins, content
 
     def names(self) -> list[str]:
