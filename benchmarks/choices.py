@@ -1,7 +1,7 @@
 """What every choice of the planner must be: no slower than a layout beside it that was simulated, near-ties apart."""
 
-from diffusionpipe.planner.chosen import Choice
-from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.choosing.chosen import Choice
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 
 
 def checked(choice: Choice) -> Choice:

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.inference.denoise import PipelinePredictor
 from diffusionpipe.trainer.inference.drawing import PLAIN
 from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.sample_ranks import _plan
+from diffusionpipe.workflows.drawing.ranks import _plan
 
 FORWARD: Seconds = 0.02
 """Of a micro-batch through a stage."""

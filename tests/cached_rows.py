@@ -14,7 +14,7 @@ from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.course.caching import cache_of, names_of_kept, with_cache
 from diffusionpipe.trainer.course.preparation import read_data
-from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.batches.loader import StepLoader
 from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.model.members import open_model
 from diffusionpipe.trainer.recipe import Recipe

@@ -19,7 +19,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.machine_use import CorePlace, Counters
 from diffusionpipe.trainer.course import first_steps
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.workflows.run_check import Command, RunCheck
+from diffusionpipe.workflows.training.run_check import Command, RunCheck
 
 LOG = "log.txt"
 

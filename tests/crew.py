@@ -34,7 +34,7 @@ IMPORTED = (
     "diffusionpipe.trainer.course.run",
     "diffusionpipe.trainer.reporting.tensorboard",
     "diffusionpipe.viz.grid",
-    "diffusionpipe.workflows.run_check",
+    "diffusionpipe.workflows.training.run_check",
     "matplotlib.backends.backend_agg",
     "torch.utils.tensorboard",
 )

@@ -33,7 +33,7 @@ from diffusionpipe.trainer.inference.folder_drawing import Source, open_source
 from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks
 from diffusionpipe.trainer.model.guidance import guidance_of
 from diffusionpipe.trainer.recipe import RecipePrecision
-from diffusionpipe.workflows.sample_ranks import _plan
+from diffusionpipe.workflows.drawing.ranks import _plan
 
 PROMPTS, NEGATIVES = ("a cat ", "b  c"), ("", "dog")
 LABELS = (0, 1)

@@ -25,7 +25,7 @@ from diffusionpipe.runtime.comm.exchange import (
 from diffusionpipe.runtime.job.agreement import agree, from_first, together
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints import checkpoint
-from diffusionpipe.trainer.data.dataset import Sample
+from diffusionpipe.trainer.data.scan.dataset import Sample
 
 FLOATS = (0.1, 1 / 3, 5e-324, math.pi * 1e99, -0.0, 2.0**53 + 2)
 

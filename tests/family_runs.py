@@ -39,7 +39,7 @@ from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.setup.job_profile import Measurement
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.redraw import redraw
+from diffusionpipe.workflows.drawing.redraw import redraw
 
 LAYOUTS: Mapping[str, Mapping[str, object]] = {
     "1F1B": {},

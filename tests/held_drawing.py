@@ -16,7 +16,7 @@ from diffusionpipe.holding import Workload
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
-from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
+from diffusionpipe.planner.drawing.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.decoding import decoding_of_graph
@@ -27,7 +27,7 @@ from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import open_source
 from diffusionpipe.trainer.inference.ranks_drawing import Ranks, draw_on_ranks, rows_together
 from diffusionpipe.trainer.recipe import RecipePrecision
-from diffusionpipe.workflows.sample_ranks import _plan
+from diffusionpipe.workflows.drawing.ranks import _plan
 
 
 def save_flux(folder: Path) -> Path:

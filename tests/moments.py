@@ -19,7 +19,7 @@ PLACES = {
     "planning": "diffusionpipe.trainer.setup.session:build_worker",
     "verifying": "diffusionpipe.trainer.course.run:checkpoint_of",
     "loading": "diffusionpipe.trainer.course.run:load_training",
-    "starting workers": "diffusionpipe.trainer.data.loader:DataWorkers",
+    "starting workers": "diffusionpipe.trainer.data.batches.loader:DataWorkers",
     "a step": "diffusionpipe.trainer.step.loop:Stepper.step",
     "a backward": "diffusionpipe.runtime.engine.compiler:run_backward",
     "the sum": "diffusionpipe.trainer.step.loop:Stepper._start_sum",

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.setup.job_profile import PROFILE
-from diffusionpipe.workflows.expectation import unmeasured
+from diffusionpipe.workflows.training.expectation import unmeasured
 
 RANKS = 2
 

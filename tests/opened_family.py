@@ -9,7 +9,7 @@ from tiny_models import randomise_parameters
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import REGISTRY
-from diffusionpipe.trainer.data.tokens import token_ids, token_mask
+from diffusionpipe.trainer.data.text.tokens import token_ids, token_mask
 from diffusionpipe.trainer.inference.conditions import open_tokenizer
 
 CAPTIONS = ["a b", "abc de fghij klmnop qrst " * 3, ""]

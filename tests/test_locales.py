@@ -24,7 +24,7 @@ from rich.console import Console
 from diffusionpipe import cli
 from diffusionpipe.cli.verbs.output import log_to
 from diffusionpipe.ir.locales import as_utf8, print_everything
-from diffusionpipe.trainer.data.dataset import scan
+from diffusionpipe.trainer.data.scan.dataset import scan
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.inference.denoise import SamplingSettings

@@ -48,7 +48,7 @@ from diffusionpipe.trainer.step import loop, spikes, stopping
 from diffusionpipe.trainer.step.loop import Stepper
 from diffusionpipe.trainer.step.step_result import StepResult
 from diffusionpipe.trainer.step.windows import WindowStepper
-from diffusionpipe.workflows.run_check import RunCheck
+from diffusionpipe.workflows.training.run_check import RunCheck
 
 RESOLUTION = 8
 

@@ -21,8 +21,8 @@ from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.opening.folder import weight_sources
 from diffusionpipe.models.parameters.weights import materialize
-from diffusionpipe.trainer.data.batch import BatchSource, Rows, make_batch, sample_indices
-from diffusionpipe.trainer.data.dataset import Condition, scan
+from diffusionpipe.trainer.data.batches.batch import BatchSource, Rows, make_batch, sample_indices
+from diffusionpipe.trainer.data.scan.dataset import Condition, scan
 from diffusionpipe.trainer.inference.conditions import open_tokenizer
 from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import Recipe, load_recipe

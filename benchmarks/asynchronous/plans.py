@@ -14,14 +14,14 @@ from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.opening.configured import configured_graph
+from diffusionpipe.planner.choosing.rows import Row
+from diffusionpipe.planner.choosing.unflushed import unflushed
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rows import Row
 from diffusionpipe.planner.search.tables import Tables
-from diffusionpipe.planner.unflushed import unflushed
 from diffusionpipe.profiler import analytic_profiles
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.stated_model import BATCH_SIZES, PRECISION, known_rates
-from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.workflows.planning.stated_model import BATCH_SIZES, PRECISION, known_rates
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 PER_DEVICE = 8
 """Samples of a step."""

@@ -33,7 +33,7 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.simulator.steady import steady
 from diffusionpipe.timing.legal import check
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.rehearsal import measured_link
+from diffusionpipe.workflows.rehearsing.rehearsal import measured_link
 
 FORWARD: Seconds = 0.05
 """Of a micro-batch through the part of one rank."""

@@ -22,14 +22,14 @@ from diffusionpipe.models.graphs.graph import canonical_names
 from diffusionpipe.models.opening.configured import configured_graph
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt
 from diffusionpipe.models.parameters.weights import factors
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.chosen import Choice
-from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.chosen import Choice
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.branch_order import has_branches, part_in_a_row, tree_of_branches
 from diffusionpipe.profiler import analytic_profiles
-from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
-from diffusionpipe.workflows.stated_model import BATCH_SIZES, PRECISION, code_digest
+from diffusionpipe.workflows.planning.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.planning.stated_model import BATCH_SIZES, PRECISION, code_digest
 
 RANK, WIDTH, LENGTH = 16, 1024, 256
 TRAINED = {

@@ -11,13 +11,13 @@ from benchmarks.rivals.replicated import REPLICATED_SPP, replicated_spp
 from benchmarks.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.forms import Form
-from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.choosing.advice import nearest_layout
+from diffusionpipe.planner.choosing.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, Baseline, best_baselines, best_of, data_parallel
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
-from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 OURS = "DiffusionPipe"
 FSDP = ZERO3

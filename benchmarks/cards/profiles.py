@@ -5,8 +5,8 @@ from functools import cache
 
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.forms import Form
-from diffusionpipe.workflows.profile_cache import cache_folder
-from diffusionpipe.workflows.stated_model import StatedModel, computed_profile
+from diffusionpipe.workflows.planning.profile_cache import cache_folder
+from diffusionpipe.workflows.planning.stated_model import StatedModel, computed_profile
 
 
 @cache

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.paper.profiles import DEVICE, load
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.joining import joined_profile
-from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
-from diffusionpipe.workflows.stated_model import BATCH_SIZES, PRECISION, code_digest
+from diffusionpipe.workflows.planning.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.planning.stated_model import BATCH_SIZES, PRECISION, code_digest
 
 MODEL, RESOLUTION = "sd-2.1", 1024
 CLASSES = 1001

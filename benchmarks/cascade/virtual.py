@@ -22,7 +22,7 @@ from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.runtime.job.local_ranks import local_ranks
 from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.rehearsal import (
+from diffusionpipe.workflows.rehearsing.rehearsal import (
     Rehearsed,
     fitting_bytes_scale,
     measured_link,

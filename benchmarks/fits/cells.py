@@ -14,14 +14,14 @@ from diffusionpipe.costs.devices import device_rates
 from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.holding.memory import workspace_of
-from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.choosing.advice import nearest_layout
+from diffusionpipe.planner.choosing.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.naming import SHARDED
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
-from diffusionpipe.workflows.profile_cache import cache_folder, kept_profile
-from diffusionpipe.workflows.stated_model import StatedModel, profile_name, profiles_of_devices
+from diffusionpipe.workflows.planning.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.planning.stated_model import StatedModel, profile_name, profiles_of_devices
 
 RANK = 16
 NUMBERS = (1, 2, 4, 8)

@@ -11,7 +11,7 @@ from benchmarks.paper.cells import PIPELINE, UNFILLED, Case, Cell, measure_in, s
 from benchmarks.paper.sensitivity import CELLS, MODEL, RATES, SHARES, with_share
 from benchmarks.paper.summary import DDP, DDP_AFTER, fitting, speedup_over
 from benchmarks.tables import table
-from diffusionpipe.planner.band import stretched
+from diffusionpipe.planner.choosing.band import stretched
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.viz.pictures import new_figure, save_figure
 

@@ -4,8 +4,8 @@ import os
 from functools import cache
 
 from diffusionpipe.costs import Profile
-from diffusionpipe.workflows.profile_cache import cache_folder
-from diffusionpipe.workflows.stated_model import StatedModel, computed_profile
+from diffusionpipe.workflows.planning.profile_cache import cache_folder
+from diffusionpipe.workflows.planning.stated_model import StatedModel, computed_profile
 
 DEVICE = "a100-80"
 

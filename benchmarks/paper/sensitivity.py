@@ -14,7 +14,7 @@ from benchmarks.paper.bandwidth import with_bandwidth
 from benchmarks.paper.cells import Case, setting_of
 from benchmarks.tables import table
 from diffusionpipe.costs import LayerProfile
-from diffusionpipe.planner.band import stretched
+from diffusionpipe.planner.choosing.band import stretched
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel

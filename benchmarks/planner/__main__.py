@@ -14,7 +14,7 @@ from benchmarks.paper import profiles
 from benchmarks.planner import pairs
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds
 

@@ -34,7 +34,7 @@ from diffusionpipe.runtime.machine.machine_use import (
 from diffusionpipe.runtime.rehearsals.rehearsal import RankIteration, VirtualRun, rehearse
 from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, Counted, Note, steps_that_count, used_text
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.rehearsal import measured_link, rehearsed_of
+from diffusionpipe.workflows.rehearsing.rehearsal import measured_link, rehearsed_of
 
 LONGEST = 60
 """Seconds after which a loop ends by itself."""

@@ -28,16 +28,16 @@ from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Plan, Span, Timeline
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.planner import Given, Setting, choose
+from diffusionpipe.planner.choosing.suggestion import suggest
 from diffusionpipe.planner.correction.computing import Factors, scaled
 from diffusionpipe.planner.correction.correct import correct
-from diffusionpipe.planner.correction.suggestion import suggest
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.runtime.job.local_ranks import LocalRanks
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
 from diffusionpipe.units import Bytes, Seconds
-from diffusionpipe.workflows.rehearsal import Rehearsed, measured_link, rehearse_runs
+from diffusionpipe.workflows.rehearsing.rehearsal import Rehearsed, measured_link, rehearse_runs
 
 FORWARD: Sequence[Seconds] = (0.003, 0.001, 0.0015, 0.002, 0.002)
 """Of one sample through each layer; each gradient takes as long. Two stages are balanced behind the third layer."""

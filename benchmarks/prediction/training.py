@@ -24,10 +24,10 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.cores import cpu_wait_time
 from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, steps_that_count
 from diffusionpipe.trainer.course.first_steps import OwnSteps, StepRecorder
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
-from diffusionpipe.trainer.data.dataset import Condition, scan
-from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.data.tokens import TOKENS
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource
+from diffusionpipe.trainer.data.batches.loader import StepLoader
+from diffusionpipe.trainer.data.scan.dataset import Condition, scan
+from diffusionpipe.trainer.data.text.tokens import TOKENS
 from diffusionpipe.trainer.inference.conditions import open_tokenizer
 from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.model.parameter_groups import parameter_groups

@@ -21,8 +21,8 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import PLAIN
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, open_source
-from diffusionpipe.workflows.narrow_export import narrow_export_of
-from diffusionpipe.workflows.sample_request import DrawingOptions
+from diffusionpipe.workflows.drawing.request import DrawingOptions
+from diffusionpipe.workflows.exporting.narrow import narrow_export_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

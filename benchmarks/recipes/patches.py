@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.recipes.digits import EXAMPLE, losses
-from diffusionpipe.trainer.data.patches import patch_sizes, shares_of
+from diffusionpipe.trainer.data.sizes.patches import patch_sizes, shares_of
 from diffusionpipe.trainer.recipe import load_recipe
 
 SHARE_WHOLE = 0.5

@@ -9,7 +9,7 @@ from typing import Any
 from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
 
 from benchmarks.recipes.digits import EXAMPLE, data_of, losses, reached
-from diffusionpipe.workflows.prototypes import write_prototypes
+from diffusionpipe.workflows.exporting.prototypes import write_prototypes
 
 SIDE, WIDTH = 32, 64
 

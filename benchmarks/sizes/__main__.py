@@ -17,8 +17,8 @@ from diffusionpipe.ir.size import Clip
 from diffusionpipe.planner import Layout, plan_from_profile
 from diffusionpipe.planner.mixed import drawn_rows, mean_step
 from diffusionpipe.runtime.job.local_ranks import LocalRanks, local_ranks
-from diffusionpipe.trainer.data.sizes import SizeRules, assign, sizes_of_area
-from diffusionpipe.workflows.rehearsal import measured_link
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules, assign, sizes_of_area
+from diffusionpipe.workflows.rehearsing.rehearsal import measured_link
 
 BATCH = 32
 LAYERS = 16

@@ -7,8 +7,8 @@ from benchmarks.asynchronous.plans import Cell, all_work, clusters, kept, plan, 
 from diffusionpipe.cli.text.plan_table import table_lines
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.models.opening.configured import configured_models
-from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.unflushed import unflushed
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.unflushed import unflushed
 
 SAMPLE = (
     ("sd-2.1-a100-80", "a100-80x8"),

@@ -17,10 +17,10 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Workload
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.models.graphs.describe import describe
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import search
-from diffusionpipe.workflows.stated_model import StatedModel, stated_graph
+from diffusionpipe.workflows.planning.stated_model import StatedModel, stated_graph
 
 GIB = 2**30
 CARDS = {
@@ -113,8 +113,9 @@ def test_the_command_plans_for_the_setting_of_the_benchmarks_cell(cell, monkeypa
         name = f"{stated.name} {stated.has_narrow_store} {stated.lora_rank} {device}"
         return replace(synthetic.chain([0.1] * 2, frozen=0.1), device=name), None
 
-    monkeypatch.setattr("diffusionpipe.planner.choice.choose", stop)
-    for module in ("diffusionpipe.workflows.stated_model", "benchmarks.paper.profiles", "benchmarks.cards.profiles"):
+    monkeypatch.setattr("diffusionpipe.planner.choosing.choice.choose", stop)
+    stated = "diffusionpipe.workflows.planning.stated_model"
+    for module in (stated, "benchmarks.paper.profiles", "benchmarks.cards.profiles"):
         monkeypatch.setattr(f"{module}.computed_profile", small)
     for module in (paper.profiles, cards.profiles):
         monkeypatch.setattr(module, "load", module.load.__wrapped__)
@@ -140,12 +141,12 @@ def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys
             searches[key] = search(setting, filler=filler, limit=limit, **options)
         return searches[key]
 
-    monkeypatch.setattr("diffusionpipe.planner.best.search", once)
+    monkeypatch.setattr("diffusionpipe.planner.choosing.best.search", once)
     monkeypatch.setattr("benchmarks.paper.cells.search", once)
     monkeypatch.setattr("benchmarks.paper.cells._same_layout", lambda *_: None)  # nothing of them is looked at here
     monkeypatch.setattr("benchmarks.paper.cells.best_baselines", lambda _: ())
     with monkeypatch.context() as patches:
-        patches.setattr("diffusionpipe.planner.choice.choose", note)
+        patches.setattr("diffusionpipe.planner.choosing.choice.choose", note)
         status = run([*cell.command, "--out", str(tmp_path / "plan.json")])
     shown = capsys.readouterr()
     if chosen:

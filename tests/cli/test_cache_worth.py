@@ -20,9 +20,9 @@ from diffusionpipe.costs.files import read_profile
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.course import run as run_module
 from diffusionpipe.trainer.setup import caching
-from diffusionpipe.workflows import cache_worth
-from diffusionpipe.workflows.cache_worth import KeptShare, break_even, verdict_of_run, worth_of, writing_rate
-from diffusionpipe.workflows.expectation import setting_of_plan
+from diffusionpipe.workflows.training import cache_worth
+from diffusionpipe.workflows.training.cache_worth import KeptShare, break_even, verdict_of_run, worth_of, writing_rate
+from diffusionpipe.workflows.training.expectation import setting_of_plan
 
 PASSES = 50
 
@@ -88,7 +88,7 @@ def test_auto_caches_where_it_pays_and_fills_elsewhere_with_the_reason(model, da
             training={"steps": steps, "batch": 4},
             pipeline={"microbatches": 2, "encode_chunk": 2, "encoders": "auto", "fill": True},
         )
-        with mock.patch("diffusionpipe.workflows.cache_worth.writing_rate", return_value=1e9):
+        with mock.patch("diffusionpipe.workflows.training.cache_worth.writing_rate", return_value=1e9):
             judged = train_until_judged(recipe)
         assert judged is expected
         said = [one.getMessage() for one in caplog.records]

@@ -8,7 +8,7 @@ from PIL import Image
 from tiny_runs import recipe_of, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
-from diffusionpipe.trainer.data.sizes import sizes_of_area
+from diffusionpipe.trainer.data.sizes.sizes import sizes_of_area
 from diffusionpipe.trainer.inference.conditions import open_tokenizer
 from diffusionpipe.workflows.data_report import report_on_recipe
 

@@ -6,7 +6,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs.decoding import Decoding
-from diffusionpipe.workflows.decoding_text import decoding_text
+from diffusionpipe.workflows.training.decoding_text import decoding_text
 
 GIB = 2**30
 DECODING = Decoding(weights=GIB, whole=8 * GIB, tiled=2 * GIB, picture=0, latents=0)

@@ -21,10 +21,11 @@ from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.runtime.job.devices import sight
 from diffusionpipe.runtime.job.interfaces import check_interfaces, gloo_address
 from diffusionpipe.runtime.job.membership import Membership
-from diffusionpipe.workflows import doctor_trials, machine
-from diffusionpipe.workflows.doctor_connections import connections
-from diffusionpipe.workflows.doctor_facts import Facts, facts_of
-from diffusionpipe.workflows.doctor_findings import Status, findings_of, links_finding
+from diffusionpipe.workflows import machine
+from diffusionpipe.workflows.doctor import trials as doctor_trials
+from diffusionpipe.workflows.doctor.connections import connections
+from diffusionpipe.workflows.doctor.facts import Facts, facts_of
+from diffusionpipe.workflows.doctor.findings import Status, findings_of, links_finding
 
 HEALTHY = tuple(
     Facts(

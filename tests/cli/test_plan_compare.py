@@ -11,7 +11,7 @@ from diffusionpipe.cli.text.plan_compare import names_of, rival_lines, writable
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan, read_timeline
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.planners import PLANNERS
 from diffusionpipe.planner.rivals.simulated import simulated

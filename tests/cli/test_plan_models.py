@@ -8,12 +8,12 @@ from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import known_cards, load_cluster
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.models.opening.configured import configured_models
-from diffusionpipe.planner.advice import with_adapters
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.rows import GIB
-from diffusionpipe.workflows import model_table
-from diffusionpipe.workflows.model_table import ADAPTERS, WHOLE, answers, models_named
-from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.planner.choosing.advice import with_adapters
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.rows import GIB
+from diffusionpipe.workflows.planning import model_table
+from diffusionpipe.workflows.planning.model_table import ADAPTERS, WHOLE, answers, models_named
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 
 def run(*arguments) -> int:

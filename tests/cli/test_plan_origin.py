@@ -11,7 +11,7 @@ from diffusionpipe.cli import main
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.files import plan_from_text, plan_to_text, read_plan, write_plan
 from diffusionpipe.trainer.recipe import FrozenDtype, RecipePrecision, load_recipe
-from diffusionpipe.workflows.plan_origin import options_of
+from diffusionpipe.workflows.planning.origin import options_of
 
 FIVE = '[model]\npath = "{0}/sd"\n[data]\ntrain = "{0}/data"\nresolution = 32\n[training]\nsteps = 2\n'
 

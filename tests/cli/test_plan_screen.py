@@ -13,7 +13,7 @@ from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.planner.rows import GIB
+from diffusionpipe.planner.choosing.rows import GIB
 
 
 def run(*arguments) -> int:

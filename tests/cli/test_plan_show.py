@@ -113,7 +113,7 @@ def test_a_profile_of_another_model_beside_the_plan_is_named_and_not_used(folder
 
 
 def test_the_prediction_beside_the_plan_is_used_where_there_is_no_profile(folder, capsys):
-    from diffusionpipe.workflows.prediction_file import write_prediction
+    from diffusionpipe.workflows.planning.prediction_file import write_prediction
 
     plan = read_plan(folder / "plan.json")
     setting = Setting(profile=profile_of(), cluster=synthetic.cluster(4), workload=synthetic.workload(16))

@@ -6,8 +6,8 @@ from planner import synthetic
 from screen_files import assert_screen
 
 from diffusionpipe.cli.text.plan_table import MOST_SIMULATED, table_lines
-from diffusionpipe.planner.advice import nothing_fits
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.advice import nothing_fits
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 
 

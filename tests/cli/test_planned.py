@@ -10,9 +10,9 @@ from diffusionpipe.cli.text.planned import searched_plan
 from diffusionpipe.cli.verbs.plan_asking import PlanCommand
 from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.asking import IN_WORDS
-from diffusionpipe.workflows.plan_question import PlanQuestion, answered
-from diffusionpipe.workflows.recipe_setting import setting_of
+from diffusionpipe.planner.choosing.asking import IN_WORDS
+from diffusionpipe.workflows.planning.question import PlanQuestion, answered
+from diffusionpipe.workflows.planning.recipe_setting import setting_of
 
 FREE = {"plan": "auto", "microbatches": None, "encode_chunk": None}
 

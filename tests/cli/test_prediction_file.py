@@ -5,7 +5,7 @@ from planner import synthetic
 
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.simulator import simulate, uniform_costs
-from diffusionpipe.workflows.prediction_file import prediction_file, read_prediction, write_prediction
+from diffusionpipe.workflows.planning.prediction_file import prediction_file, read_prediction, write_prediction
 
 GRAPH = synthetic.unet().graph
 

@@ -7,7 +7,7 @@ from planner import synthetic
 
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.errors import FileFormatError
-from diffusionpipe.workflows.profile_cache import ProfileKey, cache_folder, cached_profile
+from diffusionpipe.workflows.planning.profile_cache import ProfileKey, cache_folder, cached_profile
 
 PROFILE = synthetic.chain([0.01] * 2)
 KEY = ProfileKey(

@@ -79,14 +79,15 @@ def test_this_machine_is_measured_and_its_kept_profile_used_again(recipe, cache,
     assert run(recipe, *options) == 0
     assert "profile: measured, " in capsys.readouterr().err
     before = kept(cache)
-    monkeypatch.setattr("diffusionpipe.workflows.recipe_profile.profile_model", None)  # it must not be called again
+    # it must not be called again
+    monkeypatch.setattr("diffusionpipe.workflows.planning.recipe_profile.profile_model", None)
     assert run(recipe, *options) == 0
     assert kept(cache) == before
 
 
 def test_without_cache_nothing_is_kept_and_nothing_kept_is_used(recipe, profile, cache, capsys, monkeypatch):
     made = replace(read_profile(profile), device="NVIDIA GeForce RTX 4090", source="measured")
-    monkeypatch.setattr("diffusionpipe.workflows.recipe_profile.analytic_profile", lambda *_, **__: made)
+    monkeypatch.setattr("diffusionpipe.workflows.planning.recipe_profile.analytic_profile", lambda *_, **__: made)
     before = kept(cache)
     assert run(recipe, "--cluster", "rtx4090x2", "--batch", 8, "--no-cache") == 0
     assert capsys.readouterr().err.endswith(
@@ -187,7 +188,7 @@ def test_a_device_that_is_neither_here_nor_known_is_refused(recipe, tmp_path, ca
 )
 def test_what_cannot_be_planned_is_refused_before_anything_is_profiled(recipe, capsys, monkeypatch, words, message):
     for name in ("profile_model", "analytic_profile", "build_model"):
-        monkeypatch.setattr(f"diffusionpipe.workflows.recipe_profile.{name}", None)
+        monkeypatch.setattr(f"diffusionpipe.workflows.planning.recipe_profile.{name}", None)
     assert message in refused(capsys, recipe, *words)
 
 

@@ -5,7 +5,7 @@ from tiny_runs import recipe_of
 
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING, Given
-from diffusionpipe.workflows.recipe_setting import given_of
+from diffusionpipe.workflows.planning.recipe_setting import given_of
 
 SIZES = {
     "stages": 2, "microbatches": 4, "schedule": "gpipe", "data_parallel": 2, "sharded": True, "offload_frozen": True,

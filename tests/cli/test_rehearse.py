@@ -43,7 +43,7 @@ from diffusionpipe.runtime.machine.free_memory import free_memory
 from diffusionpipe.runtime.machine.machine_use import Counters, own_cores
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
-from diffusionpipe.workflows.rehearsal import (
+from diffusionpipe.workflows.rehearsing.rehearsal import (
     FINEST,
     LONGEST,
     Rehearsed,
@@ -56,7 +56,7 @@ from diffusionpipe.workflows.rehearsal import (
     scaled_tensors,
     seconds_by_kind,
 )
-from diffusionpipe.workflows.rehearsal_size import COMMAND_BYTES, RANK_BYTES, Size, size_of
+from diffusionpipe.workflows.rehearsing.size import COMMAND_BYTES, RANK_BYTES, Size, size_of
 
 SHARDED = Path(__file__).parents[1] / "files" / "sharded_flux"
 GIB = 2**30

@@ -10,9 +10,9 @@ from report_runs import SCRIPT, make_run, write_metrics, write_plan_of, write_sa
 from diffusionpipe.cli import main
 from diffusionpipe.costs.loading import Spread
 from diffusionpipe.ir.files import read_timeline
-from diffusionpipe.workflows.expectation import Expectation
-from diffusionpipe.workflows.expected_step import keep_expected, note_unjudged
-from diffusionpipe.workflows.page import report_of
+from diffusionpipe.workflows.report.page import report_of
+from diffusionpipe.workflows.training.expectation import Expectation
+from diffusionpipe.workflows.training.expected_step import keep_expected, note_unjudged
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from report_runs import SCRIPT, make_run, write_plan_of
 import diffusionpipe as dp
 from diffusionpipe.ir.files import read_timeline
 from diffusionpipe.trainer.launching.run_lock import acquire
-from diffusionpipe.workflows.page import report_page
-from diffusionpipe.workflows.watching import Watch
+from diffusionpipe.workflows.report.page import report_page
+from diffusionpipe.workflows.report.watching import Watch
 
 needs_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]

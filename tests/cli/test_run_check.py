@@ -22,10 +22,10 @@ from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner import choose, predicted_timeline
 from diffusionpipe.planner.correction.causes import Cause, LoadingTimes
 from diffusionpipe.planner.correction.correct import correct
-from diffusionpipe.workflows.prediction_file import read_prediction
-from diffusionpipe.workflows.replanning import FoundLayout, Replanning, Request, training_of
-from diffusionpipe.workflows.run_check import Command, RunCheck, suggestion_text
-from diffusionpipe.workflows.run_facts import numbers_of_stages
+from diffusionpipe.workflows.planning.prediction_file import read_prediction
+from diffusionpipe.workflows.training.replanning import FoundLayout, Replanning, Request, training_of
+from diffusionpipe.workflows.training.run_check import Command, RunCheck, suggestion_text
+from diffusionpipe.workflows.training.run_facts import numbers_of_stages
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_a_run_says_why_no_search_for_another_layout_can_start_and_goes_on(found
     def refused(request, errors):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("diffusionpipe.workflows.replanning.Replanning", refused)
+    monkeypatch.setattr("diffusionpipe.workflows.training.replanning.Replanning", refused)
     sections = {"plan": "auto", "microbatches": None, "encode_chunk": None}
     start = SimpleNamespace(
         recipe=recipe_of(Path("models/sd"), Path("data/birds"), tmp_path, pipeline=sections),

@@ -22,8 +22,8 @@ from diffusionpipe.runtime.machine.error_file import note_of
 from diffusionpipe.trainer.recipe import RecipePrecision
 from diffusionpipe.trainer.reporting.counts import short_count
 from diffusionpipe.trainer.setup.start import Start
-from diffusionpipe.workflows.expectation import Expectation, expectation_of, unmeasured
-from diffusionpipe.workflows.run_facts import count_parameters, parts_of, shape_of
+from diffusionpipe.workflows.training.expectation import Expectation, expectation_of, unmeasured
+from diffusionpipe.workflows.training.run_facts import count_parameters, parts_of, shape_of
 
 EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
 WORKERS = JobDataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.001),) * 2, workers=1)

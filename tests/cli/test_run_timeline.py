@@ -9,7 +9,7 @@ from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.several.opposed import opposed
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz.gantt import gantt, panel_of
-from diffusionpipe.workflows.run_timeline import predicted_panel, timeline_title
+from diffusionpipe.workflows.training.run_timeline import predicted_panel, timeline_title
 
 
 def schedule_of(num_stages):

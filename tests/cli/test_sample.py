@@ -9,7 +9,7 @@ from tiny_runs import save_stable_diffusion
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.membership import Membership
-from diffusionpipe.workflows.sample_memory import named_shortage
+from diffusionpipe.workflows.drawing.memory import named_shortage
 
 
 @pytest.fixture(scope="module")

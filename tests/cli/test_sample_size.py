@@ -5,8 +5,8 @@ import torch
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.base.family import Clip
-from diffusionpipe.workflows.run_recipe import SampleSize, size_of
-from diffusionpipe.workflows.sample_memory import check_memory
+from diffusionpipe.workflows.drawing.memory import check_memory
+from diffusionpipe.workflows.drawing.run_recipe import SampleSize, size_of
 
 CLIPS = "[data]\nresolution = 832\nheight = 480\nframes = 81\nframe_rate = 16\n"
 

@@ -19,12 +19,12 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Workload
 from diffusionpipe.models.graphs.describe import describe
 from diffusionpipe.models.graphs.graph import own_parameters
-from diffusionpipe.planner.combined import stored_in
+from diffusionpipe.planner.choosing.combined import stored_in
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.workflows.plan_question import PlanQuestion
-from diffusionpipe.workflows.stated_model import StatedModel, named_model, stated_graph
-from diffusionpipe.workflows.stated_setting import stated_setting
-from diffusionpipe.workflows.widths import PlannedWidth, fastest_of, tried_widths
+from diffusionpipe.workflows.planning.question import PlanQuestion
+from diffusionpipe.workflows.planning.stated_model import StatedModel, named_model, stated_graph
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
+from diffusionpipe.workflows.planning.widths import PlannedWidth, fastest_of, tried_widths
 
 
 def _frozen_bytes(name, form, **options):

@@ -13,9 +13,9 @@ from diffusionpipe.cli import main
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.errors import ModelError
-from diffusionpipe.workflows import stated_model
-from diffusionpipe.workflows.plan_origin import options_made_with
-from diffusionpipe.workflows.stated_model import (
+from diffusionpipe.workflows.planning import stated_model
+from diffusionpipe.workflows.planning.origin import options_made_with
+from diffusionpipe.workflows.planning.stated_model import (
     BATCH_SIZES,
     StatedModel,
     computed_profile,
@@ -111,7 +111,7 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
         asked.append(setting)
         raise SystemExit(0)
 
-    monkeypatch.setattr("diffusionpipe.planner.choice.choose", stop)
+    monkeypatch.setattr("diffusionpipe.planner.choosing.choice.choose", stop)
     question = ("--model", "sd-2.1", "--resolution", 512, "--cluster", "a100-80x8")
     assert run("plan", *question, "--batch", 64) == 0
     shown = capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_a_class_is_planned_without_a_folder_and_its_sample_is_shown(tmp_path, c
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = []
     monkeypatch.setattr(
-        "diffusionpipe.planner.choice.choose", lambda setting, **_: asked.append(setting) or sys.exit(0)
+        "diffusionpipe.planner.choosing.choice.choose", lambda setting, **_: asked.append(setting) or sys.exit(0)
     )
     options = ("--resolution", "832x480x81", "--lora-rank", 16, "--cluster", "a100-80x8", "--batch", 64)
     assert run("plan", "--model-class", "WanTransformer3DModel", *options) == 0

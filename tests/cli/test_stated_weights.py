@@ -7,19 +7,19 @@ from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.holding import Ledger
 from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.model.workload import workload_of
 from diffusionpipe.trainer.recipe import load_recipe
-from diffusionpipe.workflows.plan_question import (
+from diffusionpipe.workflows.planning.question import (
     StatedPlace,
     StatedTraining,
     question_of_model,
     write_answer,
 )
-from diffusionpipe.workflows.recipe_setting import decided_for
-from diffusionpipe.workflows.stated_model import StatedModel, named_model, stated_graph
+from diffusionpipe.workflows.planning.recipe_setting import decided_for
+from diffusionpipe.workflows.planning.stated_model import StatedModel, named_model, stated_graph
 from diffusionpipe.workflows.telling import SILENCE
 
 RECIPE = """

@@ -23,8 +23,8 @@ from diffusionpipe.trainer.launching.run_lock import acquire
 from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.trainer.step.loop import Stepper
-from diffusionpipe.workflows import training_job
-from diffusionpipe.workflows.training_job import TrainingJob, arguments_of_rank
+from diffusionpipe.workflows.training import job as training_job
+from diffusionpipe.workflows.training.job import TrainingJob, arguments_of_rank
 
 NUMBERS = {
     r"(?m)^\d\d:\d\d:\d\d ": "hh:mm:ss ",

@@ -4,7 +4,7 @@ import pytest
 
 import diffusionpipe.trainer.launching.launch as launch_module
 from diffusionpipe.errors import PeerError
-from diffusionpipe.workflows.training_job import TrainingJob, start
+from diffusionpipe.workflows.training.job import TrainingJob, start
 
 
 @pytest.mark.parametrize(

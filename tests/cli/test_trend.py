@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from diffusionpipe.workflows.page_metrics import FEW_STEPS, FEW_VALIDATIONS, Metrics, learning_of
-from diffusionpipe.workflows.trend import MOST_CHANCE, _chance, trend
+from diffusionpipe.workflows.report.metrics import FEW_STEPS, FEW_VALIDATIONS, Metrics, learning_of
+from diffusionpipe.workflows.report.trend import MOST_CHANCE, _chance, trend
 
 
 def run_of(losses, validations=()):

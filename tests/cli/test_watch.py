@@ -14,8 +14,8 @@ from report_runs import make_run, write_samples
 from diffusionpipe.cli import main
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.trainer.launching.run_lock import acquire
-from diffusionpipe.workflows.page import report_of
-from diffusionpipe.workflows.watching import FILES, TOKEN_HEADER, Watch
+from diffusionpipe.workflows.report.page import report_of
+from diffusionpipe.workflows.report.watching import FILES, TOKEN_HEADER, Watch
 
 
 @pytest.fixture

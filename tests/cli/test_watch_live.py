@@ -8,7 +8,7 @@ from forked_jobs import ForkedCommand
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of
 
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.workflows.watching import Watch
+from diffusionpipe.workflows.report.watching import Watch
 
 needs_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]

@@ -12,7 +12,7 @@ from diffusionpipe.costs.noise import (
     steps_with,
     switch_batch,
 )
-from diffusionpipe.planner.quality import switch_in
+from diffusionpipe.planner.choosing.quality import switch_in
 
 MOST = 4000
 

@@ -17,9 +17,9 @@ from tiny_runs import measured_briefly
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.profiler import profile_model
 from diffusionpipe.trainer.recipe import load_recipe
-from diffusionpipe.workflows import recipe_profile
-from diffusionpipe.workflows.page import report_page
-from diffusionpipe.workflows.recipe_setting import restriction_of
+from diffusionpipe.workflows.planning import recipe_profile
+from diffusionpipe.workflows.planning.recipe_setting import restriction_of
+from diffusionpipe.workflows.report.page import report_page
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples/digits"

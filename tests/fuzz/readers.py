@@ -12,7 +12,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import load, resolve
 
 def load_run_recipe(recipe: Path, overrides: tuple[str, ...] = ()) -> Callable[[], object]:
     from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
-    from diffusionpipe.workflows.recipe_checks import checks_of_run
+    from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
     return lambda: recipe_to_toml(load_recipe(recipe, overrides, checks_of_run(2, None)))
 
@@ -22,8 +22,8 @@ def command(*words: object) -> Callable[[], object]:
 
 
 def scan_data(data: Path) -> None:
-    from diffusionpipe.trainer.data.dataset import scan
-    from diffusionpipe.trainer.data.images import load_pixels
+    from diffusionpipe.trainer.data.decoding.images import load_pixels
+    from diffusionpipe.trainer.data.scan.dataset import scan
 
     found = scan(data, "text")
     for index in range(len(found.samples)):
@@ -31,8 +31,8 @@ def scan_data(data: Path) -> None:
 
 
 def scan_clips(data: Path) -> None:
-    from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
-    from diffusionpipe.trainer.data.dataset import scan
+    from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip
+    from diffusionpipe.trainer.data.scan.dataset import scan
 
     taken = FrameSelection(frames=5, rate=6)
     found = scan(data, "text", taken=taken)
@@ -77,11 +77,11 @@ def load_checkpoint(run: Path) -> None:
 def use_run(run: Path) -> None:
     """What a resumed run and `sample` read of a run's folder beside its checkpoints."""
     from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
-    from diffusionpipe.trainer.data.skipped import count_skipped
+    from diffusionpipe.trainer.data.scan.skipped import count_skipped
     from diffusionpipe.trainer.launching.lock_owner import Timing
     from diffusionpipe.trainer.launching.run_lock import acquire
     from diffusionpipe.trainer.reporting.metrics import MetricsWriter, last_step, read_metrics
-    from diffusionpipe.workflows.run_recipe import sampling_of, size_of
+    from diffusionpipe.workflows.drawing.run_recipe import sampling_of, size_of
 
     with acquire(run, take_over=True, timing=Timing(beat=0.01, stale=0.05, ending=0.05)):
         clean(run)

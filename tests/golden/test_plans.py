@@ -5,8 +5,8 @@ from golden.plans import TOLERANCE, predicted, questions, recorded_plan, setting
 from oracle import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.timing.legal import check
 
 QUICK = {"paper-00-2-stages", "paper-05-2-stages", "paper-20-2-stages"}

@@ -15,7 +15,7 @@ from planner import synthetic
 import diffusionpipe
 from diffusionpipe.holding import DEVICE, HOST, STORAGES, Item, Ledger, State
 from diffusionpipe.holding.storage import Narrow
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.storing import settings_in_storages, stored

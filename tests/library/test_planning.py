@@ -8,7 +8,7 @@ from diffusionpipe.costs.files import read_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import plain_states
 from diffusionpipe.ir.files import plan_to_text
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 

@@ -135,7 +135,7 @@ def held_by(case: Case) -> Held:
 
 
 def memory_of(setting: Setting, plan: Plan) -> tuple[MemoryUse, ...]:
-    """What is predicted of each worker; without a flush as `workflows.expectation` does."""
+    """What is predicted of each worker; without a flush as `workflows.training.expectation` does."""
     if not plan.train.lead:
         return predict(setting, plan.train, plan.blocks, plan.mesh).memory
     trained = predict(setting, unroll(plan.train, 2 * plan.train.lead + 2), plan.blocks, plan.mesh).memory

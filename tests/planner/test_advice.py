@@ -8,7 +8,7 @@ from planner import synthetic
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload
 from diffusionpipe.ir import Sharded
-from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
+from diffusionpipe.planner.choosing.advice import nearest_layout, nothing_fits, with_adapters
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.nearest import least_overflow

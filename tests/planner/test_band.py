@@ -7,9 +7,9 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.cli.text.plan_band import band_lines, band_text
-from diffusionpipe.planner.band import UNCERTAINTY, Band, Flip, band_of, stretched
-from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.choosing.band import UNCERTAINTY, Band, Flip, band_of, stretched
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.setting import Setting
 
 TIES = {

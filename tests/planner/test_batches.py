@@ -9,12 +9,12 @@ from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.forms import Form
 from diffusionpipe.holding import DEVICE
-from diffusionpipe.planner.batches import GAIN, MOST_ROWS, found_batches, knee_of, stated_batches, with_batch
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.combined import Change, stored_in, stored_narrow, ways_out
+from diffusionpipe.planner.choosing.batches import GAIN, MOST_ROWS, found_batches, knee_of, stated_batches, with_batch
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.combined import Change, stored_in, stored_narrow, ways_out
+from diffusionpipe.planner.choosing.rows import GIB
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rows import GIB
-from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 
 def toy(memory=80.0, devices=2):

@@ -6,7 +6,7 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Sharded
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.given import Given, is_possible
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.timing.legal import check

@@ -8,7 +8,7 @@ from planner import synthetic
 from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import Workload
-from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
+from diffusionpipe.planner.drawing.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
 
 

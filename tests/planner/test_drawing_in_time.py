@@ -4,8 +4,8 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.holding import Workload
-from diffusionpipe.planner.drawing import predict_drawing
-from diffusionpipe.planner.drawing_in_time import predict_in_time
+from diffusionpipe.planner.drawing.drawing import predict_drawing
+from diffusionpipe.planner.drawing.in_time import predict_in_time
 from diffusionpipe.planner.pricing.setting import Setting
 
 

@@ -7,14 +7,14 @@ from planner import synthetic
 
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Sharded
-from diffusionpipe.planner.explain import _best_pipeline, compare
+from diffusionpipe.planner.choosing.explain import _best_pipeline, compare
+from diffusionpipe.planner.choosing.rows import Row, parts_of, update_of
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import trained_parameters, update_time
 from diffusionpipe.planner.pricing.storing import encoder_bytes
 from diffusionpipe.planner.rivals.baselines import best_baselines
-from diffusionpipe.planner.rows import Row, parts_of, update_of
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search
 
@@ -151,7 +151,7 @@ def test_another_system_that_is_listed_as_faster_says_what_it_does_that_ours_doe
     before = comparison_of(setting)
     assert before.remarks == ()
     fast = [replace(one, step=one.step / 2) for one in best_baselines(setting)]
-    monkeypatch.setattr("diffusionpipe.planner.explain.best_baselines", lambda _: fast)
+    monkeypatch.setattr("diffusionpipe.planner.choosing.explain.best_baselines", lambda _: fast)
     found = comparison_of(setting)
     faster = [row for row in found.others if row.fits and row.step < found.winner.step]
     assert [remark.text.partition(" is listed as ")[0] for remark in found.remarks] == [row.name for row in faster]

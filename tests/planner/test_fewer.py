@@ -10,11 +10,11 @@ from planner import synthetic
 from diffusionpipe.costs import PairLink
 from diffusionpipe.costs.cluster import of_ranks
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner import fewer as fewer_module
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.choice import choose, with_alternatives
-from diffusionpipe.planner.fewer import choices_of, fewer_devices, least_of
-from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.choosing import fewer as fewer_module
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.choice import choose, with_alternatives
+from diffusionpipe.planner.choosing.fewer import choices_of, fewer_devices, least_of
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 

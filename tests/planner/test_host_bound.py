@@ -12,7 +12,7 @@ from diffusionpipe.costs import HostTimes
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.ir import MESSAGE_OPS, Op, Range
 from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.planner.explain import compare
+from diffusionpipe.planner.choosing.explain import compare
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import propose

@@ -6,11 +6,11 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs.cluster import with_memory
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.choice import choose, with_alternatives
-from diffusionpipe.planner.leaner import FULL, SLOWER, is_full, leanest
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.choice import choose, with_alternatives
+from diffusionpipe.planner.choosing.leaner import FULL, SLOWER, is_full, leanest
+from diffusionpipe.planner.choosing.rows import GIB
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rows import GIB
 
 
 def setting_of(memory_gb, *, intra_gb=5.0):

@@ -10,9 +10,9 @@ from planner import synthetic
 
 from diffusionpipe.costs import Device
 from diffusionpipe.ir import Sharded
-from diffusionpipe.planner.best import GAIN
-from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.near_ties import NEAR_TIE, SAVING, Merits, complexity_of, rank, reason_of
+from diffusionpipe.planner.choosing.best import GAIN
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE, SAVING, Merits, complexity_of, rank, reason_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate

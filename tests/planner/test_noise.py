@@ -7,7 +7,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate

@@ -10,7 +10,7 @@ from planner import synthetic
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.errors import ConfigError, FileFormatError
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 
 TIMES = (0.0, 5e-324, 1e-300, 1e-12, 1e-3, 1.0, 1e9, 1e300, 1.7e308)

@@ -6,11 +6,11 @@ from golden.plans import recorded_profile
 from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.best import PASSES
-from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.rows import GIB
+from diffusionpipe.planner.choosing.best import PASSES
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.rows import GIB
 from diffusionpipe.planner.search.proposal import propose
-from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 
 def setting(memory, batch=32, devices=1):

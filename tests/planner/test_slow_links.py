@@ -6,7 +6,7 @@ from planner import synthetic
 
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.planner.explain import compare, slow_links_text
+from diffusionpipe.planner.choosing.explain import compare, slow_links_text
 from diffusionpipe.planner.from_profile import plan_from_profile, predicted_timeline
 from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout, arrangements
 from diffusionpipe.planner.pricing.stage_costs import costs_of

@@ -13,12 +13,12 @@ from diffusionpipe.ir.versions import Versions, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period
 from diffusionpipe.planner.assembly.windows import overlap
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.unflushed import unflushed
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.tables import Tables
-from diffusionpipe.planner.unflushed import unflushed
 
 ROWS = {str(row) for row in Versions if row is not Versions.FLUSHED}
 

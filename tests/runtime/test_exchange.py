@@ -18,7 +18,7 @@ from exchanges import (
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime.comm.exchange import PLAIN, form_of, optional
-from diffusionpipe.trainer.data.dataset import Sample
+from diffusionpipe.trainer.data.scan.dataset import Sample
 
 
 def test_values_arrive_as_they_were_sent(crew: Crew):

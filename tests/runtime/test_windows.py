@@ -27,7 +27,7 @@ from diffusionpipe.planner import build_plan
 from diffusionpipe.runtime.weights.versions import BlockVersions
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.memory import peak_memory
-from diffusionpipe.workflows.expectation import unmeasured
+from diffusionpipe.workflows.training.expectation import unmeasured
 
 
 def distances(name, layout, names=tuple(RATES), stops=(STEPS,), autocast=None, filler=None):

@@ -8,10 +8,10 @@ from searches.enumeration import Optimum, fullest, layouts_of, optimum
 from searches.settings import Drawn, with_devices, with_memory
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.chosen import Choice
-from diffusionpipe.planner.fewer import fewer_devices
-from diffusionpipe.planner.near_ties import NEAR_TIE
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.chosen import Choice
+from diffusionpipe.planner.choosing.fewer import fewer_devices
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import propose

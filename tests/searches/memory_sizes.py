@@ -13,9 +13,9 @@ from searches.settings import with_memory
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import profile_from_text
 from diffusionpipe.holding import Workload
-from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.rows import GIB
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rows import GIB
 from diffusionpipe.units import Bytes
 
 ALLOWED = 1 + 1e-9

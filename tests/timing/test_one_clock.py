@@ -39,7 +39,7 @@ from diffusionpipe.simulator.steady import steady
 from diffusionpipe.timing import clock
 from diffusionpipe.timing.march import march
 from diffusionpipe.timing.work import Compute
-from diffusionpipe.workflows.rehearsal import predict_run
+from diffusionpipe.workflows.rehearsing.rehearsal import predict_run
 
 SETTING = Setting(
     profile=synthetic.chain([0.01, 0.02, 0.015, 0.01] * 2, elements=10**6, frozen=1e-3),

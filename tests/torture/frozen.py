@@ -21,8 +21,8 @@ GRACE = 15.0
 STUCK_WORKER = """
 if rank == 1:
     from unittest import mock
-    from diffusionpipe.trainer.data import loader
-    from diffusionpipe.trainer.data.data_workers import DataWorkers
+    from diffusionpipe.trainer.data.batches import loader
+    from diffusionpipe.trainer.data.batches.workers import DataWorkers
     from worker_batches import StuckAt
     mock.patch.object(loader, "DataWorkers", lambda make, *others: DataWorkers(StuckAt(make, 3), *others)).start()
 """

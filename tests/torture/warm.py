@@ -19,7 +19,7 @@ from diffusionpipe.trainer.model.members import build_model
 NAMES = (
     "diffusionpipe.cli.verbs.train",
     "diffusionpipe.cli.verbs.run_report",
-    "diffusionpipe.workflows.run_timeline",
+    "diffusionpipe.workflows.training.run_timeline",
     "diffusionpipe.planner",
     "diffusionpipe.viz.grid",
     "diffusionpipe.viz.metrics",

@@ -20,7 +20,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.exports.adapter_files import stored_as
 from diffusionpipe.trainer.exports.run_export import CHECKPOINT_ADAPTERS
 from diffusionpipe.trainer.model.members import open_member
-from diffusionpipe.workflows.trained_model import trained_model
+from diffusionpipe.workflows.drawing.trained_model import trained_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")

@@ -27,9 +27,9 @@ from diffusionpipe.models.parameters.lora import LoraSettings
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout
 from diffusionpipe.profiler.counted import count_layers
-from diffusionpipe.trainer.data.caption_lengths import EncoderReading, chunks_in_use
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.data.tokens import token_ids
+from diffusionpipe.trainer.data.text.caption_lengths import EncoderReading, chunks_in_use
+from diffusionpipe.trainer.data.text.tokens import token_ids
 from diffusionpipe.trainer.inference.conditions import SampleRequest, tokenizers_of
 from diffusionpipe.trainer.inference.folder_drawing import Source
 

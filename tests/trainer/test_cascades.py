@@ -13,7 +13,8 @@ from tiny_runs import kill, losses_of, save_dit, save_pictures, save_stable_diff
 
 from diffusionpipe.errors import CheckpointError, ConfigError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
-from diffusionpipe.trainer.data import batch, randomness
+from diffusionpipe.trainer.data import randomness
+from diffusionpipe.trainer.data.batches import batch
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
 
 pytestmark = pytest.mark.usefixtures("one_thread")

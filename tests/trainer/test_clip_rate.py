@@ -9,12 +9,12 @@ from tiny_described import CLIPS, save_described
 from tiny_runs import recipe_of, train_here
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.trainer.data import batch
+from diffusionpipe.trainer.data.batches import batch
 from diffusionpipe.trainer.inference import drawing
 from diffusionpipe.trainer.inference.clip_rate import FILE, kept_rate, write_rate
 from diffusionpipe.trainer.inference.sample_file import read_origin
-from diffusionpipe.workflows.run_recipe import size_of
-from diffusionpipe.workflows.sample_request import DrawingOptions, _size
+from diffusionpipe.workflows.drawing.request import DrawingOptions, _size
+from diffusionpipe.workflows.drawing.run_recipe import size_of
 
 DRAWN = {"every": 2, "prompts": ["a b"], "steps": 2, "guidance": 1.0}
 

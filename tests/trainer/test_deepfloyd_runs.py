@@ -25,7 +25,7 @@ from diffusionpipe.trainer.inference.drawing import decode_exactly
 from diffusionpipe.trainer.inference.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.model.members import build_model, open_member
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
-from diffusionpipe.workflows.trained_model import trained_model
+from diffusionpipe.workflows.drawing.trained_model import trained_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 

@@ -10,9 +10,9 @@ from tiny_runs import losses_of, save_dit, save_pictures, train, train_here
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.trainer.recipe import load_recipe, recorded_recipe
-from diffusionpipe.workflows.recipe_setting import setting_of
+from diffusionpipe.workflows.planning.recipe_setting import setting_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,7 @@ from tiny_models import FILLING_UNET, randomise_parameters, tiny_unet, tiny_vae
 from tiny_runs import save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.errors import ConfigError, RecipeError
-from diffusionpipe.trainer.data.cache_files import shards_of
+from diffusionpipe.trainer.data.cache.files import shards_of
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.setup import caching as setup
 

@@ -5,7 +5,7 @@ import torch
 from diffusionpipe.ir import Range
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.trainer.course.evaluation import _add_losses
-from diffusionpipe.trainer.data.sized import fixed_rows
+from diffusionpipe.trainer.data.batches.sized import fixed_rows
 
 
 def test_rows_that_only_fill_the_last_batch_do_not_count():

@@ -21,10 +21,10 @@ from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.models.objectives.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.opening.folder import build_graph
 from diffusionpipe.models.parts.masks import CHANNELS
-from diffusionpipe.trainer.data.batch import BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.mask_kinds import MaskKind
-from diffusionpipe.trainer.data.masks import MaskSource, guide_frames
+from diffusionpipe.trainer.data.batches.batch import BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.masks.holes import MaskSource, guide_frames
+from diffusionpipe.trainer.data.masks.kinds import MaskKind
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, open_source
 from diffusionpipe.trainer.inference.known_pixels import KnownPixels

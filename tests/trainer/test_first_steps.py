@@ -11,7 +11,7 @@ from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir import Mesh, parse_action
 from diffusionpipe.trainer.course.first_steps import OwnSteps, recorded_of
 from diffusionpipe.trainer.reporting.metrics import read_metrics
-from diffusionpipe.workflows.expected_step import read_expected
+from diffusionpipe.workflows.training.expected_step import read_expected
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -23,9 +23,9 @@ from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.parameters.exported_layers import Width
 from diffusionpipe.models.parameters.forms import nf4_values
 from diffusionpipe.trainer.inference.calibration import WatchedTimes, steps_watched
-from diffusionpipe.workflows import sample_request
-from diffusionpipe.workflows.narrow_export import narrow_export_of
-from diffusionpipe.workflows.sample_request import DrawingOptions
+from diffusionpipe.workflows.drawing import request as sample_request
+from diffusionpipe.workflows.drawing.request import DrawingOptions
+from diffusionpipe.workflows.exporting.narrow import narrow_export_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 

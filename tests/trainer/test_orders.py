@@ -15,7 +15,7 @@ from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing
 from diffusionpipe.ordering.instance_file import write_instance
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
-from diffusionpipe.workflows.recipe_checks import checks_of_run
+from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RULES = Path(__file__).parents[2] / "examples/orders/1f1b.rules"

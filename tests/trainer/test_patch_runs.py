@@ -13,8 +13,8 @@ from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ModelError
-from diffusionpipe.trainer.data.patch_order import PatchOrder
-from diffusionpipe.trainer.data.patches import shares_of
+from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
+from diffusionpipe.trainer.data.sizes.patches import shares_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIDE = 16

@@ -17,7 +17,7 @@ from diffusionpipe.models.graphs.run import needed_layers, run_layers
 from diffusionpipe.models.objectives.objective import ObjectiveSettings
 from diffusionpipe.models.opening.folder import REGISTRY, build_graph, open_components, weight_sources
 from diffusionpipe.models.parameters.weights import materialize
-from diffusionpipe.trainer.data.tokens import token_ids
+from diffusionpipe.trainer.data.text.tokens import token_ids
 from diffusionpipe.trainer.inference.conditions import open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 from diffusionpipe.trainer.setup.plan_file import read_plan_file
-from diffusionpipe.workflows.recipe_checks import checks_of_run
+from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
 PROFILE = synthetic.chain([0.01] * 6, frozen=0.01)
 MODEL = PROFILE.graph

@@ -22,8 +22,8 @@ from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.setup import planning, session
-from diffusionpipe.workflows.job_profiles import CachedProfiles
-from diffusionpipe.workflows.prediction_file import read_prediction
+from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
+from diffusionpipe.workflows.planning.prediction_file import read_prediction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

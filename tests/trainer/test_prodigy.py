@@ -9,7 +9,7 @@ from torch import nn
 from diffusionpipe.trainer.optim.prodigy import SharedProdigy
 from diffusionpipe.trainer.optim.trial import sums_over_all
 from diffusionpipe.trainer.recipe import OptimizerSection, PipelineSection
-from diffusionpipe.workflows.recipe_checks import checks_of_run
+from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
 SHAPES = ((5, 4), (7,), (3, 3), (2, 2))
 STEPS = 12

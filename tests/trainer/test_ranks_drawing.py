@@ -20,7 +20,7 @@ from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.trainer.inference.drawing import Arithmetic
 from diffusionpipe.trainer.inference.folder_drawing import open_source
 from diffusionpipe.trainer.recipe import RecipePrecision
-from diffusionpipe.workflows.sample_ranks import _plan
+from diffusionpipe.workflows.drawing.ranks import _plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 

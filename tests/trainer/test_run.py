@@ -38,7 +38,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.course import preparation, run
 from diffusionpipe.trainer.course.documents import write_documents
 from diffusionpipe.trainer.course.run_identity import objective_identity
-from diffusionpipe.trainer.data import loader
+from diffusionpipe.trainer.data.batches import loader
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
@@ -47,8 +47,8 @@ from diffusionpipe.trainer.model.members import objective_of
 from diffusionpipe.trainer.recipe import ObjectiveSection, load_recipe
 from diffusionpipe.trainer.reporting import trackers
 from diffusionpipe.trainer.reporting.metrics import read_metrics
-from diffusionpipe.workflows.job_profiles import CachedProfiles
-from diffusionpipe.workflows.run_timeline import draw_timeline
+from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
+from diffusionpipe.workflows.training.run_timeline import draw_timeline
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,7 +20,7 @@ from diffusionpipe.trainer.launching import run_lock
 from diffusionpipe.trainer.launching.lock_owner import Life, Owner, Timing, life_of, refusal
 from diffusionpipe.trainer.launching.run_lock import acquire, is_held
 from diffusionpipe.trainer.recipe.run_section import RunSection
-from diffusionpipe.workflows.recipe_checks import checks_of_run
+from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
 QUICK = Timing(beat=0.05, stale=0.4, ending=0.3)
 HOLDER = """

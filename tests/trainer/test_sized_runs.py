@@ -13,14 +13,14 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.trainer.course import preparation
-from diffusionpipe.trainer.data.batch import BatchSource
-from diffusionpipe.trainer.data.size_lines import lines_of_sizes
-from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sized import agree_on_sizes, sized
-from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign
+from diffusionpipe.trainer.data.batches.batch import BatchSource
+from diffusionpipe.trainer.data.batches.sized import agree_on_sizes, sized
+from diffusionpipe.trainer.data.sizes.lines import lines_of_sizes
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules, areas_of, assign
 from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import load_recipe
-from diffusionpipe.workflows.recipe_profile import make_profile_of
+from diffusionpipe.workflows.planning.recipe_profile import make_profile_of
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError
 from diffusionpipe.ir.size import Clip
-from diffusionpipe.trainer.data.dataset import Condition
-from diffusionpipe.trainer.data.scanning import examine_place
-from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign
-from diffusionpipe.trainer.data.sources import joined_of
+from diffusionpipe.trainer.data.scan.dataset import Condition
+from diffusionpipe.trainer.data.scan.scanning import examine_place
+from diffusionpipe.trainer.data.scan.sources import joined_of
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules, areas_of, assign
 from diffusionpipe.trainer.recipe import DataSection, load_recipe
 from diffusionpipe.trainer.recipe.size_rules import rules_of, sizes_of
 

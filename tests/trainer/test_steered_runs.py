@@ -9,7 +9,7 @@ from tiny_runs import RESOLUTION
 from diffusionpipe.errors import ConfigError, DataError, RecipeError
 from diffusionpipe.trainer.inference.conditions import SampleRequest, steering_pictures
 from diffusionpipe.trainer.inference.folder_drawing import open_source
-from diffusionpipe.workflows.sample_conditions import steered
+from diffusionpipe.workflows.drawing.conditions import steered
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from diffusionpipe.trainer.inference import drawing
 from diffusionpipe.trainer.course import run
 from diffusionpipe.trainer.inference import denoise as sampling
 from diffusionpipe.trainer.checkpoints import run_checkpoints
-from diffusionpipe.trainer.data import loader
+from diffusionpipe.trainer.data.batches import loader
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
-from diffusionpipe.trainer.data.data_workers import DataWorkers
+from diffusionpipe.trainer.data.batches.workers import DataWorkers
 
 member = membership(os.environ)
 

@@ -15,9 +15,9 @@ from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_her
 
 from diffusionpipe.cli.verbs.run_report import RunReport
 from diffusionpipe.models.opening.folder import scheduler_config
-from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample
-from diffusionpipe.trainer.data.images import placing
-from diffusionpipe.trainer.data.sizes import SizeRules, assign, sizes_of_area
+from diffusionpipe.trainer.data.decoding.images import placing
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Findings, Sample
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules, assign, sizes_of_area
 from diffusionpipe.trainer.data.survey import Folder, SampleUse, kept_survey, survey
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings

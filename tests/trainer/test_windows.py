@@ -33,8 +33,8 @@ from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.trainer.step import loop, windows
 from diffusionpipe.trainer.step.windows import WindowStepper
-from diffusionpipe.workflows.job_profiles import CachedProfiles
-from diffusionpipe.workflows.recipe_checks import checks_of_run
+from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
+from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
 
 @pytest.fixture(scope="module")

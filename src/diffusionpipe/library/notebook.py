@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir import Timeline as Spans
 from diffusionpipe.viz import MILLISECONDS
-from diffusionpipe.workflows.page import page_of_plan, page_of_run
-from diffusionpipe.workflows.page_figures import Json, absent
-from diffusionpipe.workflows.page_metrics import Metrics
-from diffusionpipe.workflows.page_plan import PlanPage
-from diffusionpipe.workflows.plan_times import PlanTimes
+from diffusionpipe.workflows.planning.times import PlanTimes
+from diffusionpipe.workflows.report.figures import Json, absent
+from diffusionpipe.workflows.report.metrics import Metrics
+from diffusionpipe.workflows.report.page import page_of_plan, page_of_run
+from diffusionpipe.workflows.report.plan import PlanPage
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.rows import Row
+    from diffusionpipe.planner.choosing.rows import Row
 
 HEIGHT = 640
 """The height of a frame, in pixels; its page scrolls."""
@@ -55,8 +55,8 @@ def frame(page: str, name: str) -> str:
 
 def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> str:
     """A plan with its prediction and the layouts beside it, for a notebook."""
-    from diffusionpipe.workflows.alternatives_file import alternatives_of_rows
-    from diffusionpipe.workflows.page_plan import layouts_of
+    from diffusionpipe.workflows.planning.alternatives_file import alternatives_of_rows
+    from diffusionpipe.workflows.report.plan import layouts_of
 
     layouts = layouts_of(alternatives_of_rows(plan, why, rows), "this plan")
     measured = "a plan has not run yet; the page of a run has its measured step"

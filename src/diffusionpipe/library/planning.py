@@ -14,14 +14,14 @@ from diffusionpipe.library.notebook import TextTable, shown_plan, table
 from diffusionpipe.library.schedules import check_sizes
 from diffusionpipe.library.schedules import schedule as schedule_of
 from diffusionpipe.library.timelines import Timeline
-from diffusionpipe.planner.asking import gib_of
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.asking import gib_of
+from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.choosing.rows import Row, unit_of
 from diffusionpipe.planner.from_profile import cut_and_filled
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rows import Row, unit_of
 from diffusionpipe.planner.search.branch_order import in_branch_order
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
@@ -29,7 +29,7 @@ from diffusionpipe.schedules import REGISTRY, generator_of
 from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.stated_setting import stated_setting
+from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

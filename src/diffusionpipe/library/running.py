@@ -28,7 +28,7 @@ from diffusionpipe.library.profiles import precision_of
 from diffusionpipe.library.saves import Index, begin, finish, read_index, saves, unfinished
 from diffusionpipe.library.timelines import Timeline
 from diffusionpipe.runtime.recording.clocks import RankTrace, timeline_of
-from diffusionpipe.workflows.page_metrics import Metrics
+from diffusionpipe.workflows.report.metrics import Metrics
 
 THREADS, PROCESSES = "threads", "processes"
 _TIMELINE = "timeline.json"

@@ -16,7 +16,7 @@ from diffusionpipe.trainer.launching.exit_status import ExitStatus
 from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.training_job import TrainingJob, arguments_of_rank, start
+from diffusionpipe.workflows.training.job import TrainingJob, arguments_of_rank, start
 
 Callback: TypeAlias = Callable[[int, Mapping[str, float | None]], object]
 """Called with a step and its numbers, such as "loss" and "step_s"."""

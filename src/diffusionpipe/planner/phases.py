@@ -18,8 +18,8 @@ from diffusionpipe.holding import Ledger
 from diffusionpipe.holding.memory import MemoryUse, copies_of, forward_bytes
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.plan import drawing_backbone
-from diffusionpipe.planner.drawing import decoder_use
-from diffusionpipe.planner.forwards import ForwardUse, forward_uses
+from diffusionpipe.planner.drawing.drawing import decoder_use
+from diffusionpipe.planner.drawing.forwards import ForwardUse, forward_uses
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import predict

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
-    from diffusionpipe.trainer.data.caption_lengths import EncoderReading
-    from diffusionpipe.trainer.data.sizes import SizeRules
+    from diffusionpipe.trainer.data.sizes.sizes import SizeRules
     from diffusionpipe.trainer.data.survey import Folder, SampleUse
+    from diffusionpipe.trainer.data.text.caption_lengths import EncoderReading
     from diffusionpipe.trainer.recipe import DataSection, Recipe
 
 ASPECTS = (0.5, 2.0)
@@ -52,7 +52,7 @@ def report_on_folder(
     """
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
-    from diffusionpipe.trainer.data.sizes import SizeRules, cut_away, sizes_of_area
+    from diffusionpipe.trainer.data.sizes.sizes import SizeRules, cut_away, sizes_of_area
     from diffusionpipe.trainer.recipe import DataSection
 
     sides = sorted(set(resolutions)) or [RESOLUTION]
@@ -78,14 +78,14 @@ def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport
 
 
 def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | None", tell: Telling) -> DataReport:
-    from diffusionpipe.trainer.data.clips import selection_of
-    from diffusionpipe.trainer.data.columns import Columns
-    from diffusionpipe.trainer.data.dataset import Condition, ScanRules
-    from diffusionpipe.trainer.data.listing import is_same
+    from diffusionpipe.trainer.data.decoding.clips import selection_of
     from diffusionpipe.trainer.data.order import num_epochs, num_positions
-    from diffusionpipe.trainer.data.scanning import examine_place
-    from diffusionpipe.trainer.data.sizes import assign
-    from diffusionpipe.trainer.data.sources import joined_of
+    from diffusionpipe.trainer.data.scan.columns import Columns
+    from diffusionpipe.trainer.data.scan.dataset import Condition, ScanRules
+    from diffusionpipe.trainer.data.scan.listing import is_same
+    from diffusionpipe.trainer.data.scan.scanning import examine_place
+    from diffusionpipe.trainer.data.scan.sources import joined_of
+    from diffusionpipe.trainer.data.sizes.sizes import assign
     from diffusionpipe.trainer.data.survey import Folder, SampleUse, survey
     from diffusionpipe.trainer.recipe.size_rules import run_of
 
@@ -157,7 +157,7 @@ def _reader_of(recipe: "Recipe | None", tell: Telling) -> _Reader:
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.home import expanded_path
     from diffusionpipe.trainer.course.preparation import reads_more, tokenizers_of
-    from diffusionpipe.trainer.data.caption_lengths import readings_of
+    from diffusionpipe.trainer.data.text.caption_lengths import readings_of
     from diffusionpipe.trainer.model.members import open_members
 
     folders = [recipe.alone(name).model.path for name in recipe.backbones] if recipe is not None else []
@@ -203,9 +203,9 @@ def write_sheet(report: DataReport, path: Path, *, count: int) -> int:
 
 
 def _images(report: DataReport, count: int) -> "Iterator[tuple[str, np.ndarray]]":
-    from diffusionpipe.trainer.data.caption_rules import plain_text, texts_of
-    from diffusionpipe.trainer.data.clips import FrameSelection, is_clip, load_clip
-    from diffusionpipe.trainer.data.images import load_levels
+    from diffusionpipe.trainer.data.decoding.clips import FrameSelection, is_clip, load_clip
+    from diffusionpipe.trainer.data.decoding.images import load_levels
+    from diffusionpipe.trainer.data.text.caption_rules import plain_text, texts_of
 
     dataset, treatments = report.train.dataset, report.use.treatments
     names = {sample.name: place for place, sample in enumerate(dataset.samples)}  # repeats of a picture look alike

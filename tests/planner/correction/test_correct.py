@@ -11,9 +11,9 @@ from planner.synthetic import chain, cluster, conditioned, unet, with_forward_on
 from diffusionpipe.costs import Link, PairLink
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.planner import Layout, Setting, build_plan, choose
+from diffusionpipe.planner.choosing.suggestion import GAIN, suggest
 from diffusionpipe.planner.correction.causes import LoadingTimes
 from diffusionpipe.planner.correction.correct import correct, predicted_step
-from diffusionpipe.planner.correction.suggestion import GAIN, suggest
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.search.proposal import pricing_of
 

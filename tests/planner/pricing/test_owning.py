@@ -7,8 +7,8 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Sharded
-from diffusionpipe.planner.best import best_choice
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.owning import owned, settings_with_owners
 from diffusionpipe.planner.pricing.setting import Setting

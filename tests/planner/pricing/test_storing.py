@@ -7,7 +7,7 @@ from diffusionpipe.costs import Device
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding import HOST
 from diffusionpipe.ir import Sharded
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting

@@ -1,7 +1,7 @@
 import pytest
 from planner import synthetic
 
-from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.choosing.best import best_choice
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search import sharded

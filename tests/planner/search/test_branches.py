@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
-from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.choosing.best import best_choice
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.branch_order import in_branch_order, part_in_a_row, unbranched

@@ -7,7 +7,7 @@ from diffusionpipe.costs.joining import joined_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.build import build_plan
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.given import Given

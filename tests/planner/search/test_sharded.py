@@ -9,7 +9,7 @@ from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.passes import shard_parameters
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.pricing.given import Given, check_given

@@ -7,7 +7,7 @@ from PIL import Image
 from tiny_runs import recipe_of
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.dataset import ScanRules, examine, scan
+from diffusionpipe.trainer.data.scan.dataset import ScanRules, examine, scan
 
 
 @pytest.fixture

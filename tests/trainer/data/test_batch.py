@@ -9,7 +9,7 @@ from PIL import Image
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import (
+from diffusionpipe.trainer.data.batches.batch import (
     Augmentation,
     BatchSource,
     Rows,
@@ -18,9 +18,9 @@ from diffusionpipe.trainer.data.batch import (
     sample_indices,
     token_ids,
 )
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.images import load_pixels
+from diffusionpipe.trainer.data.decoding.images import load_pixels
 from diffusionpipe.trainer.data.randomness import normal, uniform
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
 
 INPUTS = (
     TensorSpec(name="pixels", shape=(3, 8, 8)),

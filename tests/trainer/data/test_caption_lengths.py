@@ -12,9 +12,9 @@ from transformers import CLIPTokenizer, T5Tokenizer
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.opening.folder import REGISTRY
-from diffusionpipe.trainer.data import caption_lengths
-from diffusionpipe.trainer.data.caption_lengths import EncoderReading, counted_captions, cut_captions, readings_of
-from diffusionpipe.trainer.data.tokens import num_tokens, token_ids
+from diffusionpipe.trainer.data.text import caption_lengths
+from diffusionpipe.trainer.data.text.caption_lengths import EncoderReading, counted_captions, cut_captions, readings_of
+from diffusionpipe.trainer.data.text.tokens import num_tokens, token_ids
 from diffusionpipe.trainer.inference.conditions import _Prompted
 
 LENGTH = 77

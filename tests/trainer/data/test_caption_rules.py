@@ -16,16 +16,22 @@ from pydantic import ValidationError
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.caption_lengths import EncoderReading
-from diffusionpipe.trainer.data.caption_rules import CaptionRules, SeenSample, drawn_text, is_dropped_for, plain_text
-from diffusionpipe.trainer.data.captions import read_list, read_metadata
-from diffusionpipe.trainer.data.dataset import Dataset, Findings, Sample, scan
-from diffusionpipe.trainer.data.dataset_form import DATASETS
-from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
-from diffusionpipe.trainer.data.sized import fixed_rows
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.batches.loader import StepLoader, fixed_batches
+from diffusionpipe.trainer.data.batches.sized import fixed_rows
+from diffusionpipe.trainer.data.scan.captions import read_list, read_metadata
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Findings, Sample, scan
+from diffusionpipe.trainer.data.scan.dataset_form import DATASETS
 from diffusionpipe.trainer.data.survey import Folder, SampleUse, survey
-from diffusionpipe.trainer.data.treatment import Treatment
+from diffusionpipe.trainer.data.text.caption_lengths import EncoderReading
+from diffusionpipe.trainer.data.text.caption_rules import (
+    CaptionRules,
+    SeenSample,
+    drawn_text,
+    is_dropped_for,
+    plain_text,
+)
+from diffusionpipe.trainer.data.text.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.other_words import SAME
 

@@ -4,8 +4,8 @@ import sys
 import pytest
 from PIL import Image
 
-from diffusionpipe.trainer.data.captions import Description, read_caption, read_metadata
-from diffusionpipe.trainer.data.names import sidecars_of
+from diffusionpipe.trainer.data.scan.captions import Description, read_caption, read_metadata
+from diffusionpipe.trainer.data.scan.names import sidecars_of
 
 
 def test_names_are_relative_to_the_folder_of_their_metadata(tmp_path):
@@ -91,7 +91,7 @@ def test_a_label_in_a_csv_is_a_whole_number(tmp_path):
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from diffusionpipe.trainer.data.dataset import examine
+from diffusionpipe.trainer.data.scan.dataset import examine
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     examine(Path(sys.argv[1]), "text")

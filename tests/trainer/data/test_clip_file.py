@@ -9,10 +9,10 @@ from numbered_clips import Kind, constant, uneven, write
 from PIL import Image
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.clip_file import problem_of_end
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip, problem_of_clip
-from diffusionpipe.trainer.data.dataset import scan
-from diffusionpipe.trainer.data.images import PictureError
+from diffusionpipe.trainer.data.decoding.clip_file import problem_of_end
+from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip, problem_of_clip
+from diffusionpipe.trainer.data.decoding.images import PictureError
+from diffusionpipe.trainer.data.scan.dataset import scan
 
 TAKEN = FrameSelection(frames=5)
 PLAIN = Kind(ending="mp4", codec="libx264", times=uneven(12), every=4, options={"bf": "2", "sc_threshold": "0"})

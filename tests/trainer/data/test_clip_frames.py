@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numbered_clips import SIZE, Kind, board, constant, numbers_of, paused, uneven, write
 
-from diffusionpipe.trainer.data import clip_file, clip_times, clips
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip, problem_of_clip
-from diffusionpipe.trainer.data.images import PictureError
+from diffusionpipe.trainer.data.decoding import clip_file, clip_times, clips
+from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip, problem_of_clip
+from diffusionpipe.trainer.data.decoding.images import PictureError
 
 FRAMES = 5
 X264 = {"crf": "10", "sc_threshold": "0", "bf": "3"}

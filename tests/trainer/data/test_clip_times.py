@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered_clips import SIZE, Kind, constant, numbers_of, paused, uneven, write
 
-from diffusionpipe.trainer.data.clip_times import _evened, timeline_of
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
+from diffusionpipe.trainer.data.decoding.clip_times import _evened, timeline_of
+from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip
 
 RATES = [Fraction(12), Fraction(24000, 1001), Fraction(25), Fraction(30000, 1001), Fraction(60), Fraction(15, 2)]
 

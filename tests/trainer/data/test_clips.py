@@ -7,10 +7,10 @@ from tiny_clips import CODECS, grey_frames, save_clips, write_clip
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip, problem_of_clip
-from diffusionpipe.trainer.data.dataset import examine, scan
-from diffusionpipe.trainer.data.images import PictureError
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip, problem_of_clip
+from diffusionpipe.trainer.data.decoding.images import PictureError
+from diffusionpipe.trainer.data.scan.dataset import examine, scan
 
 SIZE = (32, 16)
 

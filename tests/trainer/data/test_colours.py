@@ -6,8 +6,8 @@ import pngs
 import pytest
 from PIL import Image
 
-from diffusionpipe.trainer.data.dataset import scan
-from diffusionpipe.trainer.data.images import load_levels, read_header
+from diffusionpipe.trainer.data.decoding.images import load_levels, read_header
+from diffusionpipe.trainer.data.scan.dataset import scan
 
 DISPLAY_P3, ADOBE_RGB = icc.matrix_profile(icc.P3, 2.2), icc.matrix_profile(icc.ADOBE, 2.2)
 SRGB_LIKE = icc.matrix_profile(icc.SRGB, 2.2)

@@ -12,14 +12,14 @@ import torch
 import worker_batches
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.data_workers import DataWorkers
+from diffusionpipe.trainer.data.batches.workers import DataWorkers
 
 SMALL = """
 import resource, subprocess, sys
 from contextlib import closing
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"], check=True)
 import worker_batches
-from diffusionpipe.trainer.data.data_workers import DataWorkers
+from diffusionpipe.trainer.data.batches.workers import DataWorkers
 if __name__ == "__main__":
     with closing(DataWorkers(worker_batches.large, range(4), 1)) as workers:
         print([float(workers.take(step)["pixels"].sum()) / 2**18 for step in range(4)])
@@ -27,7 +27,7 @@ if __name__ == "__main__":
 STOPPED = """
 import time
 import worker_batches
-from diffusionpipe.trainer.data.data_workers import DataWorkers
+from diffusionpipe.trainer.data.batches.workers import DataWorkers
 if __name__ == "__main__":
     workers = DataWorkers(worker_batches.pid, range(9), 1)
     print(int(workers.take(0)["pid"]), flush=True)

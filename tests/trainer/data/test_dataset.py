@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.dataset import Sample, examine, scan
+from diffusionpipe.trainer.data.scan.dataset import Sample, examine, scan
 
 
 def picture(path):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from diffusionpipe.trainer.data.dataset import Dataset, Sample, SourcePart
-from diffusionpipe.trainer.data.dataset_form import DATASETS
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample, SourcePart
+from diffusionpipe.trainer.data.scan.dataset_form import DATASETS
 
 SAMPLES = (
     Sample(name="a\udcff.png", text="a \x00 café"),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from diffusionpipe.trainer.data.clip_times import timeline_of
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
+from diffusionpipe.trainer.data.decoding.clip_times import timeline_of
+from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip
 from diffusionpipe.viz.drawing_file import MOVING, write_clip
 
 LEVELS = (30, 90, 150, 210, 60, 120, 240, 20)

@@ -15,9 +15,9 @@ from diffusionpipe.errors import CheckpointError, ConfigError, DataError, Recipe
 from diffusionpipe.files.input_file import read_named
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder, read_state, save, verify
 from diffusionpipe.trainer.course.run_identity import check_resumed
-from diffusionpipe.trainer.data.dataset import scan
-from diffusionpipe.trainer.data.images import PictureError, fingerprint, load_pixels
-from diffusionpipe.trainer.data.skipped import read_skipped
+from diffusionpipe.trainer.data.decoding.images import PictureError, fingerprint, load_pixels
+from diffusionpipe.trainer.data.scan.dataset import scan
+from diffusionpipe.trainer.data.scan.skipped import read_skipped
 from diffusionpipe.trainer.recipe import (
     DataSection,
     SamplingSection,

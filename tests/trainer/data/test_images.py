@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.images import load_pixels, read_header, save_picture
+from diffusionpipe.trainer.data.decoding.images import load_pixels, read_header, save_picture
 
 
 def save(path, values, **options):

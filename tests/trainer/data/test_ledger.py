@@ -7,8 +7,7 @@ from PIL import Image
 
 from diffusionpipe.errors import CheckpointError, DataError
 from diffusionpipe.trainer.course.preparation import _in_order
-from diffusionpipe.trainer.data.dataset import examine
-from diffusionpipe.trainer.data.ledger import (
+from diffusionpipe.trainer.data.scan.data_files import (
     FILE,
     Continuation,
     DataFiles,
@@ -18,6 +17,7 @@ from diffusionpipe.trainer.data.ledger import (
     read_ledger,
     write_ledger,
 )
+from diffusionpipe.trainer.data.scan.dataset import examine
 from diffusionpipe.trainer.data.survey import Folder
 
 OLD = {name: f"{number:016x}" for number, name in enumerate(("a.png", "b.png", "c.png"))}

@@ -11,11 +11,11 @@ from PIL import Image
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.images import load_pixels
-from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches, num_fixed_rows
-from diffusionpipe.trainer.data.sized import fixed_rows
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource
+from diffusionpipe.trainer.data.batches.loader import StepLoader, fixed_batches, num_fixed_rows
+from diffusionpipe.trainer.data.batches.sized import fixed_rows
+from diffusionpipe.trainer.data.decoding.images import load_pixels
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
 
 INPUTS = (
     TensorSpec(name="pixels", shape=(3, 8, 8)),

@@ -9,12 +9,12 @@ from PIL import Image
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.costs.loading import NOTHING
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data import loading
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.data.loading import ROWS, batch_time
-from diffusionpipe.trainer.data.skipped import Skipping, read_skipped
+from diffusionpipe.trainer.data.batches import loading_time as loading
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource
+from diffusionpipe.trainer.data.batches.loader import StepLoader
+from diffusionpipe.trainer.data.batches.loading_time import ROWS, batch_time
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
+from diffusionpipe.trainer.data.scan.skipped import Skipping, read_skipped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,12 @@ import pytest
 from PIL import Image
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.images import PictureError
-from diffusionpipe.trainer.data.mask_kinds import MaskKind
-from diffusionpipe.trainer.data.masks import MaskSource, drawn_mask, load_mask, problems_of_mask
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.decoding.images import PictureError
+from diffusionpipe.trainer.data.masks.holes import MaskSource, drawn_mask, load_mask, problems_of_mask
+from diffusionpipe.trainer.data.masks.kinds import MaskKind
 from diffusionpipe.trainer.data.randomness import generator
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
 
 DRAWS = 100_000
 

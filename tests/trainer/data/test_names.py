@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.dataset import scan
-from diffusionpipe.trainer.data.names import Names, sidecars_of
+from diffusionpipe.trainer.data.scan.dataset import scan
+from diffusionpipe.trainer.data.scan.names import Names, sidecars_of
 
 NAMES = {form: normalize(form, "vögel/blaumeise-é.png") for form in ("NFC", "NFD")}
 

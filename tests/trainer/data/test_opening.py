@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.trainer.data.images import PictureError, load_levels, read_header, upright_size
+from diffusionpipe.trainer.data.decoding.images import PictureError, load_levels, read_header, upright_size
 from diffusionpipe.trainer.inference.sample_file import read_origin
 
 GRAPH = "a node of a graph; " * 200_000

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffusionpipe.trainer.data.batch import sample_indices
+from diffusionpipe.trainer.data.batches.batch import sample_indices
 from diffusionpipe.trainer.data.order import growth_of, next_epoch, num_epochs, place_of
 from diffusionpipe.trainer.data.randomness import permutation
 

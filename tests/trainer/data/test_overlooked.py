@@ -7,10 +7,14 @@ from PIL import Image
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
-from diffusionpipe.trainer.data.dataset import ScanRules, examine, scan
-from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
-from diffusionpipe.trainer.data.listing import OVERLOOKED_FILES, OVERLOOKED_FOLDERS
-from diffusionpipe.trainer.data.skipped import FILE, Skipped, Skipping, count_skipped, read_skipped
+from diffusionpipe.trainer.data.scan.dataset import ScanRules, examine, scan
+from diffusionpipe.trainer.data.scan.dataset_problems import (
+    problems_of_captions,
+    problems_of_conditions,
+    problems_of_labels,
+)
+from diffusionpipe.trainer.data.scan.listing import OVERLOOKED_FILES, OVERLOOKED_FOLDERS
+from diffusionpipe.trainer.data.scan.skipped import FILE, Skipped, Skipping, count_skipped, read_skipped
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from PIL import Image
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir.size import Clip
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.patch_order import PatchOrder
-from diffusionpipe.trainer.data.patches import patch_sizes, shares_of
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
+from diffusionpipe.trainer.data.sizes.patches import patch_sizes, shares_of
 
 SIDE, LATENTS, UNIT = 16, 8, 2
 

@@ -8,10 +8,10 @@ import pytest
 from tiny_runs import save_pictures
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data import same_files
-from diffusionpipe.trainer.data.dataset import Condition, scan
-from diffusionpipe.trainer.data.same_files import agree_on_files
-from diffusionpipe.trainer.data.scanning import examine_place
+from diffusionpipe.trainer.data.scan import same_files
+from diffusionpipe.trainer.data.scan.dataset import Condition, scan
+from diffusionpipe.trainer.data.scan.same_files import agree_on_files
+from diffusionpipe.trainer.data.scan.scanning import examine_place
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from PIL import Image
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.runtime.compute.runs import runs_of
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.dataset import Dataset, Sample
-from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
-from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sized import HeldSizes, fixed_rows, sized
-from diffusionpipe.trainer.data.sizes import SizeRules, assign
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.batches.loader import StepLoader, fixed_batches
+from diffusionpipe.trainer.data.batches.sized import HeldSizes, fixed_rows, sized
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Sample
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules, assign
 
 WIDE, HIGH = Clip(width=16, height=8), Clip(width=8, height=16)
 FOUND = ((40, 20), (20, 40), (32, 16), (16, 32), (30, 20), (20, 30))

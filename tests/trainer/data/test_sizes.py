@@ -10,8 +10,8 @@ import pytest
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.size import Clip
-from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sizes import SizeRules, areas_of, assign, size_text, sizes_of_area, stated_size
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules, areas_of, assign, size_text, sizes_of_area, stated_size
 
 ASPECTS = (0.5, 2.0)
 
@@ -27,7 +27,7 @@ def headers(count: int) -> list[tuple[int, int]]:
 
 
 def test_sizes_are_assigned_without_torch():
-    code = "import sys, diffusionpipe.trainer.data.sizes; sys.exit('torch' in sys.modules)"
+    code = "import sys, diffusionpipe.trainer.data.sizes.sizes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

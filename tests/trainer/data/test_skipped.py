@@ -7,9 +7,9 @@ from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_her
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.dataset import scan
-from diffusionpipe.trainer.data.skipped import FILE, Skipping, count_skipped, read_skipped
+from diffusionpipe.trainer.data.batches.batch import BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.scan.dataset import scan
+from diffusionpipe.trainer.data.scan.skipped import FILE, Skipping, count_skipped, read_skipped
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 
 PIXELS = TensorSpec(name="pixels", shape=(3, 16, 16))

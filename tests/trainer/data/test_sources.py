@@ -21,15 +21,15 @@ from diffusionpipe.models.objectives.sample_weights import SAMPLE_WEIGHT, with_s
 from diffusionpipe.models.opening.folder import build_graph, weight_sources
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
-from diffusionpipe.trainer.data.dataset import examine
-from diffusionpipe.trainer.data.dataset_form import DATASETS
-from diffusionpipe.trainer.data.loader import StepLoader, fixed_batches
-from diffusionpipe.trainer.data.loss_masks import load_loss_mask, problem_of_loss_mask
-from diffusionpipe.trainer.data.sized import fixed_rows
-from diffusionpipe.trainer.data.sources import FoundSource, joined
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, Rows, make_batch
+from diffusionpipe.trainer.data.batches.loader import StepLoader, fixed_batches
+from diffusionpipe.trainer.data.batches.sized import fixed_rows
+from diffusionpipe.trainer.data.masks.loss import load_loss_mask, problem_of_loss_mask
+from diffusionpipe.trainer.data.scan.dataset import examine
+from diffusionpipe.trainer.data.scan.dataset_form import DATASETS
+from diffusionpipe.trainer.data.scan.sources import FoundSource, joined
 from diffusionpipe.trainer.data.survey import Folder, SampleUse, survey
-from diffusionpipe.trainer.data.treatment import Treatment
+from diffusionpipe.trainer.data.text.treatment import Treatment
 from diffusionpipe.trainer.recipe import DataSection
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,13 +13,13 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ConfigError, DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
-from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.dataset import Condition, ScanRules
-from diffusionpipe.trainer.data.dataset_form import DATASETS
-from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource
+from diffusionpipe.trainer.data.batches.loader import StepLoader
 from diffusionpipe.trainer.data.places import PlaceKind, files_of, kind_of_place, problem_of_place
-from diffusionpipe.trainer.data.scanning import examine_place
+from diffusionpipe.trainer.data.scan.columns import Columns
+from diffusionpipe.trainer.data.scan.dataset import Condition, ScanRules
+from diffusionpipe.trainer.data.scan.dataset_form import DATASETS
+from diffusionpipe.trainer.data.scan.scanning import examine_place
 
 PIXELS = TensorSpec(name="pixels", shape=(3, 8, 8))
 IDS = TensorSpec(name="input_ids", shape=(4,), dtype="int64")

@@ -6,8 +6,8 @@ import pngs
 import pytest
 from PIL import Image
 
-from diffusionpipe.trainer.data.clips import FrameSelection, load_clip
-from diffusionpipe.trainer.data.images import load_levels
+from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip
+from diffusionpipe.trainer.data.decoding.images import load_levels
 
 SIDE = 4
 DARK, LIGHT = 51, 204

@@ -29,7 +29,7 @@ Numbers = Mapping[int, int]
 
 
 class ConsoleReport:
-    """`workflows.run_check.CheckReport` on a terminal, or in the log where the console is none."""
+    """`workflows.training.run_check.CheckReport` on a terminal, or in the log where the console is none."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from diffusionpipe.planner.band import UNCERTAINTY, band_of
+from diffusionpipe.planner.choosing.band import UNCERTAINTY, band_of
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.band import Band
-    from diffusionpipe.planner.chosen import Choice
+    from diffusionpipe.planner.choosing.band import Band
+    from diffusionpipe.planner.choosing.chosen import Choice
 
 
 def band_lines(choice: Choice, *, width: int, fill: bool | None = None) -> Iterator[str]:

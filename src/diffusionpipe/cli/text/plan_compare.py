@@ -8,11 +8,11 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.text.plan_table import MICROBATCHES, WORDS, Line, decimals_of, shortened, wrapped
+from diffusionpipe.planner.choosing.rows import GIB
 from diffusionpipe.planner.pricing.given import NOTHING
-from diffusionpipe.planner.rows import GIB
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.chosen import Choice
+    from diffusionpipe.planner.choosing.chosen import Choice
     from diffusionpipe.planner.rivals.simulated import Rival
 
 ALL = "all"

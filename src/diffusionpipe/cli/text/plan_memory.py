@@ -29,7 +29,7 @@ def check_plan_memory(plan: "Plan", opened: "RecipeModels", devices: "Sequence[D
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.search.proposal import predict
-    from diffusionpipe.workflows.expectation import HELD, setting_of_plan, unmeasured
+    from diffusionpipe.workflows.training.expectation import HELD, setting_of_plan, unmeasured
 
     recipe, profile = opened.recipe, _profile_of(plan, opened, devices[0].name)
     known = profile or unmeasured(opened.model, recipe.training.precision.value)
@@ -49,7 +49,7 @@ def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]")
 
     `needs`: the memory of each worker at its peak; `memories`: the memory of each rank's device.
     """
-    from diffusionpipe.planner.rows import unit_of
+    from diffusionpipe.planner.choosing.rows import unit_of
 
     of_rank = [needs[plan.mesh.place(rank)[1]] for rank in range(plan.mesh.num_ranks)]
     rank = max(range(len(of_rank)), key=lambda one: of_rank[one] - memories[one])

@@ -8,17 +8,17 @@ from textwrap import shorten, wrap
 from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.text.plan_table import decimals_of, shortened, wrapped
-from diffusionpipe.planner.band import UNCERTAINTY
-from diffusionpipe.planner.rows import GIB, in_host_memory, parts_of, unit_of
+from diffusionpipe.planner.choosing.band import UNCERTAINTY
+from diffusionpipe.planner.choosing.rows import GIB, in_host_memory, parts_of, unit_of
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.text.plan_table import Line
-    from diffusionpipe.planner.band import Band
-    from diffusionpipe.planner.batches import BatchPlan
-    from diffusionpipe.planner.chosen import Choice
-    from diffusionpipe.planner.explain import Comparison, Remark
+    from diffusionpipe.planner.choosing.band import Band
+    from diffusionpipe.planner.choosing.batches import BatchPlan
+    from diffusionpipe.planner.choosing.chosen import Choice
+    from diffusionpipe.planner.choosing.explain import Comparison, Remark
+    from diffusionpipe.planner.choosing.rows import Row
     from diffusionpipe.planner.pricing.setting import Setting
-    from diffusionpipe.planner.rows import Row
 
 WIDTH = 80
 MOST_LINES = 25

@@ -9,12 +9,12 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.planner.rows import GIB, in_host_memory, parts_of, unit_of
+from diffusionpipe.planner.choosing.rows import GIB, in_host_memory, parts_of, unit_of
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.explain import Comparison
+    from diffusionpipe.planner.choosing.explain import Comparison
+    from diffusionpipe.planner.choosing.rows import Row
     from diffusionpipe.planner.pricing.setting import Setting
-    from diffusionpipe.planner.rows import Row
 
 MOST_SIMULATED = 8
 """Rows of layouts that are simulated in full: a search often simulates dozens."""

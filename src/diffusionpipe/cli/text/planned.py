@@ -23,7 +23,7 @@ def make_plan(
 ) -> Plan:
     """The plan that the recipe's [pipeline] section asks for."""
     from diffusionpipe.planner import build_plan, plan_from_profile
-    from diffusionpipe.planner.explain import slow_links_text
+    from diffusionpipe.planner.choosing.explain import slow_links_text
 
     if recipe.pipeline.is_searched and profile is not None and cluster is not None:
         return searched_plan(recipe, profile, cluster)
@@ -47,7 +47,7 @@ def check_ranks(model: ModelGraph, recipe: Recipe, num_ranks: int) -> None:
     from diffusionpipe.planner.assembly.layout_check import check_layout
     from diffusionpipe.planner.search.places import is_cuttable
     from diffusionpipe.planner.search.search import uncuttable_batch
-    from diffusionpipe.workflows.recipe_setting import given_of
+    from diffusionpipe.workflows.planning.recipe_setting import given_of
 
     if recipe.pipeline.plan_file is not None:
         return
@@ -66,7 +66,7 @@ def _layout(recipe: Recipe, num_ranks: int) -> Layout:
     from diffusionpipe.planner import Layout
     from diffusionpipe.trainer.model.workload import samples_drawn_together
     from diffusionpipe.trainer.recipe import replicas_of_stages
-    from diffusionpipe.workflows.recipe_orders import orders_of
+    from diffusionpipe.workflows.training.recipe_orders import orders_of
 
     replicas, sizes = replicas_of_stages(recipe.pipeline, num_ranks), recipe.pipeline.sizes
     return Layout(
@@ -102,13 +102,13 @@ def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
 
 def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     """The fastest plan, with the reason in the log."""
-    from diffusionpipe.planner.asking import InWords
-    from diffusionpipe.planner.choice import with_alternatives
+    from diffusionpipe.planner.choosing.asking import InWords
+    from diffusionpipe.planner.choosing.choice import with_alternatives
     from diffusionpipe.trainer.course.documents import PLAN
     from diffusionpipe.trainer.model.workload import samples_drawn_together
-    from diffusionpipe.workflows.alternatives_file import write_alternatives
-    from diffusionpipe.workflows.plan_question import PlanQuestion, answered
-    from diffusionpipe.workflows.recipe_setting import may_recompute, restriction_of, setting_of
+    from diffusionpipe.workflows.planning.alternatives_file import write_alternatives
+    from diffusionpipe.workflows.planning.question import PlanQuestion, answered
+    from diffusionpipe.workflows.planning.recipe_setting import may_recompute, restriction_of, setting_of
 
     asking, fill = InWords(tuple(sorted(recipe.pipeline.use))), recipe.pipeline.fill
     asked = PlanQuestion(

@@ -12,8 +12,8 @@ from diffusionpipe.ir import Plan
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.runtime.machine.cores import num_cores
 from diffusionpipe.simulator import simulate
-from diffusionpipe.workflows.rehearsal import Rehearsed, seconds_by_kind
-from diffusionpipe.workflows.rehearsal_size import Size
+from diffusionpipe.workflows.rehearsing.rehearsal import Rehearsed, seconds_by_kind
+from diffusionpipe.workflows.rehearsing.size import Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from diffusionpipe.runtime.job.process_group import Meeting
-    from diffusionpipe.workflows.doctor_facts import Facts
-    from diffusionpipe.workflows.doctor_findings import Finding
+    from diffusionpipe.workflows.doctor.facts import Facts
+    from diffusionpipe.workflows.doctor.findings import Finding
 
 
 def doctor(
@@ -61,7 +61,7 @@ def _before_start(ranks: int, port: int | None) -> list[Finding]:
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.runtime.job.interfaces import GLOO, check_interfaces
     from diffusionpipe.runtime.job.loopback import loopback_listener
-    from diffusionpipe.workflows.doctor_findings import Finding, Status
+    from diffusionpipe.workflows.doctor.findings import Finding, Status
     from diffusionpipe.workflows.machine import check_processes
 
     def listen() -> None:
@@ -120,7 +120,7 @@ def _join(device: str, folder: Path, report: Report) -> None:
     from diffusionpipe.runtime.job.devices import sight
     from diffusionpipe.runtime.job.membership import membership
     from diffusionpipe.runtime.job.process_group import leave, met
-    from diffusionpipe.workflows.doctor_findings import Finding, Status
+    from diffusionpipe.workflows.doctor.findings import Finding, Status
 
     member = membership(os.environ)
     has_met = False
@@ -151,10 +151,10 @@ def _examine(meeting: Meeting, folder: Path, report: Report) -> tuple[tuple[Fact
     from diffusionpipe.errors import PeerError
     from diffusionpipe.runtime.comm.exchange import form_of
     from diffusionpipe.runtime.job.process_group import ending
-    from diffusionpipe.workflows.doctor_connections import connections
-    from diffusionpipe.workflows.doctor_facts import Facts, facts_of
-    from diffusionpipe.workflows.doctor_findings import NEEDED, findings_of
-    from diffusionpipe.workflows.doctor_trials import not_tried, opened_group, trials
+    from diffusionpipe.workflows.doctor.connections import connections
+    from diffusionpipe.workflows.doctor.facts import Facts, facts_of
+    from diffusionpipe.workflows.doctor.findings import NEEDED, findings_of
+    from diffusionpipe.workflows.doctor.trials import not_tried, opened_group, trials
 
     form = form_of(Facts)
     own = form.write(facts_of(meeting.sight, folder, os.environ))
@@ -217,8 +217,8 @@ def json_of(facts: Sequence[Facts], found: Sequence[Finding], *, full: bool) -> 
     import json
     from dataclasses import asdict
 
-    from diffusionpipe.workflows.doctor_facts import without_names
-    from diffusionpipe.workflows.doctor_findings import findings_of
+    from diffusionpipe.workflows.doctor.facts import without_names
+    from diffusionpipe.workflows.doctor.findings import findings_of
 
     shown = tuple(facts) if full else without_names(facts)
     named = findings_of(shown) if shown else ()

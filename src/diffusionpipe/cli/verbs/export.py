@@ -54,7 +54,7 @@ def export(
 def _write_single_file(run: Path, single_file: Path, variant: str | None) -> None:
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.single_file import single_file_of
+    from diffusionpipe.workflows.exporting.single_file import single_file_of
 
     if single_file.suffix != ".safetensors":
         raise ConfigError(f"--single-file {single_file}: the file's name must end in .safetensors")
@@ -76,8 +76,8 @@ def _write_narrow(
     from diffusionpipe.cli.verbs.drawing_work import drawing_work
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.narrow_export import narrow_export_of, width_named
-    from diffusionpipe.workflows.sample_request import DrawingOptions
+    from diffusionpipe.workflows.drawing.request import DrawingOptions
+    from diffusionpipe.workflows.exporting.narrow import narrow_export_of, width_named
 
     width = width_named(quantize)
     if out is None:

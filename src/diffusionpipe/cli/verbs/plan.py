@@ -46,23 +46,23 @@ from diffusionpipe.cli.verbs.plan_quality import print_quality
 from diffusionpipe.cli.verbs.plan_show import show
 from diffusionpipe.cli.verbs.stated_devices import Devices, LinkName, cluster_named
 from diffusionpipe.cli.verbs.terminal import TERMINAL
-from diffusionpipe.workflows.alternatives_file import write_alternatives
-from diffusionpipe.workflows.cache_worth import worth_of_recipe
-from diffusionpipe.workflows.plan_question import (
+from diffusionpipe.workflows.planning.alternatives_file import write_alternatives
+from diffusionpipe.workflows.planning.question import (
     PlanQuestion,
     answered,
     cluster_of,
     question_of_recipe,
     write_answer,
 )
-from diffusionpipe.workflows.run_quality import reached_by
-from diffusionpipe.workflows.stated_model import named_model, rows_a_picture
+from diffusionpipe.workflows.planning.run_quality import reached_by
+from diffusionpipe.workflows.planning.stated_model import named_model, rows_a_picture
+from diffusionpipe.workflows.training.cache_worth import worth_of_recipe
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.text.plan_table import Line
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand
-    from diffusionpipe.planner.chosen import Choice
-    from diffusionpipe.planner.explain import Comparison
+    from diffusionpipe.planner.choosing.chosen import Choice
+    from diffusionpipe.planner.choosing.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
     from diffusionpipe.trainer.recipe import Recipe
@@ -113,8 +113,8 @@ def make(
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.plan_asking import PlanCommand, batches_named, check_memory, ranks_named
     from diffusionpipe.cli.verbs.plan_widths import asked_by_width
-    from diffusionpipe.workflows.plan_question import StatedPlace, StatedTraining, question_of_model
-    from diffusionpipe.workflows.used_devices import allowed_of, used_of
+    from diffusionpipe.workflows.planning.question import StatedPlace, StatedTraining, question_of_model
+    from diffusionpipe.workflows.planning.used_devices import allowed_of, used_of
 
     check_outputs(out)
     cluster = cluster_named(cluster, devices, link, other="--cluster")
@@ -215,8 +215,8 @@ def _answer(
     """Show the plan, or the layouts of these systems' planners, and write it."""
     from diffusionpipe.cli.text.plan_compare import print_rivals, writable
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.band import band_of
-    from diffusionpipe.planner.choice import with_alternatives
+    from diffusionpipe.planner.choosing.band import band_of
+    from diffusionpipe.planner.choosing.choice import with_alternatives
 
     fill = asked.fill
     if names and len(asked.setting.graph.backbones) > 1:
@@ -304,7 +304,7 @@ def _print_band(choice: Choice, recipe: Recipe | None, *, fill: bool | None) -> 
     from rich.console import Console
 
     from diffusionpipe.cli.text.plan_band import band_lines
-    from diffusionpipe.workflows.decoding_text import decoding_lines
+    from diffusionpipe.workflows.training.decoding_text import decoding_lines
 
     console = Console(highlight=False)
     width = max(console.width, 72)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from diffusionpipe.planner.asking import among, gib_of, listed
+from diffusionpipe.planner.choosing.asking import among, gib_of, listed
 
 if TYPE_CHECKING:
     from diffusionpipe.units import Bytes

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diffusionpipe.planner.band import UNCERTAINTY
+from diffusionpipe.planner.choosing.band import UNCERTAINTY
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.drawing import Drawing, DrawingMemory
-    from diffusionpipe.planner.drawing_forecast import DrawingForecast
-    from diffusionpipe.planner.drawing_in_time import DrawingInTime
+    from diffusionpipe.planner.drawing.drawing import Drawing, DrawingMemory
+    from diffusionpipe.planner.drawing.forecast import DrawingForecast
+    from diffusionpipe.planner.drawing.in_time import DrawingInTime
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.units import Seconds
 
@@ -32,7 +32,7 @@ def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int, out: Pat
     from rich.console import Console
 
     from diffusionpipe.ir.files import write_file
-    from diffusionpipe.planner.drawing_forecast import DRAWING, forecast_drawing
+    from diffusionpipe.planner.drawing.forecast import DRAWING, forecast_drawing
     from diffusionpipe.trainer.inference.ranks_drawing import rows_together
 
     pictures = setting.workload.batch

@@ -11,7 +11,7 @@ from diffusionpipe.cli.verbs.terminal import TERMINAL
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
-    from diffusionpipe.workflows.model_table import ModelAnswer
+    from diffusionpipe.workflows.planning.model_table import ModelAnswer
 
 WIDTH = 80
 
@@ -23,7 +23,7 @@ def print_models(text: str, cluster: Cluster, batches: Sequence[int], *, uses_ca
         ConfigError: a model is not shipped, several batches are named, or the cluster's devices are not known.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.model_table import answers, models_named
+    from diffusionpipe.workflows.planning.model_table import answers, models_named
 
     if len(batches) > 1:
         raise ConfigError("--batch: --models takes one batch; give one, or leave it out")
@@ -38,7 +38,7 @@ def print_models(text: str, cluster: Cluster, batches: Sequence[int], *, uses_ca
 def row_of(answer: ModelAnswer, room: int) -> str:
     """The row of an answer, cut at `WIDTH` columns; names of models take `room` columns."""
     from diffusionpipe.cli.text.plan_screen import cut, layout_of
-    from diffusionpipe.planner.rows import GIB
+    from diffusionpipe.planner.choosing.rows import GIB
 
     begin = f"{answer.model:{room}}  {answer.trained:8}"
     tried, nearest = answer.tried, answer.nearest

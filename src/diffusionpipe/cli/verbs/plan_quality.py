@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diffusionpipe.workflows.run_quality import check_same_model
+from diffusionpipe.workflows.planning.run_quality import check_same_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from diffusionpipe.planner.quality import ReachedLoss, StagesWay
-    from diffusionpipe.workflows.plan_question import PlanQuestion
+    from diffusionpipe.planner.choosing.quality import ReachedLoss, StagesWay
+    from diffusionpipe.workflows.planning.question import PlanQuestion
 
 
 def print_quality(run: Path, reached: ReachedLoss, asked: PlanQuestion, batches: Sequence[int]) -> None:
@@ -23,7 +23,7 @@ def print_quality(run: Path, reached: ReachedLoss, asked: PlanQuestion, batches:
         ConfigError: the run trained another model, or nothing fits.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.quality import batches_for, ways
+    from diffusionpipe.planner.choosing.quality import batches_for, ways
 
     check_same_model(run, asked)
     setting = asked.setting
@@ -65,7 +65,7 @@ def quality_lines(found: Sequence[StagesWay], reached: ReachedLoss) -> Iterator[
 
 def _switches(found: Sequence[StagesWay], reached: ReachedLoss) -> Iterator[str]:
     """A line for each number of stages: from which batch on pipelines of copies beat more copies."""
-    from diffusionpipe.planner.quality import switch_in
+    from diffusionpipe.planner.choosing.quality import switch_in
 
     rates: dict[int, dict[int, float]] = {}
     for way in found:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
     from diffusionpipe.units import Bytes
-    from diffusionpipe.workflows.plan_times import PlanTimes
+    from diffusionpipe.workflows.planning.times import PlanTimes
 
 HEADS = ("stage", "rank", "ranks", "samples", "layers", "from", "to", "idle", "total", "free", "others")
 """Heads of the tables, each with its entry in docs/glossary.md; the others are parts of memory."""
@@ -55,8 +55,8 @@ def show(
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.timing.legal import check_plan
-    from diffusionpipe.workflows.plan_times import found_times, given_times
-    from diffusionpipe.workflows.run_timeline import timeline_title
+    from diffusionpipe.workflows.planning.times import found_times, given_times
+    from diffusionpipe.workflows.training.run_timeline import timeline_title
 
     if (profile is None) != (cluster is None):
         raise ConfigError(
@@ -102,7 +102,7 @@ def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
 
 def _lines(plan: Plan, times: PlanTimes, width: int) -> Iterator[str]:
     from diffusionpipe import viz
-    from diffusionpipe.planner.rows import unit_of
+    from diffusionpipe.planner.choosing.rows import unit_of
     from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan, stages_of_plan
 
     ranks = plan.mesh.num_ranks
@@ -188,8 +188,8 @@ def _frozen(plan: Plan) -> str:
 
 def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_parts: int) -> list[Sequence[str]]:
     """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and the free memory."""
+    from diffusionpipe.planner.choosing.rows import parts_of
     from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
-    from diffusionpipe.planner.rows import parts_of
 
     parts = [parts_of(use, unit) for use in proposal.memory]
     largest = {name: max(one.get(name, 0.0) for one in parts) for name in {name: 0 for one in parts for name in one}}

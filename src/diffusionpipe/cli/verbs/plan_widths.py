@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from diffusionpipe.workflows.plan_question import PlanQuestion
-    from diffusionpipe.workflows.stated_model import StatedModel
-    from diffusionpipe.workflows.widths import PlannedWidth
+    from diffusionpipe.workflows.planning.question import PlanQuestion
+    from diffusionpipe.workflows.planning.stated_model import StatedModel
+    from diffusionpipe.workflows.planning.widths import PlannedWidth
 
 
 def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> PlanQuestion:
     """The question with the width that is fastest among those that fit; prints a line for each."""
-    from diffusionpipe.workflows.widths import fastest_of, tried_widths
+    from diffusionpipe.workflows.planning.widths import fastest_of, tried_widths
 
     widths = []
     for width in tried_widths(model, ask):
@@ -26,7 +26,7 @@ def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion
 
 def line_of(width: PlannedWidth) -> str:
     """The cost of a width: the step, the memory of the fullest device, and the layout; or the memory that it lacks."""
-    from diffusionpipe.planner.rows import GIB
+    from diffusionpipe.planner.choosing.rows import GIB
 
     begin = f"frozen weights in {width.name}:"
     if width.choice is not None:

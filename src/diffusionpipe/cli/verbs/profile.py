@@ -68,7 +68,7 @@ def profile(
         return
     if png is not None:
         raise ConfigError("--png: only operations are drawn; give --operations FILE too")
-    from diffusionpipe.workflows.recipe_profile import computed_recipe_profile, measured_profile
+    from diffusionpipe.workflows.planning.recipe_profile import computed_recipe_profile, measured_profile
 
     sizes = _batch_sizes(batch_sizes)
     check_outputs(out)
@@ -100,7 +100,7 @@ def _operations(
             f"--operations: {source} is not a recipe; give the recipe, or leave out --operations to show it"
         )
     else:
-        from diffusionpipe.workflows.recipe_profile import recipe_operations
+        from diffusionpipe.workflows.planning.recipe_profile import recipe_operations
 
         report = recipe_operations(source, overrides, **made_of, tell=TERMINAL)
         write_atomically(out, report_to_text(report))

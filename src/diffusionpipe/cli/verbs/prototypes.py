@@ -23,7 +23,7 @@ def prototypes(
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.prototypes import write_prototypes
+    from diffusionpipe.workflows.exporting.prototypes import write_prototypes
 
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out {out}: the file's name must end in .safetensors")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from diffusionpipe.ir import Mesh, Plan
     from diffusionpipe.runtime.machine.machine_use import Counters
     from diffusionpipe.units import Seconds
-    from diffusionpipe.workflows.rehearsal import Rehearsed
-    from diffusionpipe.workflows.rehearsal_size import Size
+    from diffusionpipe.workflows.rehearsing.rehearsal import Rehearsed
+    from diffusionpipe.workflows.rehearsing.size import Size
 
 RUN = "plan"
 BUSY = 0.25
@@ -92,9 +92,9 @@ def rehearse(
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.runtime.machine.free_memory import free_memory
     from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
-    from diffusionpipe.workflows.plan_origin import options_of, overrides_of
-    from diffusionpipe.workflows.rehearsal import fitting_scale, rehearsal_mesh
-    from diffusionpipe.workflows.rehearsal_size import size_of
+    from diffusionpipe.workflows.planning.origin import options_of, overrides_of
+    from diffusionpipe.workflows.rehearsing.rehearsal import fitting_scale, rehearsal_mesh
+    from diffusionpipe.workflows.rehearsing.size import size_of
 
     began = read_counters(own_cores())
     _check_scales({"--scale": scale, "--bytes-scale": bytes_scale})
@@ -150,7 +150,7 @@ def _profile_of_recipe(recipe: Path, overrides: Sequence[str], cluster: str | No
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.recipe import load_recipe
-    from diffusionpipe.workflows.recipe_profile import make_profile_of
+    from diffusionpipe.workflows.planning.recipe_profile import make_profile_of
 
     loaded = load_recipe(recipe, overrides)
     name = cluster or loaded.pipeline.cluster
@@ -167,7 +167,7 @@ def _profile(
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.workflows.stated_model import named_model, profile_of
+    from diffusionpipe.workflows.planning.stated_model import named_model, profile_of
 
     rank, chunks = origin.get("lora-rank"), origin.get("caption-chunks")
     stated = named_model(
@@ -194,7 +194,12 @@ def _rehearsed(
     from diffusionpipe.cli.text.rehearsal_report import Outcome
     from diffusionpipe.runtime.job.local_ranks import local_ranks
     from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
-    from diffusionpipe.workflows.rehearsal import fitting_bytes_scale, measured_link, rehearse_runs, virtual_run
+    from diffusionpipe.workflows.rehearsing.rehearsal import (
+        fitting_bytes_scale,
+        measured_link,
+        rehearse_runs,
+        virtual_run,
+    )
 
     counters = []
     with local_ranks(mesh.num_ranks) as processes:
@@ -318,7 +323,7 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None, use: str | None) -
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.planner.pricing.stage_costs import costs_of
-    from diffusionpipe.workflows.used_devices import used_of
+    from diffusionpipe.workflows.planning.used_devices import used_of
 
     if use is not None and cluster is None:
         raise ConfigError("--use names ranks of --cluster; give both, or leave out --use")
@@ -332,7 +337,7 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None, use: str | None) -
 
 def _draw(found: Rehearsed, plan: Plan, png: Path, title: str) -> None:
     from diffusionpipe import viz
-    from diffusionpipe.workflows.rehearsal import group_of
+    from diffusionpipe.workflows.rehearsing.rehearsal import group_of
 
     mesh: Mesh = found.mesh
     timelines = [("predicted", found.predicted), ("measured", group_of(found.typical, mesh))]

@@ -24,7 +24,7 @@ def report(
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.files.output_file import write_atomically
-    from diffusionpipe.workflows.page import report_page
+    from diffusionpipe.workflows.report.page import report_page
 
     if out.suffix.lower() not in {".html", ".htm"}:
         raise ConfigError(f"--out {out}: a report is one HTML file; let its name end in .html")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.runtime.machine.error_file import is_shortage
 from diffusionpipe.units import Bytes, Seconds
-from diffusionpipe.workflows.expectation import Expectation, expectation_of
-from diffusionpipe.workflows.expected_step import keep_expected
-from diffusionpipe.workflows.run_facts import (
+from diffusionpipe.workflows.training.expectation import Expectation, expectation_of
+from diffusionpipe.workflows.training.expected_step import keep_expected
+from diffusionpipe.workflows.training.run_facts import (
     count_parameters,
     named_microbatches,
     parts_of,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.correction.correct import IterationTimes
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.setup.start import Start
-    from diffusionpipe.workflows.run_check import RunCheck
+    from diffusionpipe.workflows.training.run_check import RunCheck
 
 logger = logging.getLogger(__name__)
 

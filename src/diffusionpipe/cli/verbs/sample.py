@@ -7,8 +7,8 @@ import typer
 
 from diffusionpipe.cli.verbs.drawing_work import drawing_work
 from diffusionpipe.cli.verbs.terminal import TERMINAL
-from diffusionpipe.workflows.sample_ranks import DrawingRequest, start_ranks
-from diffusionpipe.workflows.sample_request import MAX_COUNT
+from diffusionpipe.workflows.drawing.ranks import DrawingRequest, start_ranks
+from diffusionpipe.workflows.drawing.request import MAX_COUNT
 
 _GUIDANCE_HELP = (
     "How closely a picture follows its prompt: the scale of classifier-free guidance (1 turns it off), or the guidance "
@@ -231,7 +231,7 @@ def sample(
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.viz.drawing_file import check_drawing_file
-    from diffusionpipe.workflows.sample_request import DrawingOptions, drawing_of
+    from diffusionpipe.workflows.drawing.request import DrawingOptions, drawing_of
 
     check_outputs(out)
     check_drawing_file(out)
@@ -295,7 +295,7 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
     """Draw what a picture is; options whose values the picture has are refused."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.device import chosen_device
-    from diffusionpipe.workflows.redraw import redraw
+    from diffusionpipe.workflows.drawing.redraw import redraw
 
     allowed = {"run", "like", "out", "device", "config"}
     given = [
@@ -312,8 +312,8 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
 
 def _draw(drawing: DrawingRequest, run: Path, out: Path, keep: Path | None) -> None:
     """Draw in this process or, if it is a rank, with the others, and write the pictures."""
-    from diffusionpipe.workflows.sample_ranks import draw_as_rank, draw_here, is_rank
-    from diffusionpipe.workflows.sample_request import keep_drawn, write_drawn
+    from diffusionpipe.workflows.drawing.ranks import draw_as_rank, draw_here, is_rank
+    from diffusionpipe.workflows.drawing.request import keep_drawn, write_drawn
 
     drawn, rows = draw_as_rank(drawing, drawing_work) if is_rank() else (draw_here(drawing, drawing_work), None)
     if drawn is None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.inference.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.reporting.screen import Screen
-    from diffusionpipe.workflows.run_check import Command
-    from diffusionpipe.workflows.training_job import TrainingJob
+    from diffusionpipe.workflows.training.job import TrainingJob
+    from diffusionpipe.workflows.training.run_check import Command
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ def train(
 ) -> None:
     """Train a diffusion model by pipeline parallelism."""
     from diffusionpipe.trainer.launching.launch import is_under_torchrun
-    from diffusionpipe.workflows.run_check import Command
-    from diffusionpipe.workflows.training_job import TrainingJob
+    from diffusionpipe.workflows.training.job import TrainingJob
+    from diffusionpipe.workflows.training.run_check import Command
 
     is_rank = is_under_torchrun(os.environ)
     screen = _screen_of(os.environ["RANK"] if is_rank else "")
@@ -95,7 +95,7 @@ def train(
         from diffusionpipe.runtime.job.membership import Membership, membership
         from diffusionpipe.trainer.course.resuming import resume_of_attempt
         from diffusionpipe.trainer.recipe import load_recipe, ranks_that_train
-        from diffusionpipe.workflows.recipe_checks import checks_of_run
+        from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
         member = membership(os.environ) if is_rank else Membership()
         count = member.world_size if is_rank else ranks or _default_ranks(device)
@@ -166,7 +166,7 @@ def _launch(job: "TrainingJob", recipe: "Recipe") -> None:
     from diffusionpipe.trainer.recipe import decided
     from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.machine import check_processes
-    from diffusionpipe.workflows.training_job import start
+    from diffusionpipe.workflows.training.job import start
 
     if job.resume is None:  # a run that continues has the arithmetic that it began with
         decided(recipe, has_bfloat16=has_bfloat16(chosen_device(job.device)))
@@ -230,10 +230,10 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.runtime.machine.error_file import out_of_memory
     from diffusionpipe.trainer.course.run import run
     from diffusionpipe.trainer.course.run_state import Hooks
-    from diffusionpipe.workflows.cache_worth import verdict_of_run
-    from diffusionpipe.workflows.job_profiles import CachedProfiles
-    from diffusionpipe.workflows.profile_cache import cache_folder
-    from diffusionpipe.workflows.run_check import RunCheck
+    from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
+    from diffusionpipe.workflows.planning.profile_cache import cache_folder
+    from diffusionpipe.workflows.training.cache_worth import verdict_of_run
+    from diffusionpipe.workflows.training.run_check import RunCheck
 
     member, recipe, device = part.member, part.recipe, part.device
     check = RunCheck(ConsoleReport(screen.console), part.command)
@@ -300,7 +300,7 @@ def _draw_results(recipe: "Recipe") -> None:
     """The pictures of a finished run: loss curve, timeline, trace, and the last samples under a fixed name."""
     from diffusionpipe.files.output_file import write_atomically
     from diffusionpipe.viz.metrics import loss_curve
-    from diffusionpipe.workflows.run_timeline import draw_timeline
+    from diffusionpipe.workflows.training.run_timeline import draw_timeline
 
     folder = recipe.run.folder
     if _is_due(folder / "loss.png", folder / "metrics.jsonl"):

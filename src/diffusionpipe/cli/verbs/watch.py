@@ -13,7 +13,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; default: any free one.")] = 0,
 ) -> None:
     """Show a run in the browser while it trains, with buttons to save, to draw and to stop."""
-    from diffusionpipe.workflows.watching import Watch
+    from diffusionpipe.workflows.report.watching import Watch
 
     with Watch(folder, port) as server:
         typer.echo(f"watching {folder}; Ctrl-C ends this and leaves the run alone")

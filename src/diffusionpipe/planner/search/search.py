@@ -123,7 +123,7 @@ class Search:
 
     @property
     def winner(self) -> tuple[Candidate, Proposal] | None:
-        """The fastest that fits; None where nothing does. The chosen plan may be a near-tie of it (`planner.best`)."""
+        """The fastest that fits, None where nothing does. `planner.choosing.best` may choose a near-tie of it."""
         fitting = [one for one in self.finalists if one[1].overflow <= 0]
         return fitting[0] if fitting else None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from diffusionpipe.ir import Plan
 from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.trainer.course.preparation import Data
-from diffusionpipe.trainer.data.size_order import SizeOrder
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
 from diffusionpipe.trainer.model.members import RecipeModels
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.pipeline_section import Encoders

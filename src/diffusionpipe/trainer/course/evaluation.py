@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.runtime.engine.executor import cells_of
-from diffusionpipe.trainer.data.batch import BatchSource
-from diffusionpipe.trainer.data.loader import fixed_batches, num_fixed_rows
-from diffusionpipe.trainer.data.sized import FixedRows, HeldSizes, fixed_rows
+from diffusionpipe.trainer.data.batches.batch import BatchSource
+from diffusionpipe.trainer.data.batches.loader import fixed_batches, num_fixed_rows
+from diffusionpipe.trainer.data.batches.sized import FixedRows, HeldSizes, fixed_rows
 from diffusionpipe.trainer.setup.session import Session
 
 

@@ -17,31 +17,31 @@ from diffusionpipe.runtime.job.agreement import from_first, on_all
 from diffusionpipe.runtime.job.process_group import Job, ending
 from diffusionpipe.runtime.job.shared_file_system import check_shared_file_system
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
-from diffusionpipe.trainer.data.caption_lengths import readings_of
-from diffusionpipe.trainer.data.clips import selection_of
-from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, ScanRules
-from diffusionpipe.trainer.data.dataset_form import DATASETS
-from diffusionpipe.trainer.data.ledger import FILE as LEDGER
-from diffusionpipe.trainer.data.ledger import Continuation, DataFiles, continued, first_ledger, read_ledger
-from diffusionpipe.trainer.data.listing import is_around, is_same
-from diffusionpipe.trainer.data.loss_masks import loss_mask_of, problem_of_loss_mask
-from diffusionpipe.trainer.data.mask_kinds import MaskKind
-from diffusionpipe.trainer.data.masks import MaskSource, problems_of_mask
+from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource, kind_of
+from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
+from diffusionpipe.trainer.data.batches.sized import HeldSizes, SizedSamples, agree_on_sizes, sized
+from diffusionpipe.trainer.data.decoding.clips import selection_of
+from diffusionpipe.trainer.data.masks.holes import MaskSource, problems_of_mask
+from diffusionpipe.trainer.data.masks.kinds import MaskKind
+from diffusionpipe.trainer.data.masks.loss import loss_mask_of, problem_of_loss_mask
 from diffusionpipe.trainer.data.order import growth_of, num_epochs, num_positions
-from diffusionpipe.trainer.data.patch_order import PatchOrder
-from diffusionpipe.trainer.data.patches import shares_of
-from diffusionpipe.trainer.data.same_files import agree_on_files
-from diffusionpipe.trainer.data.scanning import examine_place
-from diffusionpipe.trainer.data.size_order import SizeOrder
-from diffusionpipe.trainer.data.sized import HeldSizes, SizedSamples, agree_on_sizes, sized
-from diffusionpipe.trainer.data.sizes import assign
-from diffusionpipe.trainer.data.skipped import FILE, Skipping
-from diffusionpipe.trainer.data.sources import joined_of
+from diffusionpipe.trainer.data.scan.columns import Columns
+from diffusionpipe.trainer.data.scan.data_files import FILE as LEDGER
+from diffusionpipe.trainer.data.scan.data_files import Continuation, DataFiles, continued, first_ledger, read_ledger
+from diffusionpipe.trainer.data.scan.dataset import NUM_EXAMPLES, Condition, Dataset, Findings, ScanRules
+from diffusionpipe.trainer.data.scan.dataset_form import DATASETS
+from diffusionpipe.trainer.data.scan.listing import is_around, is_same
+from diffusionpipe.trainer.data.scan.same_files import agree_on_files
+from diffusionpipe.trainer.data.scan.scanning import examine_place
+from diffusionpipe.trainer.data.scan.skipped import FILE, Skipping
+from diffusionpipe.trainer.data.scan.sources import joined_of
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
+from diffusionpipe.trainer.data.sizes.patches import shares_of
+from diffusionpipe.trainer.data.sizes.sizes import assign
 from diffusionpipe.trainer.data.survey import Folder, SampleUse, kept_survey
-from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
-from diffusionpipe.trainer.data.treatment import Treatment
+from diffusionpipe.trainer.data.text.caption_lengths import readings_of
+from diffusionpipe.trainer.data.text.tokens import TOKENS, Tokenizer
+from diffusionpipe.trainer.data.text.treatment import Treatment
 from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance

@@ -45,9 +45,9 @@ from diffusionpipe.trainer.course.run_samples import check_sampling, request_of,
 from diffusionpipe.trainer.course.run_state import Hooks, RunState, names_of, planning_of
 from diffusionpipe.trainer.course.step_reports import StepReports
 from diffusionpipe.trainer.course.traced import TracedSteps
-from diffusionpipe.trainer.data.ledger import write_ledger
-from diffusionpipe.trainer.data.levels import keeps_levels
-from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.batches.loader import StepLoader
+from diffusionpipe.trainer.data.decoding.levels import keeps_levels
+from diffusionpipe.trainer.data.scan.data_files import write_ledger
 from diffusionpipe.trainer.exports.export import export
 from diffusionpipe.trainer.exports.run_export import adapters_of_checkpoints, export_settings
 from diffusionpipe.trainer.inference.cascade_drawing import captions_of, draw_in_session, shown

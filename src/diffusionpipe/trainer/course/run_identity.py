@@ -5,8 +5,8 @@ from hashlib import sha256
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.course.recipe_changes import refusal
-from diffusionpipe.trainer.data.dataset import Dataset
-from diffusionpipe.trainer.data.sources import identity_of_sources
+from diffusionpipe.trainer.data.scan.dataset import Dataset
+from diffusionpipe.trainer.data.scan.sources import identity_of_sources
 from diffusionpipe.trainer.model.lora import lora_identity
 from diffusionpipe.trainer.model.members import Member, RecipeModels
 from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe

@@ -13,7 +13,7 @@ from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.course.caching import JudgeCache
 from diffusionpipe.trainer.course.preparation import Data
-from diffusionpipe.trainer.data.sized import turns_at
+from diffusionpipe.trainer.data.batches.sized import turns_at
 from diffusionpipe.trainer.inference.drawing import Picture
 from diffusionpipe.trainer.optim.named_rates import LossRates
 from diffusionpipe.trainer.recipe import Recipe

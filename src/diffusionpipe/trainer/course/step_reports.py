@@ -15,7 +15,7 @@ from diffusionpipe.costs.noise import SCALE, SQUARE, TRACE, measurements_of, noi
 from diffusionpipe.runtime.machine.occupied_memory import PEAK, occupied_memory
 from diffusionpipe.trainer.course.run_state import RunState
 from diffusionpipe.trainer.data.order import num_epochs
-from diffusionpipe.trainer.data.skipped import count_skipped
+from diffusionpipe.trainer.data.scan.skipped import count_skipped
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.trainer.reporting.rank_memory import RankMemory
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes

@@ -11,10 +11,10 @@ from torch import Tensor
 from diffusionpipe.errors import DataError, ModelError
 from diffusionpipe.models.opening.folder import open_component, open_components
 from diffusionpipe.models.parameters.class_embeddings import class_tables
-from diffusionpipe.trainer.data.dataset import Condition, scan
-from diffusionpipe.trainer.data.dataset_problems import problems_of_labels
-from diffusionpipe.trainer.data.images import load_pixels
+from diffusionpipe.trainer.data.decoding.images import load_pixels
 from diffusionpipe.trainer.data.randomness import normal
+from diffusionpipe.trainer.data.scan.dataset import Condition, scan
+from diffusionpipe.trainer.data.scan.dataset_problems import problems_of_labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,12 @@ from typing import NamedTuple
 from diffusionpipe.ir.data_survey import Line, Survey, TrainedSize
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.words import counted
-from diffusionpipe.trainer.data.caption_lengths import (
+from diffusionpipe.trainer.data.decoding.images import Size
+from diffusionpipe.trainer.data.order import next_epoch, place_of
+from diffusionpipe.trainer.data.scan.dataset import Dataset, Findings
+from diffusionpipe.trainer.data.sizes.lines import lines_of_sizes
+from diffusionpipe.trainer.data.sizes.sizes import Assignment, cut_away, enlargement
+from diffusionpipe.trainer.data.text.caption_lengths import (
     MOST,
     Counted,
     Cut,
@@ -29,13 +34,8 @@ from diffusionpipe.trainer.data.caption_lengths import (
     counted_captions,
     cut_captions,
 )
-from diffusionpipe.trainer.data.caption_rules import has_stray_braces, plain_text, texts_of
-from diffusionpipe.trainer.data.dataset import Dataset, Findings
-from diffusionpipe.trainer.data.images import Size
-from diffusionpipe.trainer.data.order import next_epoch, place_of
-from diffusionpipe.trainer.data.size_lines import lines_of_sizes
-from diffusionpipe.trainer.data.sizes import Assignment, cut_away, enlargement
-from diffusionpipe.trainer.data.treatment import PLAIN, Treatment
+from diffusionpipe.trainer.data.text.caption_rules import has_stray_braces, plain_text, texts_of
+from diffusionpipe.trainer.data.text.treatment import PLAIN, Treatment
 
 ENLARGED = 2.0
 """A picture that is enlarged by more than this is named."""

@@ -9,7 +9,7 @@ from typing import Any
 from diffusionpipe.models.base.family import WHOLE, CaptionReading
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.pipeline_defaults import Guidance
-from diffusionpipe.trainer.data.clips import PLAYED
+from diffusionpipe.trainer.data.decoding.clips import PLAYED
 
 FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"

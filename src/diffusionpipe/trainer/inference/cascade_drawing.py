@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.data.sizes import stated_size
+from diffusionpipe.trainer.data.sizes.sizes import stated_size
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.drawing import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import read_text
 from diffusionpipe.files.output_file import write_atomically
-from diffusionpipe.trainer.data.dataset import Dataset
+from diffusionpipe.trainer.data.scan.dataset import Dataset
 from diffusionpipe.trainer.recipe import Recipe
 
 FILE = "clips.json"

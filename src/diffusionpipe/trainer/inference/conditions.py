@@ -15,12 +15,12 @@ from diffusionpipe.models.families.deepfloyd import enlarged, noise_levels, nois
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.opening.folder import family_of, model_index, scheduler_config
 from diffusionpipe.models.parts.masks import MASK, reads_mask
-from diffusionpipe.trainer.data.captions import METADATA
-from diffusionpipe.trainer.data.dataset import Condition, scan
-from diffusionpipe.trainer.data.dataset_problems import problems_of_conditions
-from diffusionpipe.trainer.data.images import load_levels
-from diffusionpipe.trainer.data.levels import values_of_pictures
-from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
+from diffusionpipe.trainer.data.decoding.images import load_levels
+from diffusionpipe.trainer.data.decoding.levels import values_of_pictures
+from diffusionpipe.trainer.data.scan.captions import METADATA
+from diffusionpipe.trainer.data.scan.dataset import Condition, scan
+from diffusionpipe.trainer.data.scan.dataset_problems import problems_of_conditions
+from diffusionpipe.trainer.data.text.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
 from diffusionpipe.trainer.inference.known_pixels import KnownPixels, known_conditions
 

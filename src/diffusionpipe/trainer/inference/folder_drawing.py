@@ -35,8 +35,8 @@ from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.runtime.compute.stage import LayerStage
 from diffusionpipe.runtime.job.agreement import rank_in
-from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.survey import cut_prompts
+from diffusionpipe.trainer.data.text.caption_lengths import readings_of
 from diffusionpipe.trainer.inference.conditions import SampleRequest, raw_conditions, small_conditions, tokenizers_of
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.diffusers_pipeline import Order

@@ -12,9 +12,9 @@ from torch import Tensor
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parts.masks import MASK, MASKED_NOISE
-from diffusionpipe.trainer.data.images import Size, load_levels, upright_size
-from diffusionpipe.trainer.data.levels import values_of_pictures
-from diffusionpipe.trainer.data.masks import load_mask
+from diffusionpipe.trainer.data.decoding.images import Size, load_levels, upright_size
+from diffusionpipe.trainer.data.decoding.levels import values_of_pictures
+from diffusionpipe.trainer.data.masks.holes import load_mask
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
 
 

@@ -41,7 +41,7 @@ from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.files.output_file import reason_of, write_atomically
 from diffusionpipe.ir.locales import for_file_names
 from diffusionpipe.models.base.family import MOST_CHUNKS, CaptionReading
-from diffusionpipe.trainer.data.clips import PLAYED
+from diffusionpipe.trainer.data.decoding.clips import PLAYED
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.recipe import RecipePrecision
 
@@ -139,7 +139,7 @@ def read_origin(path: Path) -> SampleOrigin:
     Raises:
         ConfigError: it is not a picture, or one that does not say how it was drawn.
     """
-    from diffusionpipe.trainer.data.opening import opened_picture
+    from diffusionpipe.trainer.data.decoding.picture_file import opened_picture
 
     if problem := problem_of_file(path):
         raise ConfigError(f"{path} cannot be read as a picture: {problem}")

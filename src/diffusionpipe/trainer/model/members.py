@@ -36,7 +36,7 @@ from diffusionpipe.models.parameters.stored_linear import parts_of, store, store
 from diffusionpipe.models.parameters.weights import factors
 from diffusionpipe.runtime.job.agreement import on_all
 from diffusionpipe.runtime.job.process_group import Job
-from diffusionpipe.trainer.data.patches import patch_sizes
+from diffusionpipe.trainer.data.sizes.patches import patch_sizes
 from diffusionpipe.trainer.model.decisions import decided_by_job
 from diffusionpipe.trainer.model.guidance import check_guidance
 from diffusionpipe.trainer.model.lora import form_of, frozen_dtype_of, lora_of

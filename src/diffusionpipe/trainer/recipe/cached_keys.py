@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from diffusionpipe.trainer.data.caption_rules import CaptionRules, texts_of
+from diffusionpipe.trainer.data.text.caption_rules import CaptionRules, texts_of
 from diffusionpipe.trainer.recipe.schema import DataSection
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from diffusionpipe.trainer.data.caption_rules import KEPT, TRIGGER, CaptionRules
+from diffusionpipe.trainer.data.text.caption_rules import KEPT, TRIGGER, CaptionRules
 from diffusionpipe.trainer.recipe.section import Fraction, Maybe, ProperFraction, Section, raise_problems
 
 _OF_TAGS = ("keep_first", "keep_mark", "separator")

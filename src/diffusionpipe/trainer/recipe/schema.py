@@ -17,9 +17,9 @@ from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.mask_kinds import NAME, MaskKind
-from diffusionpipe.trainer.data.sizes import (
+from diffusionpipe.trainer.data.masks.kinds import NAME, MaskKind
+from diffusionpipe.trainer.data.scan.columns import Columns
+from diffusionpipe.trainer.data.sizes.sizes import (
     MOST_CUT,
     MULTIPLE,
     Areas,
@@ -28,7 +28,7 @@ from diffusionpipe.trainer.data.sizes import (
     size_text,
     stated_size,
 )
-from diffusionpipe.trainer.data.treatment import Treatment
+from diffusionpipe.trainer.data.text.treatment import Treatment
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.checkpoint_section import CheckpointSection
 from diffusionpipe.trainer.recipe.group_section import own_values, problems_of_group

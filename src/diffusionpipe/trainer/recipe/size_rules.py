@@ -1,7 +1,7 @@
 """The sizes that a recipe wants, as rules for the assignment of pictures."""
 
 from diffusionpipe.ir.size import Clip
-from diffusionpipe.trainer.data.sizes import SizeRules
+from diffusionpipe.trainer.data.sizes.sizes import SizeRules
 from diffusionpipe.trainer.recipe.schema import DataSection, Measure, Recipe
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from diffusionpipe.ir.size import Clip
-from diffusionpipe.trainer.data.columns import Columns
-from diffusionpipe.trainer.data.mask_kinds import NAME
-from diffusionpipe.trainer.data.sizes import stated_size
+from diffusionpipe.trainer.data.masks.kinds import NAME
+from diffusionpipe.trainer.data.scan.columns import Columns
+from diffusionpipe.trainer.data.sizes.sizes import stated_size
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, Several, of_user
 

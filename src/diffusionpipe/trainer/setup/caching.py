@@ -22,8 +22,9 @@ from diffusionpipe.models.graphs.graph import Layer, LayerGraph, modules_of
 from diffusionpipe.models.graphs.kept import KeptTensor, in_parts, kept_tensors
 from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.comm.exchange import form_of, gather
-from diffusionpipe.trainer.data.batch import kind_of
-from diffusionpipe.trainer.data.cache_files import (
+from diffusionpipe.trainer.data.batches.batch import kind_of
+from diffusionpipe.trainer.data.cache.cached import CachedPart, CachedTensor
+from diffusionpipe.trainer.data.cache.files import (
     SETTINGS,
     CacheFiles,
     existing,
@@ -32,11 +33,10 @@ from diffusionpipe.trainer.data.cache_files import (
     shards_of,
     write_settings,
 )
-from diffusionpipe.trainer.data.cached import CachedPart, CachedTensor
-from diffusionpipe.trainer.data.dataset import Dataset
-from diffusionpipe.trainer.data.levels import is_picture
-from diffusionpipe.trainer.data.sizes import Assignment
-from diffusionpipe.trainer.data.tokens import MASKS, TOKENS
+from diffusionpipe.trainer.data.decoding.levels import is_picture
+from diffusionpipe.trainer.data.scan.dataset import Dataset
+from diffusionpipe.trainer.data.sizes.sizes import Assignment
+from diffusionpipe.trainer.data.text.tokens import MASKS, TOKENS
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.cached_keys import Counts, counts_of, new_pictures, new_texts
 from diffusionpipe.units import Bytes

@@ -29,7 +29,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.heap import disable_malloc_trim
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
-from diffusionpipe.trainer.data.batch import level_tables
+from diffusionpipe.trainer.data.batches.batch import level_tables
 from diffusionpipe.trainer.model.loading import Weights, load_weights
 from diffusionpipe.trainer.model.lora import frozen_dtype_of
 from diffusionpipe.trainer.model.members import (

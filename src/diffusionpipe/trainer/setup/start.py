@@ -12,8 +12,8 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.comm.exchange import form_of, gather
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.cores import num_cores
-from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.data.loading import batch_time
+from diffusionpipe.trainer.data.batches.loader import StepLoader
+from diffusionpipe.trainer.data.batches.loading_time import batch_time
 from diffusionpipe.trainer.recipe import Recipe
 
 

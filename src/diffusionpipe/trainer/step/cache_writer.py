@@ -12,8 +12,8 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.runtime.compute.runs import GIVEN, KEYS, runs_of
 from diffusionpipe.runtime.compute.store import RowStore
-from diffusionpipe.trainer.data.cache_files import CacheFiles, write_shard
-from diffusionpipe.trainer.data.cached import NO_KEY, CachedTensor
+from diffusionpipe.trainer.data.cache.cached import NO_KEY, CachedTensor
+from diffusionpipe.trainer.data.cache.files import CacheFiles, write_shard
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,253 @@
+"""Changes that help where no layout fits in memory, each with the memory that it would take.
+
+Every figure belongs to the nearest layout: of all layouts the one whose fullest device misses its memory by least. So a
+change that fits here may have faster layouts, and `diffusionpipe plan` finds them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
+from diffusionpipe.costs.cluster import repeated
+from diffusionpipe.holding import Item
+from diffusionpipe.holding.memory import MemoryUse
+from diffusionpipe.ir import Sharded
+from diffusionpipe.planner.choosing.rows import parts_of, sizes_in, unit_of
+from diffusionpipe.planner.pricing.given import NOTHING
+from diffusionpipe.planner.pricing.owning import settings_with_owners
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import WORTH, encoder_bytes, knows_copies, leanest_place
+from diffusionpipe.planner.rivals.baselines import best_baselines
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.naming import name_of
+from diffusionpipe.planner.search.nearest import least_estimated_overflow, least_overflow
+from diffusionpipe.planner.search.proposal import Proposal
+from diffusionpipe.planner.search.sharded import leanest_sharded
+from diffusionpipe.units import Bytes
+
+RECOMPUTE = "recompute all layers in the backward (training.activation_checkpointing = true, or --checkpoint '*')"
+RANK = 16
+LORA = f'LoRA ([lora] rank = {RANK}, model.frozen_dtype = "bfloat16" in a recipe)'
+TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+"""Linear layers that get adapters unless a recipe says otherwise: the projections of attention."""
+WORTH_SAYING = 0.95
+"""A change that does not make the model fit must take less than this part of the memory to be named."""
+MOST_DEVICES = 64
+"""The largest number of devices that is proposed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The layout that misses the memory by least, or leaves most."""
+
+    setting: Setting
+    candidate: Candidate
+    proposal: Proposal
+
+    @property
+    def layout(self) -> str:
+        """Its name and sizes."""
+        return f"{name_of(self.candidate)} with {sizes_in(self.setting, self.candidate)}"
+
+    @property
+    def worker(self) -> int:
+        """The one with most in memory."""
+        return max(range(len(self.proposal.memory)), key=lambda worker: self.proposal.memory[worker].total)
+
+    @property
+    def use(self) -> MemoryUse:
+        """The memory of that worker."""
+        return self.proposal.memory[self.worker]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room."""
+        return self.proposal.overflow <= 0
+
+
+def nothing_fits(setting: Setting) -> str:
+    """The text where nothing fits: the missing memory, the use of the fullest device, and the changes that help.
+
+    It has several lines.
+    """
+    nearest = nearest_layout(setting)
+    if nearest is None:
+        return "No layout can divide this batch."
+    worker, use = nearest.worker, nearest.use
+    device = setting.cluster.devices[nearest.proposal.mesh.rank(0, worker)]
+    name, unit = unit_of(use.total)
+    parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(use, unit).items())
+    lines = [
+        (
+            f"No layout fits in memory: the nearest, {nearest.layout}, needs {nearest.proposal.overflow / unit:.1f} "
+            f"{name} more than worker {worker} has."
+        ),
+        (
+            f"Worker {worker} would hold {use.total / unit:.2f} {name}: {parts}. "
+            f"Its device, {device.name}, has {device.memory / unit:.2f} {name} for training."
+        ),
+    ]
+    helps, others = [], []
+    for words, changed in _changes(setting):
+        found = nearest_layout(changed)
+        if found is None:
+            continue
+        line = f"- {words}: {found.use.total / unit:.1f} {name}, {found.layout}"
+        if found.fits:
+            helps.append(line)
+        elif found.use.total < WORTH_SAYING * use.total:
+            others.append(line)
+    helps.append(f"- devices with {use.total / unit:.1f} {name} for training: the nearest layout, as above")
+    fitting = [one for one in best_baselines(setting) if one.overflow <= 0]
+    if fitting:
+        best = min(fitting, key=lambda one: one.step)
+        helps.append(f"- {best.name} with {best.sizes}, which DiffusionPipe does not run")
+    others += _without_figures(setting)
+    lines += [f"These changes would fit (with the {name} on the fullest device):", *helps]
+    if others:
+        lines += ["These help, but not enough alone:", *others]
+    return "\n".join(lines)
+
+
+def nearest_layout(setting: Setting) -> Nearest | None:
+    """The layout that misses the memory by least, sharded or not, encoders in host memory where they are heavy.
+
+    The first one that fits is taken; None where the batch cannot be cut.
+    """
+    setting = leanest_place(setting)
+    if setting.given.sharded is Sharded.OPTIMIZER:
+        setting = next(settings_with_owners(setting), setting)
+    best: Nearest | None = None
+    for search in [leanest_sharded] if setting.given.sharded is Sharded.ALL else [least_overflow, leanest_sharded]:
+        found = search(setting)
+        if found and (best is None or found[1].overflow < best.proposal.overflow):
+            best = Nearest(setting=setting, candidate=found[0], proposal=found[1])
+        if best and best.fits:
+            break
+    return best
+
+
+def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """(what to do, the training after it), the usual ones first."""
+    again, adapted = recomputed(setting), with_adapters(setting)
+    if again:
+        yield RECOMPUTE, again
+    if adapted:
+        yield LORA, adapted
+        if again:
+            yield f"{LORA} and recompute all layers", recomputed(adapted) or adapted
+    if setting.workload.width(Item.OPTIMIZER):
+        yield (
+            "an optimizer without state, e.g. Adafactor (optimizer.name, or --optimizer)",
+            replace(setting, workload=setting.workload.without(Item.OPTIMIZER)),
+        )
+    if setting.given != NOTHING:
+        yield "no fixed sizes: let the search choose them", replace(setting, given=NOTHING)
+        return
+    if setting.workload.batch > setting.cluster.num_ranks:
+        batch = setting.cluster.num_ranks
+        yield f"a batch of {batch}", replace(setting, workload=replace(setting.workload, batch=batch))
+    for start in (setting, again):
+        larger = _larger(start) if start else None
+        if larger:
+            words = f"{larger.cluster.num_ranks} such devices instead of {setting.cluster.num_ranks}"
+            yield words + (", and recompute all layers" if start is again else ""), larger
+            return
+
+
+def _without_figures(setting: Setting) -> list[str]:
+    """Changes whose memory cannot be computed from this profile."""
+    found: list[str] = []
+    names = [p.name for p in setting.graph.parameters if p.is_trainable]
+    if with_adapters(setting) is None and not any(".lora_A." in name for name in names):
+        found.append(
+            f"- LoRA ([lora] rank = {RANK} in a recipe): only small matrices have gradients and optimizer state; "
+            "plan such a recipe to see its memory"
+        )
+    frozen, smallest = encoder_bytes(setting), min(device.memory for device in setting.cluster.devices)
+    if not knows_copies(setting) and WORTH * frozen > smallest:
+        name, unit = unit_of(frozen)
+        found.append(
+            f"- encoders in host memory, which are {frozen / unit:.1f} {name} on each device: give every device of the "
+            'cluster file a "host_bandwidth" in bytes per second (`diffusionpipe cluster` measures it)'
+        )
+    return found
+
+
+def recomputed(setting: Setting) -> Setting | None:
+    """The training with all layers recomputed; None where it is that already."""
+    if setting.workload.checkpointed == ("*",):
+        return None
+    return replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
+
+
+def _larger(setting: Setting) -> Setting | None:
+    """On the least number of such devices, doubled and doubled, that are enough by an estimate.
+
+    None where neither `MOST_DEVICES` nor as many as the batch has samples are enough.
+    """
+    cluster, times = setting.cluster, 2
+    while times * cluster.num_ranks <= min(MOST_DEVICES, setting.workload.batch):
+        larger = replace(setting, cluster=repeated(cluster, times))
+        best = least_estimated_overflow(leanest_place(larger))
+        if best and best.fits:
+            return larger
+        times *= 2
+    return None
+
+
+def with_adapters(setting: Setting, rank: int = RANK) -> Setting | None:
+    """The same model with adapters on the projections of its attention, all other weights frozen, in bfloat16.
+
+    Activations are taken as they are; adapters keep less, so the memory is an upper bound. None for a model whose
+    trained part has no such projections, or is adapters already.
+    """
+    profile = setting.profile
+    targets = {p.name: p for p in profile.graph.parameters if p.is_trainable and _is_target(p)}
+    if not targets:
+        return None
+    known = [replace(p, is_trainable=False, dtype="bfloat16") for p in profile.graph.parameters]
+    added = {name: _adapters(parameter, rank) for name, parameter in targets.items()}
+    graph = replace(
+        profile.graph,
+        parameters=(*known, *(one for pair in added.values() for one in pair)),
+        layers=tuple(_adapted(layer, added) for layer in profile.graph.layers),
+    )
+    copies = {layer.name: _copies(layer, added) for layer in profile.graph.layers}
+    layers = tuple(_with_copies(layer, copies[layer.name]) for layer in profile.layers)
+    return replace(
+        setting,
+        profile=replace(profile, graph=graph, layers=layers),
+        workload=setting.workload.narrow(2),
+    )
+
+
+def _is_target(parameter: ParameterSpec) -> bool:
+    ends = tuple(f".{target}.weight" for target in TARGETS)
+    return len(parameter.shape) == 2 and parameter.name.endswith(ends)
+
+
+def _adapters(parameter: ParameterSpec, rank: int) -> tuple[ParameterSpec, ParameterSpec]:
+    stem, (outputs, inputs) = parameter.name.removesuffix(".weight"), parameter.shape
+    return (
+        replace(parameter, name=f"{stem}.lora_A.weight", shape=(rank, inputs)),
+        replace(parameter, name=f"{stem}.lora_B.weight", shape=(outputs, rank)),
+    )
+
+
+_Added = dict[str, tuple[ParameterSpec, ParameterSpec]]
+
+
+def _adapted(layer: LayerSpec, added: _Added) -> LayerSpec:
+    own = tuple(one.name for name in layer.parameters if name in added for one in added[name])
+    return replace(layer, parameters=(*layer.parameters, *own))
+
+
+def _copies(layer: LayerSpec, added: _Added) -> Bytes:
+    """Narrow copies of a layer's adapters."""
+    return sum(2 * prod(one.shape) for name in layer.parameters if name in added for one in added[name])
+
+
+def _with_copies(layer: LayerProfile, num_bytes: Bytes) -> LayerProfile:
+    return replace(layer, copies=num_bytes) if layer.copies else layer

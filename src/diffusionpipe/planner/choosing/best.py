@@ -1,0 +1,177 @@
+"""The best plan of a setting: of the fastest that the searches find and its near-ties."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diffusionpipe.ir import Sharded
+from diffusionpipe.planner.choosing.chosen import Choice
+from diffusionpipe.planner.choosing.explain import TriedCounts
+from diffusionpipe.planner.choosing.near_ties import Merits, hopeful, merits_of, rank
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.given import check_given
+from diffusionpipe.planner.pricing.owning import settings_with_owners
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.storing import check_storage, settings_in_storages
+from diffusionpipe.planner.search.bounds import may_fit
+from diffusionpipe.planner.search.branch_order import in_branch_order
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.places import places_of
+from diffusionpipe.planner.search.proposal import propose
+from diffusionpipe.planner.search.search import search
+from diffusionpipe.timing.legal import check
+from diffusionpipe.units import Seconds
+
+GAIN = 1e-3
+"""Filling, and encoders in host memory, must save this part of the iteration where either way is allowed."""
+ROOM = 1.002
+"""A plan this near its lower bound is not worth a search with more memory."""
+PASSES = 0.05
+"""On one device a plan with fewer micro-batches is taken where its step is longer than the fastest by at most this part
+of it."""
+ROUNDING = 1e-9
+"""Steps that differ by less are equal."""
+MOST_TRIED = 4
+"""Estimated layouts that are simulated because they may be a near-tie's better choice: each costs a plan."""
+
+
+def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf")) -> Choice | None:
+    """The plan that `choose` gives.
+
+    None where nothing fits, without the time that the advice takes. Its step is below the `limit`.
+
+    Raises:
+        ConfigError: the sizes do not fit each other.
+    """
+    check_given(
+        setting.given,
+        batch=setting.workload.batch,
+        num_ranks=setting.cluster.num_ranks,
+        num_backbones=len(setting.graph.backbones),
+    )
+    check_storage(setting)
+    setting = in_branch_order(setting)
+    if len(setting.graph.backbones) <= 2 and not may_fit(setting):  # of more the search says that it has no plan
+        return None
+    is_whole = setting.given.sharded is not Sharded.OPTIMIZER
+    settings = [setting] if setting.given.encoders in (None, setting.workload.encoders.name) else []
+    ways = _ways(setting, fill, limit) if settings and is_whole else []
+    for moved in settings_in_storages(setting):
+        settings.append(moved)
+        if is_whole and _leaves_time(ways):
+            ways += _ways(moved, fill, ways[-1].step * (1 - GAIN) if ways else limit)
+    for divided in (one for own in settings for one in settings_with_owners(own)):
+        if _leaves_time(ways) and (not is_whole or _cuts_the_batch(divided)):
+            ways += _ways(divided, fill, ways[-1].step * (1 - GAIN) if ways else limit)
+    return _of_near_ties(ways, fill) if ways else None
+
+
+def _cuts_the_batch(setting: Setting) -> bool:
+    """Whether any layout with as many copies cuts the batch; of several models the search says it."""
+    if len(setting.graph.backbones) > 1:
+        return True
+    return any(True for _ in places_of(Judge(setting=setting), is_filled=True, ramp=0.0))
+
+
+def _ways(setting: Setting, fill: bool | None, limit: Seconds) -> list[Choice]:
+    """The fastest that fits, filled or not, where it takes less than the limit; each beats the one before.
+
+    Filled is looked for first, because that leaves little to look at of the other way.
+    """
+    ways = (fill,) if fill is not None else (True, False)
+    judge, found = Judge(setting=setting), list[Choice]()
+    for is_filled in ways if setting.graph.frozen_layers else (False,):
+        filler = filler_of(setting) if is_filled else None
+        result = search(setting, filler=filler, limit=limit, judge=judge)
+        if result.winner is not None and result.winner[1].step < limit:
+            candidate, proposal = result.winner
+            found.append(Choice(setting=setting, candidate=candidate, proposal=proposal, search=result, filler=filler))
+            limit = proposal.step * (1 - GAIN)
+    return found
+
+
+def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
+    """The choice among the plans that the searches simulated, and a near-tie's better choice that they estimated."""
+    fastest, chosen = _ranked(ways)
+    ways = [_with_hopeful(way, fastest=fastest.merits, than=chosen.merits) for way in ways]
+    fastest, chosen = _ranked(ways)
+    if chosen.filler and fill is None:
+        chosen = _simpler(chosen, fastest)
+    if chosen.setting.cluster.num_ranks == 1:
+        chosen = _in_fewest_passes(chosen, fastest)
+    chosen = replace(chosen, tried=_tried(ways))
+    is_other = (chosen.setting, chosen.candidate) != (fastest.setting, fastest.candidate)
+    check(chosen.proposal.train)
+    gives_up = chosen.step > fastest.step * (1 + (ROUNDING if is_other else GAIN))
+    return replace(chosen, faster=fastest) if gives_up else chosen
+
+
+def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
+    """The choice for one device with the fewest micro-batches that fit with a step that is hardly longer."""
+    setting, own = choice.setting, choice.candidate
+    if setting.given.microbatches is not None or own.orders is not None:
+        return choice
+    for count in (count for count in range(1, own.microbatches) if setting.workload.batch % count == 0):
+        candidate = replace(own, microbatches=count)
+        proposal = propose(setting, candidate.layout(setting), choice.filler)
+        if proposal.overflow <= 0 and proposal.step <= fastest.step * (1 + PASSES):
+            finalists = ((candidate, proposal), *choice.search.finalists)
+            kept = replace(choice.search, finalists=finalists)
+            return replace(choice, candidate=candidate, proposal=proposal, search=kept)
+    return choice
+
+
+def _tried(ways: Sequence[Choice]) -> TriedCounts:
+    """The layouts that the searches looked at."""
+    finalists = [proposal for way in ways for _, proposal in way.search.finalists]
+    return TriedCounts(
+        estimated=sum(way.search.num_estimated for way in ways),
+        simulated=len(finalists),
+        fitting=sum(proposal.overflow <= 0 for proposal in finalists),
+    )
+
+
+def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:
+    """The fastest that fits of all that the searches simulated, and the one that is chosen."""
+    fitting = [
+        replace(way, candidate=candidate, proposal=proposal)
+        for way in ways
+        for candidate, proposal in way.search.finalists
+        if proposal.overflow <= 0
+    ]
+    fastest = min(fitting, key=lambda way: way.step)
+    near = [way for way in fitting if way.merits.is_near(fastest.merits)]
+    return fastest, min(near, key=lambda way: rank(way.merits, fastest.merits))
+
+
+def _with_hopeful(way: Choice, *, fastest: Merits, than: Merits) -> Choice:
+    """The way with its search's most hopeful estimates simulated, up to the first that is as good as estimated."""
+    found = dict(way.search.finalists)
+    known = {candidate.layout(way.setting): proposal for candidate, proposal in found.items()}
+    for one in hopeful(way.search.judged, Judge(setting=way.setting), than=than, fastest=fastest)[:MOST_TRIED]:
+        layout = one.candidate.layout(way.setting)
+        if layout not in known:  # candidates that differ in their hosts alone share a plan
+            known[layout] = propose(way.setting, layout, way.filler)
+        found[one.candidate] = proposal = known[layout]
+        merits = merits_of(way.setting, one.candidate, proposal)
+        if proposal.overflow <= 0 and merits.is_near(fastest) and rank(merits, fastest) < rank(than, fastest):
+            break
+    finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
+    judged = tuple(one for one in way.search.judged if one.candidate not in found)
+    return replace(way, search=replace(way.search, finalists=tuple(finalists), judged=judged))
+
+
+def _simpler(choice: Choice, fastest: Choice) -> Choice:
+    """The choice without filling, if that is hardly slower, or saves memory, and fits."""
+    proposal = propose(choice.setting, choice.candidate.layout(choice.setting))
+    unfilled = replace(choice, proposal=proposal, filler=None)
+    own, merits = choice.merits, unfilled.merits
+    is_hardly_slower = proposal.step <= choice.step * (1 + GAIN) and not own.saves(merits)
+    if proposal.overflow > 0 or not merits.is_near(fastest.merits) or not (is_hardly_slower or merits.saves(own)):
+        return choice
+    finalists = ((choice.candidate, proposal), *choice.search.finalists)
+    return replace(unfilled, search=replace(choice.search, finalists=finalists))
+
+
+def _leaves_time(ways: Sequence[Choice]) -> bool:
+    """Whether more memory could make it faster."""
+    return not ways or ways[-1].search.may_be_beaten(ways[-1].proposal.iteration / ROOM)

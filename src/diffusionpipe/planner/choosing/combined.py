@@ -1,0 +1,234 @@
+"""Ways out where nothing fits: the fewest changes that fit together, each way with the command that asks for it.
+
+Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, frozen weights in one byte
+or four bits, a smaller batch. Where they do not fit together, more cards of the same kind, adapters in place of the
+whole model, or smaller pictures are added. A way is offered only if a layout of it is found that fits.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+
+from diffusionpipe.costs.cluster import Cluster, with_memory
+from diffusionpipe.costs.forms import Form, stored_bytes
+from diffusionpipe.planner.choosing.advice import RANK, Nearest, nearest_layout, recomputed, with_adapters
+from diffusionpipe.planner.choosing.batches import with_batch
+from diffusionpipe.planner.choosing.fewer import least_of
+from diffusionpipe.planner.pricing.setting import Setting
+
+Apply = Callable[[Setting], Setting | None]
+"""The training after a change; None where it is that already, or cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the question."""
+
+    words: str
+    option: tuple[str, str]
+    """The option of `plan` and its value."""
+    key: str
+    """The key of a recipe and its value; "" where the option holds for recipes too."""
+    apply: Apply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedWay:
+    """Changes that fit together."""
+
+    changes: tuple[Change, ...]
+    nearest: Nearest
+
+
+def ways_out(
+    setting: Setting,
+    *,
+    larger: Iterable[Cluster] = (),
+    batch: bool = True,
+    layers: bool = True,
+    smaller: Sequence[Change] = (),
+) -> list[CombinedWay]:
+    """The ways out of a setting for which nothing fits, at most five.
+
+    Args:
+        setting: the training as it was asked for.
+        larger: machines with more cards of the same kind, smallest first.
+        batch: whether a smaller batch is an answer: not where the question leaves it open.
+        layers: whether other storage and adapters are answers: not where a profile's file says which layers there are.
+        smaller: smaller pictures, largest first. Their profiles may be counted for them, so they are asked last, and
+            only where all that does not grow with the pictures fits.
+    """
+    cheap = [change for change in (_storage(setting) if layers else None, _recomputation(setting)) if change]
+    for count in range(1, len(cheap) + 1):
+        for chosen in combinations(cheap, count):
+            if way := _way(setting, chosen):
+                return [way]
+    again = [change for change in (_recomputation(setting),) if change]
+    found = [
+        _first(setting, again, _forms(setting) if layers else ()),
+        _first(setting, cheap, _batches(setting) if batch else ()),
+        _first(setting, cheap, [_cards(cluster, setting) for cluster in larger]),
+        _first(setting, cheap, [_adapters()] if layers else ()),
+    ]
+    ways = [way for way in found if way is not None]
+    if (not ways or (len(ways) == 1 and ways[0].changes[-1].option[0] == "--cluster")) and _may_shrink(setting, cheap):
+        way = _first(setting, cheap, smaller)
+        ways += [way] if way is not None else []
+    return ways
+
+
+def _may_shrink(setting: Setting, cheap: Sequence[Change]) -> bool:
+    """Whether all but what grows with the size of the samples fits, in the layout that lacks least."""
+    for change in cheap:
+        setting = change.apply(setting) or setting
+    nearest = nearest_layout(setting) if least_of(setting) < float("inf") else None
+    if nearest is None:
+        return False
+    use = nearest.use
+    growing = use.activations + use.workspace + use.messages + use.frozen_outputs
+    return nearest.proposal.overflow < growing
+
+
+def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> CombinedWay | None:
+    """The first of the other changes that fits with some of the cheap ones, as few as possible."""
+    for other in others:
+        way = _way(setting, (*cheap, other))
+        if way is None:
+            continue
+        for count in range(len(cheap)):
+            for chosen in combinations(cheap, count):
+                if fewer := _way(setting, (*chosen, other)):
+                    return fewer
+        return way
+    return None
+
+
+def _way(setting: Setting, changes: Sequence[Change]) -> CombinedWay | None:
+    """The way with these changes, if a layout fits."""
+    changed: Setting | None = setting
+    for change in changes:
+        changed = change.apply(changed) if changed is not None else None
+    if changed is None:
+        return None
+    for one in _of_batches(changed):
+        nearest = nearest_layout(one) if least_of(one) < float("inf") else None
+        if nearest is not None and nearest.fits:
+            return CombinedWay(changes=tuple(changes), nearest=nearest)
+    return None
+
+
+def _of_batches(setting: Setting) -> Iterator[Setting]:
+    """The setting, and with one sample for each device where it has fewer."""
+    yield setting
+    if setting.workload.batch < setting.cluster.num_ranks:
+        yield with_batch(setting, setting.cluster.num_ranks)
+
+
+def _storage(setting: Setting) -> Change | None:
+    if setting.profile.precision != "bfloat16" or stored_narrow(setting) is None:
+        return None
+    return Change(
+        words="store frozen weights in bfloat16",
+        option=("--frozen-dtype", "bfloat16"),
+        key="model.frozen_dtype=bfloat16",
+        apply=stored_narrow,
+    )
+
+
+def stored_narrow(setting: Setting) -> Setting | None:
+    """The training with frozen matrices stored in bfloat16, about as the model would be described; None: they are.
+
+    Embeddings stay wide. In a description with all weights wide they are known by their names alone.
+    """
+    graph = setting.graph
+    wide = [
+        parameter
+        for parameter in graph.parameters
+        if not parameter.is_trainable and parameter.dtype == "float32" and len(parameter.shape) > 1
+        if not _is_table(parameter.name)
+    ]
+    names = {parameter.name for parameter in wide if setting.ledger.frozen[parameter.name] == parameter.num_bytes}
+    if not names:
+        return None
+    parameters = tuple(replace(one, dtype="bfloat16") if one.name in names else one for one in graph.parameters)
+    return replace(setting, profile=replace(setting.profile, graph=replace(graph, parameters=parameters)))
+
+
+def _forms(setting: Setting) -> Iterator[Change]:
+    """Frozen linear layers in one byte, then in four bits a number."""
+    for form in (Form.INT8, Form.NF4) if setting.profile.precision == "bfloat16" else ():
+        if stored_in(form, setting) is not None:
+            yield Change(
+                words=f"store frozen weights in {form}",
+                option=("--frozen-dtype", form.value),
+                key=f"model.frozen_dtype={form}",
+                apply=partial(stored_in, form),
+            )
+
+
+def stored_in(form: Form, setting: Setting) -> Setting | None:
+    """The training with frozen linear layers, but for the VAE's, in that form; None: none would be smaller.
+
+    Of frozen matrices the description has the weights of linear layers in bfloat16, and embeddings in float32. Times
+    stay as they are: the command of the way counts the widening.
+    """
+    setting = stored_narrow(setting) or setting
+    graph, frozen = setting.graph, setting.ledger.frozen
+    smaller = {}
+    for one in graph.parameters:
+        if one.is_trainable or one.dtype != "bfloat16" or len(one.shape) != 2:
+            continue
+        size = stored_bytes(form, *one.shape)
+        if size < frozen[one.name] == one.num_bytes and not one.name.startswith("vae."):
+            smaller[one.name] = replace(one, shape=(size,), dtype=form.value)
+    if not smaller:
+        return None
+    parameters = tuple(smaller.get(one.name, one) for one in graph.parameters)
+    return replace(setting, profile=replace(setting.profile, graph=replace(graph, parameters=parameters)))
+
+
+def _is_table(name: str) -> bool:
+    return "embed" in name or name.endswith("shared.weight")
+
+
+def _recomputation(setting: Setting) -> Change | None:
+    if recomputed(setting) is None:
+        return None
+    return Change(
+        words="recompute all layers",
+        option=("--checkpoint", "*"),
+        key="training.activation_checkpointing=true",
+        apply=recomputed,
+    )
+
+
+def _batches(setting: Setting) -> Iterator[Change]:
+    batch = setting.workload.batch
+    while batch > 1:
+        batch = -(-batch // 2)
+        yield Change(
+            words=f"a batch of {batch}",
+            option=("--batch", str(batch)),
+            key=f"training.batch={batch}",
+            apply=partial(with_batch, batch=batch),
+        )
+
+
+def _cards(cluster: Cluster, setting: Setting) -> Change:
+    cluster = with_memory(cluster, max(device.memory for device in setting.cluster.devices))
+    return Change(
+        words=f"{cluster.num_ranks} such devices ({cluster.name})",
+        option=("--cluster", cluster.name),
+        key="",
+        apply=partial(replace, cluster=cluster),
+    )
+
+
+def _adapters() -> Change:
+    return Change(
+        words=f"adapters of rank {RANK} in place of the whole model",
+        option=("--lora-rank", str(RANK)),
+        key=f"lora.rank={RANK}",
+        apply=with_adapters,
+    )

@@ -1,0 +1,23 @@
+"""The choice between recomputing the activations of all layers and of none."""
+
+from diffusionpipe.planner.choosing.advice import recomputed
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.choosing.chosen import Choice
+from diffusionpipe.planner.choosing.fewer import least_of
+from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
+from diffusionpipe.planner.pricing.setting import Setting
+
+
+def best_way(setting: Setting, *, fill: bool | None = None, may_recompute: bool = False) -> Choice | None:
+    """The best plan, with all layers recomputed only where nothing else fits or it is clearly faster.
+
+    None where nothing fits, or where the batch cannot be cut over the devices.
+    """
+    if least_of(setting) == float("inf"):
+        return None
+    best = best_choice(setting, fill=fill)
+    again = recomputed(setting) if may_recompute else None
+    if again is None:
+        return best
+    limit = best.step / (1 + NEAR_TIE) if best else float("inf")
+    return best_choice(again, fill=fill, limit=limit) or best

@@ -1,0 +1,41 @@
+"""Another layout for a run, where the corrected profile says that it would be clearly faster."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.ir import Plan, Timeline
+from diffusionpipe.planner.choosing.best import best_choice
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.units import Seconds
+
+GAIN = 0.05
+"""A layout is suggested if steps of the present one take longer by more than this part of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """A layout that would be faster."""
+
+    sizes: str
+    """The schedule and its sizes in words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
+    step: Seconds
+    plan: Plan
+    timeline: Timeline
+
+
+def suggest(setting: Setting, step: Seconds, *, fill: bool | None, sample_batch: int = 0) -> Suggestion | None:
+    """The fastest layout that fits in memory if it saves enough of a step of `step`; None if none does.
+
+    `fill` and `sample_batch` as in `planner.choosing.choice`.
+
+    Raises:
+        ConfigError: the sizes that are given do not fit each other.
+    """
+    choice = best_choice(setting, fill=fill)
+    if choice is None or step <= choice.step * (1 + GAIN):
+        return None
+    return Suggestion(
+        sizes=choice.sizes,
+        step=choice.step,
+        plan=choice.plan(sample_batch=sample_batch),
+        timeline=choice.proposal.timeline,
+    )

@@ -1,0 +1,1 @@
+"""Plans for drawing samples: forwards alone, priced, forecast, and parallel in time."""

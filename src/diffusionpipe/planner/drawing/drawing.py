@@ -1,0 +1,183 @@
+"""The time and memory of `diffusionpipe sample --ranks` on a cluster, from a profile: no weights, no training.
+
+    every rank     encoders, gone ─┐
+    worker 0       stage 0         └─> F0 F1 F2 ... | F0 F1 F2 ... | ...       a step of denoising is a forward of all
+    worker 1       stage 1                F0 F1 ... |    F0 F1 ... | ...       micro-batches; the next waits for its end
+    worker 0       stage 0, gone ──> decoder
+
+Weights that are factors of products are stored in two bytes where the profile computes in bfloat16, as `sample` stores
+them. The first rank decodes the pictures, when its weights are gone: one after the other, each whole or, where that
+does not fit, tile by tile. The time of that and the scheduler's own arithmetic are in no profile and are left out.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
+from diffusionpipe.costs.graph import BYTES_OF_STORED, upstream
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.holding.memory import forward_bytes
+from diffusionpipe.ir import Plan
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.drawing.forwards import forward_time, forward_uses
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import frozen_time
+from diffusionpipe.units import Bytes, Seconds
+
+_NARROW = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingMemory:
+    """Bytes of one rank while pictures are drawn: encoders, then its stage, then the decoder, never there together."""
+
+    encoders: Bytes
+    """Memory of the encoders, with the tensors that live between them, and the workspace of their hungriest layer."""
+    weights: Bytes
+    """Weights of the rank's stage."""
+    tensors: Bytes
+    """Tensors that the stage reads from outside for all rows, tensors between its layers, the workspace of its
+    hungriest layer, and messages."""
+    decoding: Bytes = 0
+    """The VAE, latents, and the tensors that its decoder makes; 0 where none is decoded."""
+
+    @property
+    def peak(self) -> Bytes:
+        """The most that is there at a time."""
+        return max(self.encoders, self.weights + self.tensors, self.decoding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Pictures drawn together over all devices of a cluster."""
+
+    pictures: int
+    rows: int
+    """Rows that pass through the denoiser in each step: two a picture with classifier-free guidance."""
+    encoding: Seconds
+    """Time in which all texts are encoded, on each rank."""
+    step: Seconds
+    """Time of one step of denoising, in seconds."""
+    memory: tuple[DrawingMemory, ...]
+    """The memory of each rank while pictures are drawn, by rank."""
+    is_decoding_known: bool
+    """Whether the profile says what decoding takes."""
+    is_tiled: bool = False
+    """Whether pictures are decoded tile by tile, because a whole one does not fit."""
+
+    def latency(self, steps: int) -> Seconds:
+        """Time until the latents of all pictures are there, with this number of steps of denoising."""
+        return self.encoding + steps * self.step
+
+    def seconds_a_picture(self, steps: int) -> Seconds:
+        """The latency divided by the number of pictures."""
+        return self.latency(steps) / self.pictures
+
+
+def drawing_plan(model: ModelGraph, ranks: int, rows: int, size: int) -> Plan:
+    """The plan of a pipeline over all ranks that draws `rows` rows, `size` at a time.
+
+    Its training schedules are of one sample.
+    """
+    layout = Layout(batch=1, stages=ranks, microbatches=1, schedule="gpipe", sample_batch=rows, sample_microbatch=size)
+    return build_plan(model, layout)
+
+
+def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) -> Drawing:
+    """Time and memory of drawing over all devices of the cluster, `size` rows at a time.
+
+    Raises:
+        ConfigError: there are more devices than layers, or several models that draw in turn, or none.
+    """
+    graph, cluster = setting.graph, setting.cluster
+    if len(graph.backbones) > 1:
+        raise ConfigError(
+            "the profile has several models, which draw one after the other; give a profile of each alone"
+        )
+    (backbone,) = graph.backbones
+    if not upstream(graph.layers, backbone.result) or backbone.prediction is None:
+        raise ConfigError("the model of this profile cannot be drawn from: it has no prediction")
+    if cluster.num_ranks > len(graph.backbone_layers):
+        raise ConfigError(
+            f"{cluster.num_ranks} ranks cannot share the {len(graph.backbone_layers)} layers of the denoiser; use a "
+            f"cluster with {len(graph.backbone_layers)} devices at most"
+        )
+    plan = drawing_plan(graph, cluster.num_ranks, rows, size)
+    (schedule,) = plan.sample
+    uses = forward_uses(setting.profile, schedule, plan.blocks, {layer.name for layer in _drawn(graph)})
+    encoders = _encoders(graph)
+    slowest = min(device.speed for device in cluster.devices)
+    decoder, is_tiled = decoder_use(setting.profile, pictures, cluster.devices[0].memory)
+    held = _bytes_of_encoders(setting.profile, encoders, rows)
+    return Drawing(
+        pictures=pictures,
+        rows=rows,
+        encoding=frozen_time(setting.profile, encoders, rows) / slowest,
+        step=forward_time(setting, schedule, plan.blocks, plan.mesh),
+        memory=tuple(
+            DrawingMemory(
+                encoders=held,
+                weights=_weights(setting.profile, use.layers),
+                tensors=use.read + use.running,
+                decoding=decoder if worker == 0 else 0,
+            )
+            for worker, use in enumerate(uses)
+        ),
+        is_decoding_known=setting.profile.decoding is not None,
+        is_tiled=is_tiled,
+    )
+
+
+def decoder_use(profile: Profile, pictures: int, room: Bytes) -> tuple[Bytes, bool]:
+    """Bytes of the VAE while it decodes, and whether it does so by tiles, because else there is no room.
+
+    Pictures wait in host memory, which is the device's where that is a CPU.
+    """
+    decoding, on_host = profile.decoding, profile.device_type == "cpu"
+    if decoding is None:
+        return 0, False
+    is_tiled = decoding.needs_tiles(room, pictures, on_host=on_host)
+    return decoding.peak(pictures, is_tiled=is_tiled, on_host=on_host), is_tiled
+
+
+def _drawn(graph: ModelGraph) -> list[LayerSpec]:
+    """The layers of the denoiser, and of the ControlNet that steers it: of components that see latents or times."""
+    (backbone,) = graph.backbones
+    moving = {name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None}
+    layers = [layer for layer in upstream(graph.layers, backbone.result) if moving.isdisjoint(layer.writes)]
+    components = set()
+    for layer in layers:
+        if not moving.isdisjoint(layer.reads):
+            components.add(layer.component)
+            moving.update(layer.writes)
+    return [layer for layer in layers if layer.component in components]
+
+
+def _encoders(graph: ModelGraph) -> list[str]:
+    """The layers that make what the denoiser reads beside noisy latents and times."""
+    (backbone,) = graph.backbones
+    drawn = _drawn(graph)
+    others = [layer for layer in graph.layers if layer not in drawn]
+    wanted = {name for layer in drawn for name in layer.reads} - {backbone.noisy, backbone.timesteps}
+    found = {layer.name for name in wanted for layer in upstream(others, name)}
+    return [layer.name for layer in others if layer.name in found]
+
+
+def _bytes_of_encoders(profile: Profile, layers: Sequence[str], rows: int) -> Bytes:
+    if not layers:
+        return 0
+    return _weights(profile, layers) + forward_bytes(profile, layers, rows)
+
+
+def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
+    names = profile.graph.parameters_of(layers)
+    return sum(_stored(one, profile.precision) for one in profile.graph.parameters if one.name in names)
+
+
+def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
+    if parameter.dtype in BYTES_OF_STORED or parameter.name.endswith(".scales"):
+        return parameter.num_bytes
+    is_factor = len(parameter.shape) > 1
+    return prod(parameter.shape) * _NARROW if is_factor and precision == "bfloat16" else parameter.num_bytes

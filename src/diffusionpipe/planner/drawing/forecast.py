@@ -1,0 +1,68 @@
+"""Drawing as a reader asks about it: seconds a picture, seconds until all are there, and how uncertain both are.
+
+{"format": "diffusionpipe-drawing", "version": 1, "steps": 28, "a_picture": 1.9, "latency": 15.2, "band": ...}
+"""
+
+from dataclasses import dataclass
+
+from diffusionpipe.ir.files import Format
+from diffusionpipe.planner.choosing.band import UNCERTAINTY, stretched
+from diffusionpipe.planner.drawing.drawing import Drawing, predict_drawing
+from diffusionpipe.planner.drawing.in_time import DrawingInTime, predict_in_time
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingBand:
+    """Both figures with all layer times shorter and longer by their uncertainty."""
+
+    a_picture: tuple[Seconds, Seconds]
+    latency: tuple[Seconds, Seconds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingForecast:
+    """Pictures drawn together, with this number of steps of denoising."""
+
+    cluster: str
+    """Name of the cluster."""
+    steps: int
+    a_picture: Seconds
+    """Time of all pictures divided by their number."""
+    latency: Seconds
+    """Time from the texts until the latents of all pictures are there."""
+    band: DrawingBand | None
+    """None on a measured profile."""
+    drawing: Drawing
+    in_time: DrawingInTime | None = None
+    """The same pictures with denoising steps at the same time; None on one device."""
+
+
+DRAWING = Format("diffusionpipe-drawing", 1, DrawingForecast)
+
+
+def forecast_drawing(setting: Setting, *, steps: int, pictures: int, rows: int, size: int) -> DrawingForecast:
+    """The forecast of drawing over all devices of the cluster, `size` rows at a time.
+
+    Raises:
+        ConfigError: as `predict_drawing`.
+    """
+    drawing = predict_drawing(setting, pictures=pictures, rows=rows, size=size)
+    band = None
+    if setting.profile.source != "measured":
+        ends = [
+            predict_drawing(stretched(setting, 1 + sign * UNCERTAINTY), pictures=pictures, rows=rows, size=size)
+            for sign in (-1, 1)
+        ]
+        shortest, longest = (end.latency(steps) for end in ends)
+        band = DrawingBand(a_picture=(shortest / pictures, longest / pictures), latency=(shortest, longest))
+    return DrawingForecast(
+        cluster=setting.cluster.name,
+        steps=steps,
+        a_picture=drawing.seconds_a_picture(steps),
+        latency=drawing.latency(steps),
+        band=band,
+        drawing=drawing,
+        in_time=predict_in_time(setting, steps=steps, pictures=pictures, rows=rows),
+    )

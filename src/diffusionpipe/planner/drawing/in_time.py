@@ -1,0 +1,51 @@
+"""Drawing by `sample --parallel-in-time` on a cluster: each device has the whole denoiser and some blocks of steps."""
+
+from dataclasses import dataclass, replace
+
+from diffusionpipe.costs.cluster import of_ranks
+from diffusionpipe.planner.drawing.drawing import DrawingMemory, predict_drawing
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.timing.in_time import USUAL_REFINEMENTS, blocks_of, evaluations, latency
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingInTime:
+    """Pictures whose denoising steps are computed at the same time, after a usual number of refinements."""
+
+    refinements: int
+    ranks: int
+    """Devices that compute: no more than blocks."""
+    in_turn: int
+    """Evaluations of the denoiser that the busiest devices make one after the other."""
+    evaluations: int
+    """Evaluations of all devices together."""
+    latency: Seconds
+    """Time until the latents of all pictures are there."""
+    memory: DrawingMemory
+    """The memory of a device, which holds the whole denoiser."""
+
+
+def predict_in_time(setting: Setting, *, steps: int, pictures: int, rows: int) -> DrawingInTime | None:
+    """Time and memory of that on the cluster, by its slowest device; None for one device.
+
+    Raises:
+        ConfigError: as `predict_drawing`.
+    """
+    cluster, blocks = setting.cluster, blocks_of(steps)
+    ranks = min(cluster.num_ranks, len(blocks))
+    if ranks == 1:
+        return None
+    slowest = min(range(cluster.num_ranks), key=lambda rank: cluster.devices[rank].speed)
+    one = replace(setting, cluster=of_ranks(cluster, [slowest]))
+    alone = predict_drawing(one, pictures=pictures, rows=rows, size=rows)
+    schedule = len(blocks), len(blocks[0]), USUAL_REFINEMENTS
+    in_turn = latency(*schedule, ranks=ranks)
+    return DrawingInTime(
+        refinements=USUAL_REFINEMENTS,
+        ranks=ranks,
+        in_turn=in_turn,
+        evaluations=sum(map(len, evaluations(*schedule))),
+        latency=alone.encoding + in_turn * alone.step,
+        memory=alone.memory[0],
+    )

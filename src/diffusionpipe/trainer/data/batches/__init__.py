@@ -1,0 +1,1 @@
+"""Samples to batches of raw inputs, made ahead by worker processes."""

@@ -1,0 +1,41 @@
+"""The order of samples where each step has patches of one size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from diffusionpipe.ir.size import Clip
+from diffusionpipe.trainer.data.batches.batch import turns_of
+from diffusionpipe.trainer.data.order import Growth
+from diffusionpipe.trainer.data.randomness import uniform
+from diffusionpipe.trainer.data.sizes.order import SizedPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchOrder:
+    """The sizes and samples of all positions: as without patches, but each step has a size of its own."""
+
+    sizes: tuple[Clip, ...]
+    shares: tuple[float, ...]
+    """The probability of each size."""
+    num_samples: int
+    growth: Growth
+    seed: int
+    run: int
+    """Positions in a row that have one size: the batch."""
+
+    def at(self, position: int) -> SizedPlace:
+        """The size and the sample at a position of the endless order."""
+        step, place = divmod(position, self.run)
+        (turn,) = turns_of(
+            self.num_samples, seed=self.seed, batch=self.run, step=step, positions=(place,), growth=self.growth
+        )
+        return SizedPlace(self._size(step), turn.sample, turn.number)
+
+    def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """The number of the size at each position."""
+        return tuple(self._size(position // self.run) for position in positions)
+
+    def _size(self, step: int) -> int:
+        drawn = float(uniform(seed=self.seed, purpose="patch_size", step=step, positions=(0,))[0])
+        return sum(drawn >= end for end in list(accumulate(self.shares))[:-1])

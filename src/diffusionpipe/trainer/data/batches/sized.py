@@ -1,0 +1,196 @@
+"""Samples of several sizes: the inputs of each size, and batches that are made of runs of one size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.ir.cells import rows_by_size
+from diffusionpipe.ir.size import Clip
+from diffusionpipe.runtime.compute.runs import joined_runs
+from diffusionpipe.runtime.job.agreement import agree
+from diffusionpipe.trainer.data.batches.batch import BatchSource, Rows, Turn, make_batch, turns_of
+from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
+from diffusionpipe.trainer.data.decoding.clips import is_clip
+from diffusionpipe.trainer.data.decoding.images import upright_size
+from diffusionpipe.trainer.data.sizes.order import SizeOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedSamples:
+    """The sizes of a source's samples."""
+
+    order: SizeOrder | PatchOrder
+    numbers: tuple[int, ...]
+    """The number of each of the order's sizes among those that the model is built for."""
+    sources: tuple[BatchSource, ...]
+    """The source with the inputs of each size that the model is built for."""
+    pipelines: int = 0
+    """Equal parts of a step's batch, in each of which rows lie size by size; 0: rows are in the order of positions."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The part of the samples that has each size that the model is built for; () for patches."""
+        if not isinstance(self.order, SizeOrder):
+            return ()
+        visits = dict(zip(self.numbers, (share.visits for share in self.order.assignment.shares), strict=True))
+        return tuple(visits.get(number, 0) / sum(visits.values()) for number in range(len(self.sources)))
+
+
+def sized(
+    source: BatchSource,
+    order: SizeOrder | PatchOrder,
+    inputs: Mapping[Clip, tuple[TensorSpec, ...]],
+    mean_pixels: float | None = None,
+) -> SizedSamples:
+    """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order.
+
+    `mean_pixels`: the pixels with which a sample counts 1 in the loss, and others in proportion; None: all count 1.
+    """
+    built = list(inputs)
+    return SizedSamples(
+        order=order,
+        numbers=tuple(built.index(size) for size in order.sizes),
+        sources=tuple(
+            replace(source, inputs=own, size_weight=size.num_pixels / mean_pixels if mean_pixels else 1.0)
+            for size, own in inputs.items()
+        ),
+    )
+
+
+def samples_in_rows(sizes: SizedSamples, *, batch: int, step: int, rows: Sequence[int]) -> tuple[int, ...]:
+    """The positions of a step's global batch whose samples lie in these of its rows."""
+    if not sizes.pipelines:
+        return tuple(rows)
+    count = batch // sizes.pipelines
+    place_of: dict[int, int] = {}
+    for first in {row // count * count for row in rows}:
+        start = step * batch + first
+        own = [sizes.numbers[size] for size in sizes.order.size_numbers(range(start, start + count))]
+        place_of |= {first + row: first + place for row, place in enumerate(rows_by_size(own))}
+    return tuple(place_of[row] for row in rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSizes:
+    """The sizes of held-out samples, which do not change."""
+
+    numbers: tuple[int, ...]
+    """The number of each sample's size among those that the model is built for."""
+    sources: tuple[BatchSource, ...]
+    """The source with the inputs of each size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedRows:
+    """The rows of a validation, batch after batch; row r is sample r // times at time r % times."""
+
+    rows: tuple[int, ...]
+    counts: tuple[bool, ...]
+    """Whether each is one of the mean; the others fill up micro-batches and the last batch."""
+
+
+def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int = 1, held: HeldSizes | None = None) -> FixedRows:
+    """Every row once, in micro-batches of `cell` rows of one size, and rows that fill up.
+
+    >>> held = HeldSizes(numbers=(0, 1, 0), sources=())
+    >>> fixed_rows(3, times=1, batch=4, cell=2, held=held).rows
+    (0, 2, 1, 1)
+    """
+    rows: list[int] = []
+    counts: list[bool] = []
+    numbers = [0] * num_rows if held is None else [held.numbers[row // times] for row in range(num_rows)]
+    for size in sorted(set(numbers)):
+        own = [row for row in range(num_rows) if numbers[row] == size]
+        filled = -len(own) % cell if held is not None else 0
+        rows += own + [own[place % len(own)] for place in range(filled)]
+        counts += [True] * len(own) + [False] * filled
+    # The first rows again, whole cells of them, so that each cell keeps one size.
+    filled = -len(rows) % batch
+    counts += [False] * filled
+    rows += [rows[place % len(rows)] for place in range(filled)]
+    return FixedRows(rows=tuple(rows), counts=tuple(counts))
+
+
+_COMPARED = 256
+"""Runs at the start whose sizes all ranks compare; later ones follow from the same rule."""
+
+
+def agree_on_sizes(order: SizeOrder | PatchOrder) -> None:
+    """Refuse ranks whose samples would have other sizes, before one waits for a message of another shape.
+
+    Every rank calls it.
+
+    Raises:
+        ConfigError: on every rank; it names both sizes.
+    """
+    own = [str(order.sizes[number]) for number in order.size_numbers(range(0, _COMPARED * order.run, order.run))]
+    texts = agree(lambda: "; ".join(own))
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            pairs = zip(texts[0].split("; "), text.split("; "), strict=True)
+            run, (first, other) = next((run, pair) for run, pair in enumerate(pairs) if pair[0] != pair[1])
+            raise ConfigError(
+                f"the ranks do not agree on the sizes of samples: from sample {run * order.run} on rank 0 has {first}, "
+                f"rank {rank} has {other}; use one version of DiffusionPipe and of numpy on all machines"
+            )
+
+
+def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
+    """Refuse pictures that are not those whose headers rank 0 has read. Raises DataError, which names both sizes."""
+    for sample in samples:
+        path, expected = source.dataset.path(sample), source.dataset.samples[sample].size
+        if is_clip(path):  # the size of its first frame is known where it is decoded
+            continue
+        try:
+            found = upright_size(path)
+        except (OSError, ValueError):  # the decoder says more
+            continue
+        if expected and found != expected:
+            raise DataError(
+                f"{path} has {found[0]} x {found[1]} pixels here, and {expected[0]} x {expected[1]} where rank 0 has "
+                "read it; give all machines the same pictures"
+            )
+
+
+def turns_at(
+    source: BatchSource, sizes: SizedSamples | None, *, batch: int, step: int, positions: Sequence[int]
+) -> tuple[Turn, ...]:
+    """The samples in some rows of a step's global batch."""
+    if sizes is not None:
+        positions = samples_in_rows(sizes, batch=batch, step=step, rows=positions)
+        places = (sizes.order.at(step * batch + position) for position in positions)
+        return tuple(Turn(place.sample, place.epoch) for place in places)
+    count, growth = len(source.dataset.samples), source.dataset.growth
+    return turns_of(count, seed=source.seed, batch=batch, step=step, positions=positions, growth=growth)
+
+
+def sized_batch(
+    sizes: SizedSamples, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
+) -> dict[str, Tensor]:
+    """The raw inputs in some rows of a step's global batch, in runs of one size.
+
+    `group`: all rows of the pipeline's batch, whose sizes every rank is given.
+
+    Raises:
+        DataError: as `make_batch`.
+    """
+    start, order = step * batch, sizes.order
+    positions, group = (samples_in_rows(sizes, batch=batch, step=step, rows=rows) for rows in (positions, group))
+    runs = []
+    placed = [(position, order.at(start + position)) for position in positions]
+    for size, own in groupby(placed, lambda one: one[1].size):
+        places, found = zip(*own, strict=True)
+        _check_files(sizes.sources[0], [one.sample for one in found])
+        rows = Rows(
+            samples=tuple(one.sample for one in found),
+            passes=tuple(one.epoch for one in found),
+            positions=places,
+            step=step,
+        )
+        runs.append(make_batch(sizes.sources[sizes.numbers[size]], rows, has_levels=has_levels))
+    numbers = order.size_numbers([start + position for position in group])
+    return joined_runs([sizes.numbers[number] for number in numbers], runs)

@@ -1,0 +1,1 @@
+"""Results of frozen layers that are kept in files."""

@@ -1,0 +1,104 @@
+"""The tensors of frozen layers that a batch takes from a cache, and their keys.
+
+A key follows from content alone: the bytes of the picture's file, its cut, mirror and size, and the tokens of a text.
+So a picture that is replaced, a caption that is changed, or another size has another key, and a text that several
+pictures share has one. Weights, precision and all other settings have a folder of their own (`cache_files`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.trainer.data.cache.files import row_bytes, shards_of
+from diffusionpipe.trainer.data.content import Content, bytes_of
+
+KEY_BYTES = 16
+NO_KEY = bytes(KEY_BYTES)
+"""In place of a key: a row that is neither read nor written."""
+_BLOCK = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTensor:
+    """A tensor of frozen layers that is kept."""
+
+    spec: TensorSpec
+    """Shape of a sample, and dtype."""
+    reads: tuple[str, ...]
+    """The raw inputs that it follows from."""
+    folder: Path
+    left_out: frozenset[int] = frozenset()
+    """The sources whose samples are new each time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPart:
+    """All that a cache keeps for a size of samples."""
+
+    tensors: tuple[CachedTensor, ...]
+    spared: frozenset[str]
+    """Raw inputs that nothing reads where every tensor that follows from them is there."""
+
+    def is_spared(self, name: str, given: Sequence[bool]) -> bool:
+        """Whether a row needs no value of a raw input; `given`: which tensors are there for it."""
+        return name in self.spared and all(
+            is_given for tensor, is_given in zip(self.tensors, given, strict=True) if name in tensor.reads
+        )
+
+
+def key_of(parts: Sequence[bytes], spec: TensorSpec) -> bytes:
+    """The key of a tensor that follows from these contents, in the order of the raw inputs."""
+    digest = blake2b(repr(spec.shape).encode(), digest_size=KEY_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def picture_content(content: Content, about: object) -> bytes:
+    """The content of a picture or clip: its bytes, and how it is seen."""
+    return _file_digest(content, _date(content)) + repr(about).encode()
+
+
+def token_content(row: Tensor) -> bytes:
+    """The content of a row of tokens, or of their mask."""
+    return row_bytes(row)
+
+
+def found_rows(tensor: CachedTensor, keys: Sequence[bytes]) -> tuple[Tensor, list[bool]]:
+    """The rows that the cache has, zeros for others, (len(keys), ...), and which these are."""
+    spec, shards = tensor.spec, shards_of(tensor.folder)
+    dtype = getattr(torch, spec.dtype)
+    rows, given = torch.zeros(len(keys), *spec.shape, dtype=dtype), [False] * len(keys)
+    for row, key in enumerate(keys):
+        found = shards.read(key.hex()) if key != NO_KEY else None
+        if found is not None and found.shape == spec.shape and found.dtype is dtype:
+            rows[row], given[row] = found, True
+    return rows, given
+
+
+def _date(content: Content) -> tuple[int, int]:
+    """Size and date of a file, so that one which was replaced is read again."""
+    if not isinstance(content, Path):
+        return 0, 0  # tar files and tables do not change while a run lasts
+    about = content.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+@lru_cache(maxsize=2**17)
+def _file_digest(content: Content, date: tuple[int, int]) -> bytes:
+    """A digest of all bytes of a file."""
+    digest = blake2b(digest_size=KEY_BYTES)
+    if not isinstance(content, Path):
+        digest.update(bytes_of(content))
+        return digest.digest()
+    with content.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.digest()

@@ -1,0 +1,1 @@
+"""Files of pictures and clips to tensors of levels."""

@@ -1,0 +1,1 @@
+"""Holes that a model learns to fill, and masks of the loss."""

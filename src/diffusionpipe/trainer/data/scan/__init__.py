@@ -1,0 +1,1 @@
+"""Places of samples to checked data sets: folders, tables, shards, several sources."""

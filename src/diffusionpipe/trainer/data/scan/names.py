@@ -1,0 +1,93 @@
+"""Finds the pictures that metadata name, though the names were written on another machine.
+
+A letter with an accent is one character in NFC and two in NFD: macOS writes NFD into file names, most editors NFC into
+texts. Windows puts backslashes between folders. An exact name comes first.
+"""
+
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from unicodedata import normalize
+
+from diffusionpipe.ir.locales import as_utf8
+from diffusionpipe.trainer.data.scan.captions import SIDECARS, Description
+from diffusionpipe.trainer.data.scan.listing import overlooked_part
+
+
+class Names:
+    """The names of files below a folder."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._alike: dict[str, list[str]] = defaultdict(list)
+        for name in self._names:
+            self._alike[_key(name)].append(name)
+        self._small = {name.casefold(): name for name in self._alike}
+
+    def find(self, name: str) -> str:
+        """The file that is meant; `name` itself where there is none, or where it is not clear."""
+        for wanted in (name, posixpath.normpath(name.replace("\\", "/"))):
+            if wanted in self._names:
+                return wanted
+            alike = self._alike.get(_key(wanted), ())
+            if len(alike) == 1:
+                return alike[0]
+        return name
+
+    def explain(self, name: str) -> str:
+        """The name that no file has, and one that a file has with other capital letters."""
+        if (part := overlooked_part(name.replace("\\", "/"))) not in (None, ".", ".."):
+            return f"{name} ({part} is never read)"
+        near = self._small.get(_key(name).replace("\\", "/").casefold())
+        return name if near is None else f"{name} (the folder has {near})"
+
+
+def found_descriptions(
+    descriptions: Mapping[str, Description], names: Names
+) -> tuple[dict[str, Description], list[str]]:
+    """The descriptions by the names that the files have, and the files that are described under two names."""
+    result: dict[str, Description] = {}
+    problems = []
+    for name, about in descriptions.items():
+        own = names.find(name)
+        if own in result:
+            problems.append(f"{own} is described twice, under names that mean the same; keep one of the lines")
+        condition = None if about.condition is None else names.find(about.condition)
+        result[own] = replace(about, condition=condition)
+    return result, problems
+
+
+def sidecars_of(pictures: Iterable[str], sidecars: Iterable[str]) -> dict[str, str]:
+    """The file with the caption of each picture that has one: ending and accents may be written in another way."""
+    ranked = sorted(sidecars, key=_rank, reverse=True)
+    of_stem = {_stem(_key(name)): name for name in ranked}
+    exact = {_stem(name): name for name in ranked}
+    found = {}
+    for picture in pictures:
+        stem = _stem(picture)
+        sidecar = exact.get(stem) or of_stem.get(_key(stem))
+        if sidecar is not None:
+            found[picture] = sidecar
+    return found
+
+
+def lone_sidecars(pictures: Iterable[str], sidecars: Iterable[str]) -> tuple[str, ...]:
+    """The files with captions that belong to none of these pictures."""
+    stems = {_stem(_key(name)) for name in pictures}
+    return tuple(name for name in sidecars if _stem(_key(name)) not in stems)
+
+
+def _key(name: str) -> str:
+    """A key that names of one meaning share, also where the locale is not one of UTF-8."""
+    return normalize("NFC", as_utf8(name))
+
+
+def _rank(name: str) -> tuple[int, bool]:
+    """The smaller, the earlier a caption counts: .txt, .TXT, .caption, .CAPTION."""
+    ending = posixpath.splitext(name)[1]
+    return SIDECARS.index(ending.lower()), ending != ending.lower()
+
+
+def _stem(name: str) -> str:
+    return posixpath.splitext(name)[0]

@@ -1,0 +1,1 @@
+"""Captions to the texts and tokens that an encoder reads."""

@@ -1,0 +1,208 @@
+"""How long captions are in the tokens of a text encoder, and which have more than it reads: their rest is cut off.
+
+Many captions are counted by their words, because that takes a tenth of the time:
+
+    words    tokens of each different word, summed over a caption and the marks around it
+    trial    200 captions are counted by their own tokens too
+    caption  its own tokens, where the sum is near the limit: within 3 %, or 25 % where a trial has differed
+
+Tokenizers hardly ever join letters of two words. For some the space before a word counts, for others it does not.
+
+Of captions in chunks the places up to the end of the last chunk with tokens count (see `caption_chunks`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.trainer.data.randomness import generator
+from diffusionpipe.trainer.data.text.caption_chunks import least_places, places_taken
+from diffusionpipe.trainer.data.text.tokens import Tokenizer, num_tokens
+
+MOST = 20_000
+"""Captions that are looked at; of more, these are drawn."""
+_TRIALS = 200
+_NEAR, _FAR = 0.03, 0.25
+"""Parts of the limit: a sum that is as near to it as this is counted again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderReading:
+    """How a text encoder reads captions."""
+
+    encoder: str
+    tokenizer: Tokenizer
+    length: int
+    """The number of tokens that the encoder reads at once."""
+    chunks: int = 1
+    """How often it reads `length` tokens of one caption."""
+
+    @property
+    def limit(self) -> int:
+        """Tokens that it reads of a caption, with the marks of each chunk."""
+        return self.chunks * self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Captions of which a text encoder does not read the end."""
+
+    encoder: str
+    limit: int
+    """Tokens of a caption that it reads, its marks included."""
+    number: int
+    looked_at: int
+    """The number of captions whose tokens were counted."""
+    longest: int
+    """The place of the longest one among the texts."""
+    tokens: int
+    """Number of tokens of the longest one."""
+
+
+class Lengths(NamedTuple):
+    """Tokens of captions, their marks included."""
+
+    least: int
+    median: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The captions that a text encoder reads, in its tokens."""
+
+    encoder: str
+    limit: int
+    """Tokens of a caption that it reads, its marks included."""
+    looked_at: int
+    """The number of captions whose tokens were counted."""
+    lengths: Lengths | None
+    """How long they are, empty ones left out; None where all are empty."""
+    cut: Cut | None
+    """Those that it does not read in full; None where it reads all."""
+
+
+def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[EncoderReading]:
+    """How each text encoder reads captions, by a model's raw inputs and the tokenizers of them."""
+    return [
+        EncoderReading(
+            encoder=encoder_of(spec.name),
+            tokenizer=tokenizers[spec.name],
+            length=spec.shape[-1],
+            chunks=spec.shape[0] if len(spec.shape) > 1 else 1,
+        )
+        for spec in inputs
+        if spec.name in tokenizers
+    ]
+
+
+def encoder_of(name: str) -> str:
+    """The text encoder that reads a raw input, e.g. "text_encoder_2 of base" for "base/input_ids_2"."""
+    model, _, kind = name.rpartition("/")
+    encoder = kind.replace("input_ids", "text_encoder")
+    return f"{encoder} of {model}" if model else encoder
+
+
+def cut_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[Cut]:
+    """The texts that a text encoder does not read in full, one entry for each encoder that cuts some."""
+    return [one.cut for one in counted_captions(texts, readings) if one.cut is not None]
+
+
+def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[Counted]:
+    """The tokens of texts, by encoder: the least and the most are exact, and the median of many texts about so."""
+    chosen: Sequence[int] = range(len(texts))
+    if len(texts) > MOST:
+        random = generator(seed=0, purpose="counted captions", step=0, position=0)
+        chosen = sorted(random.choice(len(texts), MOST, replace=False).tolist())
+    return [_counted_by(texts, chosen, reading) for reading in readings]
+
+
+def chunks_in_use(texts: Sequence[str], readings: Sequence[EncoderReading]) -> int:
+    """The largest number of chunks that a text fills, at least in part."""
+    most = max((reading.chunks for reading in readings), default=1)
+    while most > 1 and not cut_captions(texts, [replace(one, chunks=min(one.chunks, most - 1)) for one in readings]):
+        most -= 1
+    return most
+
+
+def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: EncoderReading) -> Counted:
+    tokens = _counted(list(dict.fromkeys(texts[place] for place in chosen)), reading)
+    around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
+    return Counted(
+        encoder=reading.encoder,
+        limit=reading.limit - around,
+        looked_at=len(chosen),
+        lengths=_lengths([texts[place] for place in chosen if texts[place].strip()], tokens, reading, around),
+        cut=_cut(texts, chosen, tokens, reading, around),
+    )
+
+
+def _lengths(texts: Sequence[str], tokens: Mapping[str, int], reading: EncoderReading, around: int) -> Lengths | None:
+    if not texts:
+        return None
+    ranked = sorted(texts, key=tokens.__getitem__)
+    least, most = _exactly([ranked[0], ranked[-1]], reading)
+    return Lengths(least - around, tokens[ranked[(len(ranked) - 1) // 2]] - around, most - around)
+
+
+def _cut(
+    texts: Sequence[str], chosen: Sequence[int], tokens: Mapping[str, int], reading: EncoderReading, around: int
+) -> Cut | None:
+    long = {place: tokens[texts[place]] for place in chosen if tokens[texts[place]] > reading.limit}
+    if not long:
+        return None
+    longest = max(long, key=lambda place: long[place])
+    own = _exactly([texts[longest]], reading)[0]
+    return Cut(
+        encoder=reading.encoder,
+        limit=reading.limit - around,
+        number=len(long),
+        looked_at=len(chosen),
+        longest=longest,
+        tokens=own - around,
+    )
+
+
+def _counted(texts: list[str], reading: EncoderReading) -> dict[str, int]:
+    """The tokens of each text, exact where that decides whether it is cut."""
+    found = dict(zip(texts, _sums(texts, reading), strict=True))
+    trials = texts[:: max(1, len(texts) // _TRIALS)]
+    own = dict(zip(trials, _exactly(trials, reading), strict=True))
+    is_sure = reading.chunks == 1 and all(found[text] == own[text] for text in trials)  # chunks may have padding
+    width = (_NEAR if is_sure else _FAR) * reading.limit
+    near = [
+        text
+        for text in texts
+        if text not in own and (abs(found[text] - reading.limit) <= width or " ".join(text.split()) != text.strip())
+    ]  # also where other spaces than one between two words may be tokens of their own
+    return found | own | dict(zip(near, _exactly(near, reading), strict=True))
+
+
+def _exactly(texts: Sequence[str], reading: EncoderReading) -> list[int]:
+    """The tokens of each text, in the frame in which its limit counts."""
+    if reading.chunks == 1:
+        return num_tokens(reading.tokenizer, texts)
+    return places_taken(reading.tokenizer, texts, reading.length)
+
+
+def _sums(texts: Sequence[str], reading: EncoderReading) -> list[int]:
+    """The tokens of the words of each text, and of the template around it."""
+    words_of = [text.split() for text in texts]
+    words = list(dict.fromkeys(word for words in words_of for word in words))
+    plain = getattr(reading.tokenizer, "plain", reading.tokenizer)
+
+    def count(parts: list[str]) -> list[int]:
+        if not parts:
+            return []
+        rows = plain(parts, add_special_tokens=False, padding=False, truncation=False, verbose=False)["input_ids"]
+        return [len(row) for row in rows]
+
+    alone, behind, three = count(["a", " a", "a a a"])
+    space = " " if abs(3 * behind - three) < abs(3 * alone - three) else ""
+    tokens = dict(zip(words, count([space + word for word in words]), strict=True))
+    sums = [sum(map(tokens.__getitem__, words)) for words in words_of]
+    if reading.chunks > 1:
+        return [least_places(number, reading.length) for number in sums]
+    around = num_tokens(reading.tokenizer, [""])[0]
+    return [number + around for number in sums]

@@ -1,0 +1,20 @@
+"""How the samples of a source are used: their captions, sizes, and weight in the loss."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.trainer.data.text.caption_rules import AS_THEY_ARE, CaptionRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """How the samples of a source are used."""
+
+    captions: CaptionRules = AS_THEY_ARE
+    loss_weight: float = 1.0
+    loss_mask: str | None = None
+    """The path of a picture's mask of the loss, with `mask_kinds.NAME` in it."""
+    resolution: tuple[int | str, ...] = ()
+    """Sides and sizes of the source alone, as `sizes.areas_of` reads them; () where it has those of all."""
+
+
+PLAIN = Treatment()

@@ -1,0 +1,1 @@
+"""The examination of machines and of the ranks of a job: facts, trials, findings."""

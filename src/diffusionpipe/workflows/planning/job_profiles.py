@@ -1,0 +1,47 @@
+"""Joint measurements of jobs in the folder of kept profiles."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusionpipe.costs import Profile
+from diffusionpipe.profiler.measured import package_versions
+from diffusionpipe.trainer.setup.job_profile import Measurement
+from diffusionpipe.workflows.planning.profile_cache import ProfileKey, find_profile, keep_profile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedProfiles:
+    """A `ProfileCache` of files; one that cannot be written is only missed later."""
+
+    folder: Path
+
+    def find(self, measurement: Measurement) -> Profile | None:
+        """The earlier result of the measurement.
+
+        Raises:
+            FileFormatError: the kept file has been altered.
+        """
+        return find_profile(_key(measurement), self.folder)
+
+    def keep(self, measurement: Measurement, profile: Profile) -> None:
+        """Have it found from now on, if the folder can be written."""
+        try:
+            keep_profile(_key(measurement), profile, self.folder)
+        except OSError as error:
+            logger.warning("profile_kept=False folder=%s reason=%s", self.folder, error.strerror)
+
+
+def _key(measurement: Measurement) -> ProfileKey:
+    return ProfileKey(
+        model=measurement.model,
+        precision=measurement.precision,
+        batch_sizes=measurement.batch_sizes,
+        device=measurement.ranks[0].partition(": ")[2],
+        rates=None,
+        versions=package_versions(),
+        ranks=measurement.ranks,
+        update=measurement.update,
+    )

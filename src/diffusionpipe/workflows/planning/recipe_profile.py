@@ -1,0 +1,274 @@
+"""The profile of a recipe's model for a cluster: read and checked, computed, or measured here."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.costs.devices import DEVICES, device_rates
+from diffusionpipe.costs.files import (
+    ANY_CPU,
+    check_device,
+    check_kept,
+    check_model,
+    has_device,
+    kept_warning,
+    read_profile,
+)
+from diffusionpipe.costs.graph import frozen_store
+from diffusionpipe.costs.operations import OperationReport
+from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.holding.sizes import profile_of_sizes, smallest_of
+from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.profiler import analytic_profile, profile_model
+from diffusionpipe.profiler.decoding import decoding_of_graph
+from diffusionpipe.profiler.layer_operations import computed_operations, measured_operations
+from diffusionpipe.profiler.measured import device_name, package_versions
+from diffusionpipe.schedules.several.opposed import JOINT
+from diffusionpipe.schedules.traits import is_split
+from diffusionpipe.trainer.model.decisions import has_bfloat16
+from diffusionpipe.trainer.model.members import RecipeModels, build_model
+from diffusionpipe.trainer.recipe import Recipe, RecipePrecision, decided, load_recipe
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype
+from diffusionpipe.units import Seconds
+from diffusionpipe.workflows.data_report import report_on_recipe
+from diffusionpipe.workflows.device import chosen_device
+from diffusionpipe.workflows.planning.profile_cache import ProfileKey, cache_folder, cached_profile
+from diffusionpipe.workflows.planning.recipe_setting import decided_for
+from diffusionpipe.workflows.planning.stated_model import code_digest, known_rates, said_of
+from diffusionpipe.workflows.telling import SILENCE, Telling
+
+LARGEST = 128
+
+
+def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling = SILENCE) -> Profile:
+    """The profile of a file, if it belongs to this model and precision and of a device of the cluster.
+
+    Raises:
+        FileFormatError: it cannot be read, or belongs to another model or device.
+        ConfigError: it has another precision.
+    """
+    profile = read_profile(path)
+    check_device(profile, cluster, source=str(path))
+    recipe = _as_profiled(recipe, profile)
+    precision = recipe.training.precision.value
+    if profile.precision != precision:
+        raise ConfigError(
+            f"{path} is a profile in {profile.precision}, but the recipe trains in {precision}; profile again, or set "
+            f"training.precision = {profile.precision}"
+        )
+    # A computed profile is described on the CPU, since its device need not be here.
+    device = "cpu" if profile.source == "analytic" else profile.device_type
+    model = build_model(recipe, device).model
+    check_model(profile, model, source=str(path))
+    schedule = recipe.pipeline.schedule
+    if schedule is not None and schedule not in JOINT and is_split(schedule):
+        check_kept(profile, source=str(path))
+    elif schedule is None and (warning := kept_warning(profile, source=str(path))):
+        tell.say(f"warning: {warning}")
+    return profile
+
+
+def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
+    """The recipe with arithmetic and storage as the profile has them, where it leaves them to the machine."""
+    if recipe.model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:
+        stored = frozen_store(profile.graph)
+        model = recipe.model.model_copy(update={"frozen_dtype": FrozenDtype(stored) if stored else None})
+        recipe = recipe.model_copy(update={"model": model})
+    if recipe.training.precision is RecipePrecision.AUTO:
+        return decided(recipe, has_bfloat16=profile.precision == "bfloat16")
+    return recipe
+
+
+def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell: Telling = SILENCE) -> Profile:
+    """The profile of a recipe for the cluster's device: computed if that is a known one, else measured here.
+
+    Raises:
+        ConfigError: the device is neither known nor here.
+    """
+    rates, recipe = known_rates(cluster), decided_for(recipe, cluster)
+    device = "cpu" if rates is not None else _device_here(cluster)
+    sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
+    if rates is not None:
+        device_rates(rates.name, precision=precision)
+    opened = build_model(recipe, device)
+
+    def found(graph: LayerGraph, model: ModelGraph) -> Profile:
+        def make() -> Profile:
+            with tell.progress() as report:
+                if rates is not None:
+                    return analytic_profile(
+                        graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
+                    )
+                return profile_model(
+                    graph, model, device=device, precision=precision, batch_sizes=sizes, progress=report
+                )
+
+        key = ProfileKey(
+            model=model,
+            precision=precision,
+            batch_sizes=sizes,
+            device=rates.title if rates is not None else device_name(torch.device(device)),
+            rates=rates,
+            versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
+        )
+        profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
+        named = said_of(rates) if rates is not None else profile.device
+        tell.say(f"profile: {profile.source}, {named}, {precision}{f', kept as {path}' if path else ''}")
+        return profile
+
+    return _over_sizes(opened, found, tell)
+
+
+def _over_sizes(opened: RecipeModels, found: Callable[[LayerGraph, ModelGraph], Profile], tell: Telling) -> Profile:
+    """The profile of a model over the sizes of its data, whose headers are read; `found` makes the one of a size.
+
+    Where the data cannot be read, every size counts alike.
+    """
+    profile, recipe = found(opened.graph, opened.model), opened.recipe
+    if not opened.others or not recipe.data.has_sizes:
+        return profile
+    models, graphs = (opened.model, *opened.others), opened.graph.of_sizes
+    try:
+        assignment = report_on_recipe(recipe, tell=tell).use.sizes
+    except DataError as error:  # it may lie on another machine
+        tell.say(f"note: {error}; every size is counted alike")
+        shares: tuple[float, ...] = (1 / len(graphs),) * len(graphs)
+    else:
+        assert assignment is not None, "the recipe has sizes"
+        shares = assignment.parts([graph.size for graph in graphs])
+    least = smallest_of(models)
+    tell.say(f"sizes: {len(models)}; times are the mean over pictures, and there is room for the largest")
+    return profile_of_sizes(profile, found(graphs[least], models[least]) if least else profile, models, shares)
+
+
+def measured_profile(
+    recipe: Path,
+    overrides: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    device: str,
+    repeats: int,
+    time_budget: Seconds,
+    tell: Telling = SILENCE,
+) -> Profile:
+    """The profile of a recipe with overrides at these batch sizes, measured on this machine.
+
+    Args:
+        recipe: the recipe's file.
+        overrides: "key.path=value".
+        sizes: samples.
+        device: "auto", "cpu" or "cuda".
+        repeats: the least measurements of each layer.
+        time_budget: after these seconds no larger batch size is measured.
+        tell: hears of the progress.
+
+    Raises:
+        ConfigError: the recipe or its model is wrong, or the device is not here.
+    """
+    loaded, place = load_recipe(recipe, overrides), chosen_device(device)
+    loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
+    opened = build_model(loaded, place.type)
+
+    def found(graph: LayerGraph, model: ModelGraph) -> Profile:
+        with tell.progress() as report:
+            return profile_model(
+                graph,
+                model,
+                batch_sizes=tuple(sizes),
+                device=place.type,
+                precision=loaded.training.precision.value,
+                repeats=repeats,
+                time_budget=time_budget,
+                progress=report,
+            )
+
+    profile = _over_sizes(opened, found, tell)
+    return replace(profile, decoding=decoding_of_graph(opened.graph))
+
+
+def computed_recipe_profile(
+    recipe: Path, overrides: Sequence[str], sizes: Sequence[int], *, device: str, tell: Telling = SILENCE
+) -> Profile:
+    """The profile of a recipe with overrides at these batch sizes, computed for a known device.
+
+    Raises:
+        ConfigError: the recipe or its model is wrong, or the device is not known.
+    """
+    loaded, known = load_recipe(recipe, overrides), device_rates(device)
+    loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
+    precision = loaded.training.precision.value
+    device_rates(device, precision=precision)  # a precision that it lacks is said before the model is built
+    opened = build_model(loaded, "cpu")
+
+    def found(graph: LayerGraph, model: ModelGraph) -> Profile:
+        with tell.progress() as report:
+            return analytic_profile(
+                graph, model, device=device, precision=precision, batch_sizes=tuple(sizes), progress=report
+            )
+
+    profile = _over_sizes(opened, found, tell)
+    return replace(profile, decoding=decoding_of_graph(opened.graph))
+
+
+def recipe_operations(
+    recipe: Path, overrides: Sequence[str], *, analytic: str | None, device: str, repeats: int, tell: Telling = SILENCE
+) -> OperationReport:
+    """The operations of a recipe's layers on one micro-batch: computed for a known device, else measured here.
+
+    Raises:
+        ConfigError: the recipe or its model is wrong, the device is not known, or it is not here.
+    """
+    known = device_rates(analytic) if analytic is not None else None
+    place = None if known is not None else chosen_device(device)
+    loaded = load_recipe(recipe, overrides)
+    if known is not None:
+        loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
+        device_rates(known.name, precision=loaded.training.precision.value)
+    elif place is not None:
+        loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
+    precision, sizes = loaded.training.precision.value, loaded.pipeline.sizes
+    samples = max(1, loaded.training.batch // (sizes.microbatches * (loaded.pipeline.data_parallel or 1)))
+    opened = build_model(loaded, "cpu" if place is None else place.type)
+    with tell.progress() as report:
+        if known is not None:
+            return computed_operations(
+                opened.graph, opened.model, device=known.name, precision=precision, samples=samples, progress=report
+            )
+        assert place is not None
+        return measured_operations(
+            opened.graph,
+            opened.model,
+            device=place.type,
+            precision=precision,
+            samples=samples,
+            repeats=repeats,
+            progress=report,
+        )
+
+
+def _device_here(cluster: Cluster) -> str:
+    """Which of this machine's devices the cluster has: "cuda" or "cpu"."""
+    here = {"cuda": torch.device("cuda")} if torch.cuda.is_available() else {}
+    here["cpu"] = torch.device("cpu")
+    for kind, device in here.items():
+        if has_device(cluster, device_name(device), kind):
+            return kind
+    names = ", ".join(sorted({device.name for device in cluster.devices}))
+    raise ConfigError(
+        f"the layers cannot be profiled for the cluster {cluster.name}: its devices ({names}) are not on this "
+        f"machine, which has {', '.join(map(device_name, here.values()))}, and not in the table of known devices "
+        f"({', '.join(rates.title for rates in DEVICES.values())})\n"
+        f'Run "diffusionpipe profile RECIPE" on such a device and give --profile, or use {ANY_CPU} as the device '
+        "name in the cluster file."
+    )
+
+
+def _batch_sizes(recipe: Recipe, cluster: Cluster) -> tuple[int, ...]:
+    """Powers of two up to a rank's equal share of the batch, that share, and the frozen layers' chunk."""
+    share = -(-recipe.training.batch // cluster.num_ranks)
+    most = min(LARGEST, max(share, recipe.pipeline.sizes.encode_chunk))
+    return tuple(sorted({1, most, *(2**i for i in range(1, 8) if 2**i < most)}))

@@ -1,0 +1,1 @@
+"""Rehearsals: schedules run on virtual ranks of this machine."""

@@ -1,0 +1,1 @@
+"""Runs and plans as one page: its data, part by part, and the server of `diffusionpipe watch`."""

@@ -1,0 +1,70 @@
+"""Numbers of a page, each with its text, its file and its key, so that what is shown can be compared with the file."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from diffusionpipe.planner.choosing.rows import in_words
+from diffusionpipe.units import Bytes, Seconds
+
+Json: TypeAlias = dict[str, object]
+"""A part of the data of a page."""
+
+
+def figure(text: str, value: float | str, file: str, key: str) -> Json:
+    """A number as it is shown, as it is in the file or follows from it, the file's name and the number's key there."""
+    return {"text": text, "value": value, "file": file, "key": key}
+
+
+def number(value: float, file: str, key: str, *, digits: int = 4, unit: str = "") -> Json:
+    """A number with that many digits."""
+    return figure(f"{rounded(value, digits)}{unit and f' {unit}'}", value, file, key)
+
+
+def count(value: int, file: str, key: str) -> Json:
+    """A whole number with separators."""
+    return figure(f"{value:,}", value, file, key)
+
+
+def seconds(value: Seconds, file: str, key: str) -> Json:
+    """A time in the unit that suits it; the value is in seconds."""
+    return figure(time_text(value), value, file, key)
+
+
+def percent(value: float, file: str, key: str) -> Json:
+    """A part of a whole, with one decimal; the value is 0 to 1."""
+    return figure(f"{value:.1%}", value, file, key)
+
+
+def size(value: Bytes, file: str, key: str) -> Json:
+    """Bytes in GiB or MiB."""
+    return figure(in_words(value), value, file, key)
+
+
+def absent(reason: str) -> Json:
+    """A part that a page cannot show, and why."""
+    return {"absent": reason}
+
+
+def rounded(value: float, digits: int = 4) -> str:
+    """The number with that many digits; whole parts are never cut.
+
+    >>> rounded(0.93215, 3), rounded(12345.6, 3), rounded(0.0000123456, 3)
+    ('0.932', '12,346', '1.23e-05')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def time_text(value: Seconds) -> str:
+    """A time in words.
+
+    >>> time_text(0.0123), time_text(2.5), time_text(100), time_text(5000)
+    ('12.3 ms', '2.5 s', '1 min 40 s', '1 h 23 min')
+    """
+    if value < 1:
+        return f"{rounded(value * 1e3)} ms"
+    if value < 100:
+        return f"{rounded(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"

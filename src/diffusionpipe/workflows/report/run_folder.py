@@ -1,0 +1,71 @@
+"""Which paths are folders of runs, and for the others the path to give in their place."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.files.input_file import read_text
+from diffusionpipe.trainer.reporting.metrics import METRICS
+from diffusionpipe.workflows.report.recipe import RECIPE
+
+PLAN = "plan.json"
+_OF_A_RUN = (RECIPE, METRICS, PLAN, "checkpoints", "samples", "data.json")
+_BEFORE = ("run.lock", "cluster.json", "profile.json", "logs")
+"""Names in a folder whose job measures and plans: the recipe comes after them."""
+_LISTED = 3
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun in this folder: its job has planned."""
+    return any((folder / name).exists() for name in _OF_A_RUN)
+
+
+def check_run(folder: Path) -> None:
+    """Refuse a folder without a run.
+
+    Raises:
+        ConfigError: no run has begun in it.
+    """
+    if not is_run(folder):
+        raise ConfigError(
+            f"{folder} is not the folder of a run: it has no {RECIPE}, no {METRICS} and no {PLAN}; "
+            f"{_runs_in(folder) or 'give the folder that the recipe names as run.folder'}"
+        )
+
+
+def check_run_to_come(path: Path) -> None:
+    """Refuse a path that cannot be the folder of a run: a file, or a folder of other things.
+
+    Raises:
+        ConfigError: it is one of these; the message names the folder to give.
+    """
+    if path.is_dir():
+        if any(path.iterdir()) and not any((path / name).exists() for name in _BEFORE):
+            check_run(path)
+    elif path.exists() or path.suffix in (".toml", ".json"):
+        raise ConfigError(f"{path} is not a folder; {of_a_recipe(path) or _of_a_file(path)}")
+
+
+def of_a_recipe(path: Path) -> str:
+    """The folder to give in place of a recipe; "" where the path is none."""
+    try:
+        run = tomllib.loads(read_text(path)).get("run") if path.suffix == ".toml" else None
+    except (OSError, ValueError, RecursionError):
+        run = None
+    if isinstance(run, dict) and isinstance(run.get("folder"), str):
+        return f"it is a recipe: give the folder that it names as run.folder, {run['folder']}"
+    return "give the folder that this recipe names as run.folder" if path.suffix == ".toml" else ""
+
+
+def _of_a_file(path: Path) -> str:
+    shows = f"; `diffusionpipe report {path}` shows a plan file" if path.suffix == ".json" else ""
+    return f"give the folder that the recipe names as run.folder{shows}"
+
+
+def _runs_in(folder: Path) -> str:
+    """The runs in a folder, as a remedy."""
+    found = [str(one) for one in sorted(folder.glob("*/")) if one.is_dir() and is_run(one)]
+    more = ", ..." if len(found) > _LISTED else ""
+    return f"give a run.folder in it: {', '.join(found[:_LISTED])}{more}" if found else ""

@@ -1,0 +1,194 @@
+"""`diffusionpipe watch`: the page of a run on this machine's loopback address while the run trains.
+
+    GET  /?token=T             the page
+    GET  /data?token=T         its data as JSON, which the page asks for again and again; 304 for those that it has
+    POST /save, /stop, /draw   ask the run to save, to save and stop, or to draw, by the files that it looks for
+
+The token is random and new for each start. Reading needs it in the address. A request that changes something is a POST
+with the token in a header, which no form of another page can send; its Host must be a loopback name, so that no name of
+another site leads here, and an Origin must be that host. Every other request changes nothing.
+
+The server reads again only what has changed, and rests after each reading for fifty times its CPU time. In between it
+gives the last answer, so pages that ask more, or that were closed, cost a training next to nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import sys
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.workflows.report.page import html_of, waiting_report, watched_report
+from diffusionpipe.workflows.report.run_files import RunFiles
+from diffusionpipe.workflows.report.run_folder import check_run_to_come, is_run
+
+LOOPBACK = "127.0.0.1"
+TOKEN_HEADER = "X-DiffusionPipe-Token"
+FILES = {"/save": "save", "/stop": "save_quit", "/draw": "draw"}
+"""The file of the run folder that each request creates, see `trainer.step.stopping`."""
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+REST, _LONGEST_REST = 50, 60.0
+"""The rest after a reading, in its CPU seconds, and the longest one, in seconds."""
+_LONGEST = 4096
+"""The most bytes of a request's body; none is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The data of the page as they were read last."""
+
+    report: dict[str, object]
+    text: str
+    """The same as JSON."""
+    version: str
+    """An entity tag, which differs when the text does."""
+
+
+class Watch(ThreadingHTTPServer):
+    """The server of one run's page. Mutable: keeps its last answer and the parts of the folder that it has read."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        """Listen on loopback; port 0: any free one.
+
+        Raises:
+            ConfigError: the path cannot be the folder of a run, or the port is taken.
+        """
+        check_run_to_come(folder)
+        self.folder, self.token = folder, secrets.token_urlsafe(24)
+        self._files, self._reading, self._rests_until = RunFiles(folder), Lock(), 0.0
+        self.rest: float = REST
+        """CPU seconds of a reading, times this, are the least time until the next one."""
+        self._state: Hashable = None
+        try:
+            super().__init__((LOOPBACK, port), _Answers)
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {LOOPBACK} cannot be used: {error.strerror}; give another --port, or leave it out"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """The address of the page, with the token."""
+        return f"http://{LOOPBACK}:{self.server_address[1]}/?token={self.token}"
+
+    def answer(self) -> Answer:
+        """The data of the page, read again if the server has rested."""
+        with self._reading:
+            if time.monotonic() >= self._rests_until:
+                began, is_first = time.thread_time(), self._state is None
+                self._look()
+                if not is_first:  # it reads the whole run, the next ones what is new
+                    self._rests_until = time.monotonic() + min(_LONGEST_REST, self.rest * (time.thread_time() - began))
+            return self._answer
+
+    def _look(self) -> None:
+        refusals = {path: self.refusal(name) for path, name in FILES.items()}
+        state = self._files.state(), tuple(refusals.values())
+        if state != self._state:
+            try:
+                report = watched_report(self._files, refusals)
+            except ConfigError:
+                report = waiting_report(self.folder)
+            text = json.dumps(report, ensure_ascii=False, allow_nan=False)
+            version = f'"{sha256(text.encode()).hexdigest()[:32]}"'
+            self._state, self._answer = state, Answer(report=report, text=text, version=version)
+
+    def refusal(self, name: str) -> str:
+        """The reason why a file of that name in the run folder would do nothing now; empty where it does something."""
+        from diffusionpipe.trainer.launching.run_lock import is_held
+
+        if not is_held(self.folder):
+            return "no job trains in this folder now, so there is nothing to ask"
+        if not is_run(self.folder):
+            return "the run has not begun"
+        recipe = self._files.recipe()
+        if name == FILES["/draw"] and isinstance(recipe, dict) and not isinstance(recipe.get("sampling.every"), int):
+            return "the recipe draws nothing; set sampling.every, and this button draws between its steps too"
+        return ""
+
+    def handle_error(self, request: object, address: object) -> None:
+        """Say nothing where a page was closed before its answer; else as http.server does."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, address)  # type: ignore[arg-type]
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Watch
+    server_version, sys_version = "DiffusionPipe", ""
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        """Answer with the page or its data."""
+        asked = urlsplit(self.path)
+        token = parse_qs(asked.query).get("token", [""])[0]
+        if not self._is_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._answer(HTTPStatus.FORBIDDEN, "this needs the whole address that `diffusionpipe watch` has printed")
+        elif asked.path == "/":
+            self._answer(HTTPStatus.OK, html_of(self.server.answer().report, is_watched=True), "text/html")
+        elif asked.path == "/data":
+            found = self.server.answer()
+            has_it = self.headers.get("If-None-Match") == found.version
+            status, text = (HTTPStatus.NOT_MODIFIED, "") if has_it else (HTTPStatus.OK, found.text)
+            self._answer(status, text, "application/json", version=found.version)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def do_POST(self) -> None:
+        """Ask the run to save, to draw or to stop, if the request comes from the page itself."""
+        length = self.headers.get("Content-Length", "0")
+        if length.isdigit() and int(length) <= _LONGEST:
+            self.rfile.read(int(length))
+        token = self.headers.get(TOKEN_HEADER, "")
+        if not self._is_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._answer(HTTPStatus.FORBIDDEN, "only the page of this address may ask for that")
+        elif (name := FILES.get(self.path)) is None:
+            self._answer(HTTPStatus.NOT_FOUND, "there is no such request")
+        elif reason := self.server.refusal(name):
+            self._answer(HTTPStatus.CONFLICT, reason)
+        else:
+            try:
+                (self.server.folder / name).touch()
+            except OSError as error:
+                self._answer(HTTPStatus.CONFLICT, f"the file {name} cannot be made: {error.strerror}")
+            else:
+                self._answer(HTTPStatus.OK, "the run does it after its step")
+
+    def _is_here(self) -> bool:
+        """Whether the Host is a loopback name, with any port, and the Origin, if there is one, is that host."""
+        host = self.headers.get("Host", "")
+        origin = self.headers.get("Origin")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        return name in _HOSTS and origin in (None, f"http://{host}")
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain", version: str = "") -> None:
+        body = text.encode()
+        self.send_response(status)
+        if version:
+            self.send_header("ETag", version)
+        for key, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("X-Frame-Options", "DENY"),
+        ):
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the address in each line would show the token."""

@@ -1,0 +1,64 @@
+"""The predicted step of a run, loading included, and the result of the run's own check: a file of the run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.errors import FileFormatError
+from diffusionpipe.ir.files import Format, read_file, write_file
+from diffusionpipe.units import Seconds
+
+if TYPE_CHECKING:
+    from diffusionpipe.workflows.training.expectation import Expectation
+
+EXPECTED = "expected_step.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedStep:
+    """The step that a run announced before it began."""
+
+    iteration: Seconds
+    update: Seconds
+    loading: Seconds
+    """The time by which data workers usually lengthen the step."""
+    unjudged: str = ""
+    """The reason why the first steps were not held against it; "" where they were, and before them."""
+
+    @property
+    def step(self) -> Seconds:
+        """The whole step, as the run's log has it."""
+        return self.iteration + self.update + self.loading
+
+
+_FORM = Format("diffusionpipe-expected-step", 1, ExpectedStep)
+
+
+def keep_expected(expected: Expectation, folder: Path) -> None:
+    """Write the announced step into the run folder; where nothing is predicted, remove the file of an earlier start."""
+    path = folder / EXPECTED
+    if expected.iteration is None:
+        path.unlink(missing_ok=True)
+        return
+    loading = expected.loading.usual if expected.loading is not None else 0.0
+    write_file(ExpectedStep(iteration=expected.iteration, update=expected.update or 0.0, loading=loading), path, _FORM)
+
+
+def note_unjudged(folder: Path, why: str) -> None:
+    """Add the reason why the run did not judge its prediction."""
+    found = read_expected(folder)
+    if found is not None:
+        write_file(replace(found, unjudged=why), folder / EXPECTED, _FORM)
+
+
+def read_expected(folder: Path) -> ExpectedStep | None:
+    """The announced step of a run; None where there is none, or none that this version can read."""
+    path = folder / EXPECTED
+    if not path.exists():
+        return None
+    try:
+        return read_file(path, _FORM)
+    except FileFormatError:
+        return None
