@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from diffusionpipe.ir import Mesh, Phase, Plan
-from diffusionpipe.runtime.recording.clocks import Clock, RankTrace, timeline_of
+from diffusionpipe.runtime.recording.clocks import RankClock, RankTrace, timeline_of
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.several.opposed import opposed
 from diffusionpipe.simulator import simulate, uniform_costs
@@ -33,7 +33,7 @@ def measured(mesh, slow=()):
         spans = tuple(span for span in timeline.spans if span.worker == worker)
         end = timeline.makespan
         update = (Phase(worker=rank, name="optimizer", start=end, end=end + 1),)
-        clock = Clock(machine="here", is_device=False, met=0.0, began=0.0)
+        clock = RankClock(machine="here", is_device=False, met=0.0, began=0.0)
         traces.append(RankTrace(clock=clock, spans=spans, update=update))
     return timeline_of(mesh, plan_of(mesh).train, traces)
 

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from diffusionpipe.ir import Mesh, Span
 from diffusionpipe.passes import communicate
-from diffusionpipe.runtime.recording.clocks import Clock, RankTrace, Reading, lateness, starts_of, timeline_of
+from diffusionpipe.runtime.recording.clocks import MessageTimes, RankClock, RankTrace, lateness, starts_of, timeline_of
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
 
 
 def clock(machine="a", *, met=0.0, began=0.0, is_device=False):
-    return Clock(machine=machine, is_device=is_device, met=met, began=began)
+    return RankClock(machine=machine, is_device=is_device, met=met, began=began)
 
 
 def test_ranks_of_one_machine_keep_their_times_however_late_they_leave_the_barrier():
     clocks = [clock(met=7.0, began=7.5), clock(met=9.0, began=9.25)]
-    assert starts_of(clocks, [Reading(0, 5.0, 1, 3.25)]) == [0.0, 1.75]
-    assert starts_of(clocks, [Reading(0, 5.0, 1, 2.0)]) == [0.0, 1.75]  # one clock is not moved against itself
+    assert starts_of(clocks, [MessageTimes(0, 5.0, 1, 3.25)]) == [0.0, 1.75]
+    assert starts_of(clocks, [MessageTimes(0, 5.0, 1, 2.0)]) == [0.0, 1.75]  # one clock is not moved against itself
 
 
 def test_machines_leave_the_barrier_together_and_the_first_of_each_counts():
@@ -31,18 +31,18 @@ def test_machines_leave_the_barrier_together_and_the_first_of_each_counts():
 
 def test_a_machine_whose_messages_would_be_read_before_they_are_sent_is_moved_with_all_its_ranks():
     clocks = [clock("a"), clock("b", met=50.0, began=50.0), clock("b", met=51.0, began=51.0)]
-    assert starts_of(clocks, [Reading(0, 4.0, 1, 1.5)]) == [0.0, 2.5, 3.5]
-    assert starts_of(clocks, [Reading(1, 4.0, 0, 1.5)]) == [2.5, 0.0, 1.0]
+    assert starts_of(clocks, [MessageTimes(0, 4.0, 1, 1.5)]) == [0.0, 2.5, 3.5]
+    assert starts_of(clocks, [MessageTimes(1, 4.0, 0, 1.5)]) == [2.5, 0.0, 1.0]
 
 
 def test_a_device_has_a_clock_of_its_own():
     clocks = [clock(is_device=True), clock(is_device=True)]
-    assert starts_of(clocks, [Reading(0, 4.0, 1, 1.5)]) == [0.0, 2.5]
+    assert starts_of(clocks, [MessageTimes(0, 4.0, 1, 1.5)]) == [0.0, 2.5]
 
 
 def test_clocks_that_contradict_each_other_stay():
     clocks = [clock("a"), clock("b")]
-    assert starts_of(clocks, [Reading(0, 4.0, 1, 3.0), Reading(1, 4.0, 0, 3.0)]) == [0.0, 0.0]
+    assert starts_of(clocks, [MessageTimes(0, 4.0, 1, 3.0), MessageTimes(1, 4.0, 0, 3.0)]) == [0.0, 0.0]
 
 
 def test_a_rank_is_late_by_the_time_since_the_first_of_its_machine():
@@ -55,7 +55,7 @@ times = st.integers(0, 6)
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 2), times, st.integers(0, 2), times), max_size=6))
 def test_the_shifts_are_the_least_of_all_that_leave_no_message_read_before_it_is_sent(drawn):
-    readings = [Reading(a, float(sent), b, float(read)) for a, sent, b, read in drawn if a != b]
+    readings = [MessageTimes(a, float(sent), b, float(read)) for a, sent, b, read in drawn if a != b]
     found = starts_of([clock(name) for name in "abc"], readings)
     legal = [
         shifts

@@ -65,7 +65,7 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeShare:
+class ProfiledSize:
     """A size of the samples of a profile; the times of layers at it are in `LayerProfile.by_size`."""
 
     share: float
@@ -109,7 +109,7 @@ class Profile:
     decoding: Decoding | None = None
     """The memory that the model's VAE needs to decode a sample that it draws; None for a model without one, and in
     files that do not say it."""
-    sizes: tuple[SizeShare, ...] = ()
+    sizes: tuple[ProfiledSize, ...] = ()
     """The sizes of samples, the one of the graph first, where times are a mean of several; () where there is one."""
 
     def __post_init__(self) -> None:

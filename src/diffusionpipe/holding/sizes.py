@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from diffusionpipe.costs.graph import LayerSpec, ModelGraph
-from diffusionpipe.costs.profile import LayerProfile, Profile, SizeShare
+from diffusionpipe.costs.profile import LayerProfile, Profile, ProfiledSize
 from diffusionpipe.units import Bytes
 
 
@@ -43,7 +43,7 @@ def profile_of_sizes(
         most = max(written) / written[0] if written[0] else 1.0
         layers.append(_joined(largest, smallest, layer, places, shares, most))
     crossing = [_crossing(model) for model in models]
-    sizes = [SizeShare(share=share, crossing=own / crossing[0]) for share, own in zip(shares, crossing, strict=True)]
+    sizes = [ProfiledSize(share=share, crossing=own / crossing[0]) for share, own in zip(shares, crossing, strict=True)]
     return replace(largest, layers=tuple(layers), sizes=tuple(sizes))
 
 

@@ -8,7 +8,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldItem:
     """An item of the memory of a device."""
 
     kind: str
@@ -34,7 +34,7 @@ class Alternative:
     found: str
     """"simulated": every action and message; "estimated"; "other": another system's, estimated."""
     is_chosen: bool = False
-    items: tuple[Held, ...] = ()
+    items: tuple[HeldItem, ...] = ()
     """The items of the fullest device's memory, of the layout that was chosen."""
 
 

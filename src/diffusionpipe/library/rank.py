@@ -23,7 +23,7 @@ from diffusionpipe.runtime.engine.executor import Executor
 from diffusionpipe.runtime.engine.slot import Output
 from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.runtime.machine.machine_use import machine_name
-from diffusionpipe.runtime.recording.clocks import Clock, RankTrace
+from diffusionpipe.runtime.recording.clocks import RankClock, RankTrace
 from diffusionpipe.runtime.weights.squares import sum_of_squares
 from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
 
@@ -229,7 +229,7 @@ class Rank:
         executor = self._worker.train
         spans, _ = executor.recording.spans()
         is_device, began = self._device.type != "cpu", executor.began
-        clock = Clock(machine=machine_name(), is_device=is_device, met=began, began=began)
+        clock = RankClock(machine=machine_name(), is_device=is_device, met=began, began=began)
         return RankTrace(clock=clock, spans=spans, update=self._update)
 
     # Saves.

@@ -20,11 +20,11 @@ input gradients, then forwards, then weight gradients:
 
 >>> from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 >>> from diffusionpipe.ordering.problem import problem_of
->>> from diffusionpipe.schedules.building.split_work import Objective
+>>> from diffusionpipe.schedules.building.split_work import Goal
 >>> half = HalfStage(forward=0.5, input_grad=0.5, weight_grad=0.5, activation=0.5, kept_after_input_grad=0.5)
 >>> instance = Instance(
 ...     ranks=2, microbatches=3, placement=Placing.LINEAR, stages=(half,) * 4, comm=0, memory_limit=(2, 2),
-...     objective=Objective.MAKESPAN, seconds=0,
+...     objective=Goal.MAKESPAN, seconds=0,
 ... )
 >>> rule = Rule(keys=[[(2, 1, 3)[letter % 3]] * 3 for letter in range(6)], patience=0, leads=(3, 3))
 >>> built = Builder(problem_of(instance, Placing.LINEAR)).build(rule)

@@ -14,7 +14,7 @@ The mode of the kernels changes bytes and numbers of kernels:
     fused norms         norms and casts move half of their bytes
 
 >>> from diffusionpipe.costs.devices import device_rates
->>> product = Operation(name="mm", kind=Kind.MATMUL, dtype="bfloat16", flops=312e9 * 0.6, num_bytes=1e6)
+>>> product = Operation(name="mm", kind=SpeedLimit.MATMUL, dtype="bfloat16", flops=312e9 * 0.6, num_bytes=1e6)
 >>> round(operation_seconds(product, device_rates("a100-80")) * 1e6)  # 1000 of computing, 35 ramp, 3 kernel
 1038
 """

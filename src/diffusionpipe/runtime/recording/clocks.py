@@ -21,7 +21,7 @@ _ROUNDING: Seconds = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class RankClock:
     """The clock by which a rank has timed a step, in seconds of its machine's host clock."""
 
     machine: str
@@ -38,13 +38,13 @@ class Clock:
 class RankTrace:
     """A step as one rank has timed it; spans and phases count from `clock.began`."""
 
-    clock: Clock
+    clock: RankClock
     spans: tuple[Span, ...]
     update: tuple[Phase, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MessageTimes:
     """A message between two ranks: when it was sent and when it was read, each from the start of the rank's times."""
 
     sender: int
@@ -78,7 +78,7 @@ def timeline_of(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> 
     )
 
 
-def _readings(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Iterator[Reading]:
+def _readings(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Iterator[MessageTimes]:
     waits = waits_of(schedule)
     for group in range(mesh.data_parallel):
         ranks = [mesh.rank(group, worker) for worker in range(mesh.pipeline)]
@@ -88,10 +88,10 @@ def _readings(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> It
         for action, slots in waits.items():
             for slot in slots:
                 if slot in sent and action in read:
-                    yield Reading(*sent[slot], *read[action])
+                    yield MessageTimes(*sent[slot], *read[action])
 
 
-def starts_of(clocks: Sequence[Clock], readings: Iterable[Reading]) -> list[Seconds]:
+def starts_of(clocks: Sequence[RankClock], readings: Iterable[MessageTimes]) -> list[Seconds]:
     """The start of each rank's times on one clock, the earliest 0.
 
     No message is read before it is sent, as far as moving clocks against each other can have it so. Clocks that

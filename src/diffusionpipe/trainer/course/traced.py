@@ -7,7 +7,7 @@ import torch.distributed as dist
 from diffusionpipe.ir import Timeline
 from diffusionpipe.runtime.comm.exchange import broadcast, form_of, gather
 from diffusionpipe.runtime.machine.machine_use import machine_name
-from diffusionpipe.runtime.recording.clocks import Clock, RankTrace, timeline_of
+from diffusionpipe.runtime.recording.clocks import RankClock, RankTrace, timeline_of
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.step.loop import Stepper
 from diffusionpipe.trainer.step.windows import WindowStepper
@@ -32,7 +32,7 @@ class TracedSteps:
         """The step is over; on GPUs it waits for the device."""
         executor = self._session.worker.train
         spans, length = executor.recording.spans()
-        clock = Clock(
+        clock = RankClock(
             machine=machine_name(),
             is_device=self._session.job.device.type != "cpu",
             met=self._met,

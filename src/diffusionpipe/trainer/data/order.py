@@ -30,8 +30,8 @@ def place_of(position: int, num_samples: int, growth: Growth = ()) -> OrderPlace
     """The epoch of a position and its place there; `num_samples` are all samples, the growth included.
 
     >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
-    [Place(epoch=0, number=19, size=20), Place(epoch=1, number=19, size=20), Place(epoch=2, number=0, size=25), \
-Place(epoch=3, number=0, size=25)]
+    [OrderPlace(epoch=0, number=19, size=20), OrderPlace(epoch=1, number=19, size=20), \
+OrderPlace(epoch=2, number=0, size=25), OrderPlace(epoch=3, number=0, size=25)]
     """
     start, epoch = 0, 0
     size = num_samples - sum(count for _, count in growth)

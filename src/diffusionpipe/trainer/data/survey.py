@@ -26,7 +26,7 @@ from diffusionpipe.trainer.data.sizes.lines import lines_of_sizes
 from diffusionpipe.trainer.data.sizes.sizes import Assignment, cut_away, enlargement
 from diffusionpipe.trainer.data.text.caption_lengths import (
     MOST,
-    Counted,
+    CountedCaptions,
     Cut,
     EncoderReading,
     Lengths,
@@ -262,7 +262,7 @@ def _captions(folder: Folder, name: str, use: SampleUse, found: _Captions) -> It
         yield Line(name=name, text=noun + text, is_warning=True)
 
 
-def _in_tokens(counted_by: Sequence[Counted], number: int) -> Iterator[str]:
+def _in_tokens(counted_by: Sequence[CountedCaptions], number: int) -> Iterator[str]:
     """How long `number` captions are; encoders that count and read alike share a line."""
     alike: dict[tuple[Lengths, int, int], list[str]] = {}
     for one in counted_by:

@@ -50,7 +50,7 @@ class _Recorder(Predictor):
 def steps_watched(times: Tensor, count: int, kind: WatchedTimes, seed: int) -> list[int]:
     """The step at which each of `count` pictures is watched, of a drawing at these times.
 
-    >>> steps_watched(torch.arange(1000, 0, -20.0), 4, Times.ONE, 0)
+    >>> steps_watched(torch.arange(1000, 0, -20.0), 4, WatchedTimes.ONE, 0)
     [24, 24, 24, 24]
     """
     values = times.double().numpy()

@@ -88,9 +88,9 @@ def negatives_of(prompts: tuple[PromptLine, ...], fallback: str | None = None) -
 
     The empty text is one, too: some models are not guided without a negative prompt, others read zeros then.
 
-    >>> negatives_of((Prompt("an owl", None), Prompt("a wren", "blurry")))
+    >>> negatives_of((PromptLine("an owl", None), PromptLine("a wren", "blurry")))
     ('', 'blurry')
-    >>> negatives_of((Prompt("an owl", None),))
+    >>> negatives_of((PromptLine("an owl", None),))
     ()
     """
     if fallback is None and all(prompt.negative is None for prompt in prompts):

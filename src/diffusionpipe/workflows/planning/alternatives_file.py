@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import FileFormatError
-from diffusionpipe.ir.alternatives import Alternative, Alternatives, Held, mark_of
+from diffusionpipe.ir.alternatives import Alternative, Alternatives, HeldItem, mark_of
 from diffusionpipe.ir.files import ALTERNATIVES, read_file, schedule_to_text, write_file
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 
@@ -65,7 +65,7 @@ def _layout(row: Row, found: str, *, is_chosen: bool) -> Alternative:
         overflow=round(row.overflow),
         found=found,
         is_chosen=is_chosen,
-        items=tuple(Held(kind, round(held)) for kind, held in items.items() if held),
+        items=tuple(HeldItem(kind, round(held)) for kind, held in items.items() if held),
     )
 
 

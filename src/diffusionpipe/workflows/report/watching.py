@@ -46,7 +46,7 @@ _LONGEST = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PageAnswer:
     """The data of the page as they were read last."""
 
     report: dict[str, object]
@@ -85,7 +85,7 @@ class Watch(ThreadingHTTPServer):
         """The address of the page, with the token."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={self.token}"
 
-    def answer(self) -> Answer:
+    def answer(self) -> PageAnswer:
         """The data of the page, read again if the server has rested."""
         with self._reading:
             if time.monotonic() >= self._rests_until:
@@ -105,7 +105,7 @@ class Watch(ThreadingHTTPServer):
                 report = waiting_report(self.folder)
             text = json.dumps(report, ensure_ascii=False, allow_nan=False)
             version = f'"{sha256(text.encode()).hexdigest()[:32]}"'
-            self._state, self._answer = state, Answer(report=report, text=text, version=version)
+            self._state, self._answer = state, PageAnswer(report=report, text=text, version=version)
 
     def refusal(self, name: str) -> str:
         """The reason why a file of that name in the run folder would do nothing now; empty where it does something."""

@@ -69,7 +69,7 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class CountedCaptions:
     """The captions that a text encoder reads, in its tokens."""
 
     encoder: str
@@ -109,7 +109,7 @@ def cut_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> li
     return [one.cut for one in counted_captions(texts, readings) if one.cut is not None]
 
 
-def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[Counted]:
+def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[CountedCaptions]:
     """The tokens of texts, by encoder: the least and the most are exact, and the median of many texts about so."""
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
@@ -126,10 +126,10 @@ def chunks_in_use(texts: Sequence[str], readings: Sequence[EncoderReading]) -> i
     return most
 
 
-def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: EncoderReading) -> Counted:
+def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: EncoderReading) -> CountedCaptions:
     tokens = _counted(list(dict.fromkeys(texts[place] for place in chosen)), reading)
     around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
-    return Counted(
+    return CountedCaptions(
         encoder=reading.encoder,
         limit=reading.limit - around,
         looked_at=len(chosen),
