@@ -113,7 +113,7 @@ def test_masks_and_channels_that_do_not_fit_are_refused(model, pictures, tmp_pat
     with pytest.raises(ValidationError, match=says):
         filling(plain, pictures, tmp_path / "run")
     with pytest.raises(RecipeError, match=says):
-        check_masks(plain, is_masked=True)
+        check_masks(plain, is_masked=True, is_placed=False)
     with pytest.raises(
         ValidationError, match=r"fills holes of pictures .unet: in_channels 9.; set it to .edges., .boxes."
     ):

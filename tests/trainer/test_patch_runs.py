@@ -1,6 +1,7 @@
 """Runs on patches of pictures, from the recipe to the export and back."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -9,12 +10,16 @@ from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tiny_class_unet import save_class_pair
+from tiny_pipelines import inpainting
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe import cli
-from diffusionpipe.errors import ModelError
+from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.models.objectives.objective import ObjectiveSettings
+from diffusionpipe.models.opening.folder import build_graph
 from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
-from diffusionpipe.trainer.data.sizes.patches import shares_of
+from diffusionpipe.trainer.data.sizes.patches import patch_sizes, shares_of
+from diffusionpipe.trainer.model.members import check_masks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIDE = 16
@@ -124,7 +129,22 @@ def test_an_export_draws_whole_pictures_and_trains_on(model, pictures, tmp_path)
         ({"frames": 5}, {}, "patches of clips are not supported; remove patches, or frames"),
         ({"height": 8}, {}, "they are cut from squares; remove height"),
         ({"resolution": [16, 8]}, {}, "they are cut from squares of one size; give one side in resolution alone"),
-        ({"resolution": 18}, {}, "patches need a multiple of 4, not 18; use e.g. 16"),
+        ({"resolution": 18}, {}, "patches need a multiple of 4, not 18, and of 8 or more where .*; use e.g. 16"),
+        ({"resolution": 34}, {}, "patches need a multiple of 4, not 34, .*; use e.g. 32"),
+        (
+            {"aspects": [0.5, 2.0], "enlarge": False},
+            {},
+            "give one side in resolution alone, and remove aspects, enlarge",
+        ),
+        ({"batching": "tokens"}, {}, "batching: all patches of a step have one size; remove batching, or patches"),
+        ({"weigh": "tokens"}, {}, "weigh: all patches of a step have one size; remove weigh, or patches"),
+        ({"multiple": 32}, {}, "multiple: only sizes of an area have it; remove multiple"),
+        ({"frame_rate": 8}, {}, "frame_rate: only clips have frames; remove frame_rate"),
+        (
+            {},
+            {"sampling": {"every": 1, "prompts": ["a"], "sizes": ["8x8"]}},
+            "sampling.sizes: all pictures have one size; remove sizes",
+        ),
         ({"masks": "edges"}, {}, "a model that fills holes reads no coordinates"),
         ({"loss_mask": "masks/{name}.png"}, {}, "masks of the loss belong to whole pictures"),
         ({}, {"objective": {"self_conditioning": 0.5}}, "estimates are read at one size alone"),
@@ -139,5 +159,50 @@ def test_keys_that_do_not_go_with_patches_are_refused(model, pictures, tmp_path,
 
 def test_a_model_with_absolute_positions_is_refused_by_name(pictures, tmp_path):
     dit = save_dit(tmp_path / "dit")
-    with pytest.raises(ModelError, match=r"data.patches: the denoiser has absolute positions.*StableDiffusionPipeline"):
+    able = "StableDiffusionPipeline, StableDiffusionXLPipeline, DDPMPipeline: remove patches"
+    with pytest.raises(ModelError, match=rf"data.patches: the denoiser has absolute positions.* are {able}"):
         train_here(patched(dit, pictures, tmp_path / "run"))
+
+
+def test_a_model_that_fills_holes_is_refused_without_a_word_of_masks(pictures, tmp_path):
+    inpainting().save_pretrained(tmp_path / "model")
+    says = r"data.patches: .* fills holes .unet: in_channels 9., and .* reads no coordinates; remove patches"
+    with pytest.raises(ValidationError, match=says) as refused:
+        patched(tmp_path / "model", pictures, tmp_path / "run")
+    assert "data.masks" not in str(refused.value)
+    with pytest.raises(RecipeError, match=says):
+        check_masks(tmp_path / "model", is_masked=False, is_placed=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "resolution", "says"),
+    [
+        ("class U-Net", 36, r"patches of 36 / 4 are 9 x 9 pixels: .*9 is not a multiple of 2; set it to 32 or 40$"),
+        (
+            "stable diffusion",
+            18,
+            r"patches of 18 / 2 are 9 x 9 pixels: .*9 is not a multiple of 2; set it to 16 or 24$",
+        ),
+        ("stable diffusion", 21, r"21 x 21 pixels: .*21 is not a multiple of 2; set it to 16 or 24$"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_refused_with_resolutions_that_fit(family, resolution, says, model, tmp_path):
+    source = model if family == "stable diffusion" else save_class_pair(tmp_path / "model") / "base"
+    sizes = patch_sizes(resolution, is_encoded=family == "stable diffusion")
+    with pytest.raises(ModelError, match=f"data.resolution: {says}"):
+        build_graph(source, objective=ObjectiveSettings(), resolution=resolution, others=sizes[1:], is_placed=True)
+
+
+def test_the_command_on_the_card_of_a_class_model_draws(pictures, tmp_path, monkeypatch):
+    """As it stands on the card, in the folder that the card is in."""
+    base = save_class_pair(tmp_path / "model") / "base"
+    train_here(patched(base, pictures, tmp_path / "run", training={"steps": 1}, sampling={"steps": 2}))
+    export = tmp_path / "run" / "export"
+    card = (export / "README.md").read_text(encoding="utf-8")
+    (command,) = (line for line in card.splitlines() if line.startswith("diffusionpipe sample"))
+    monkeypatch.chdir(tmp_path)
+    _, *words = shlex.split(command.replace("path/to/this/folder", str(export)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--device", "cpu"])
+    assert ended.value.code == 0
+    assert (tmp_path / "picture.png").is_file()

@@ -139,6 +139,31 @@ def test_a_number_that_is_too_large_or_none_is_one_short_problem(file, override,
     assert len(message) < 250
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.patches=true", 'e.g. [data.patches] with share_whole = 0.5, or "none"; got true'),
+        ("data.captions=3", "e.g. [data.captions] with lines = false; got 3"),
+        ("data.columns=3", 'e.g. [data.columns] with image = "image"; got 3'),
+        ("data.sources=true", "[data.sources.NAME]; got true"),
+        ("data.sources.cats=3", "e.g. [data.sources.cats] with regularisation = false; got 3"),
+        (
+            'data.sources={cats = {path = "cats", captions = 1}}',
+            'e.g. [data.sources.cats.captions] with lines = false, or "none"; got 1',
+        ),
+        ("optimizer.rest=true", 'e.g. [optimizer.rest] with name = "AdamW", or "none"; got true'),
+        ("optimizer.arguments=1", "[optimizer.arguments]; got 1"),
+        ("optimizer.groups.norms=1", "[optimizer.groups.norms]; got 1"),
+        ("model.components.unet=3", "e.g. [model.components.unet] with its learning_rate; got 3"),
+        ("lora.rank_pattern=true", "[lora.rank_pattern]; got true"),
+    ],
+)
+def test_a_value_in_the_place_of_a_table_is_answered_with_the_table(file, override, says):
+    text = problems(file, [override])
+    assert f"write a table, {says}" in text
+    assert "Section" not in text
+
+
 def test_stages_beyond_all_memory_are_refused_like_any_other_number():
     with pytest.raises(RecipeError, match=rf"need {2**53} ranks; there are 2"):
         replicas_of_stages(PipelineSection(stages=2**53), 2)

@@ -137,6 +137,7 @@ def build_graph(
             clip=clip,
             captions=captions,
             others=others,
+            is_placed=is_placed,
         )
         if is_placed:
             assert family.places is not None
@@ -165,8 +166,11 @@ def family_graph(
     clip: Clip | None = None,
     captions: CaptionReading = WHOLE,
     others: Sequence[Clip] = (),
+    is_placed: bool = False,
 ) -> LayerGraph:
     """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
+
+    `is_placed`: `others` are patches, which errors say; `build_graph` adds the coordinates.
 
     Raises ModelError.
     """
@@ -203,6 +207,7 @@ def family_graph(
             family,
             (clip or Clip.square(resolution), *others),
             None if lora is None else (chosen, lora),
+            is_placed=is_placed,
         )
     is_picture = family.has_aspects and clip is not None and clip.frames == 1
     if clip is not None and not (family.has_clips or is_picture):
@@ -234,12 +239,15 @@ def _of_sizes(
     family: Family,
     sizes: Sequence[Clip],
     adapters: tuple[tuple[str, ...], LoraSettings] | None,
+    *,
+    is_placed: bool,
 ) -> LayerGraph:
     """One graph for each size, over the same modules; the first one holds the others.
 
     `build` makes a graph without adapters. Layers are cut before adapters are added, so each size has its own.
 
-    Raises ModelError, which names the nearest size for one that the model cannot take.
+    Raises ModelError, which names the nearest size for one that the model cannot take; with `is_placed`, where sizes
+    are the whole picture and its patches, the nearest whole pictures.
     """
 
     def built(size: Clip) -> LayerGraph:
@@ -262,6 +270,8 @@ def _of_sizes(
         try:
             graphs.append(built(size))
         except ModelError as error:
+            if is_placed:
+                raise ModelError(_unfit_patch(sizes, size, error, taken)) from error
             near = _near(size, taken)
             remedy = f"; the nearest size that it takes is {near}" if near is not None else ""
             raise ModelError(f"data.resolution: {size}: {error}{remedy}") from error
@@ -285,10 +295,29 @@ def _near(size: Clip, is_taken: Callable[[Clip], bool]) -> Clip | None:
     return None
 
 
+def _unfit_patch(sizes: Sequence[Clip], size: Clip, error: ModelError, is_taken: Callable[[Clip], bool]) -> str:
+    """The error for a whole picture, the first of the sizes, or one of its patches, with resolutions that would do."""
+    whole = sizes[0].width
+    part = whole // size.width
+    subject = f"{size}" if part == 1 else f"patches of {whole} / {part} are {size}"
+    reason = str(error).partition("; use e.g.")[0]  # its remedy is for the patch, not for the key
+    for multiple in (8, 16, 32, 64, 128, 256):
+        below = whole // multiple * multiple
+        able = [
+            side
+            for side in (below, below + multiple)
+            if 0 < side != whole and all(is_taken(Clip.square(side // (whole // one.width))) for one in sizes)
+        ]
+        if able:
+            return f"data.resolution: {subject}: {reason}; set it to {' or '.join(map(str, able))}"
+    return f"data.resolution: {subject}: {reason}; choose another resolution"
+
+
 def _check_places(family: Family) -> None:
     """Refuse patches for a denoiser that cannot read coordinates. Raises ModelError."""
     if family.places is None:
-        able = ", ".join(name for name, one in REGISTRY.items() if one.places is not None)
+        # Pipelines of inpainting share their families, but no coordinates fit beside the channels of a mask.
+        able = ", ".join(name for name, one in REGISTRY.items() if one.places is not None and "Inpaint" not in name)
         raise ModelError(
             "data.patches: the denoiser has absolute positions, or no first convolution that could read coordinates; "
             f"models of patches are {able}: remove patches"

@@ -105,13 +105,13 @@ def snippet(
     """
     folder = FOLDER if base_model is None else RUN
     if prediction is Prediction.FLOW_MATCHING and not pipeline.startswith(_OF_FLOWS):
-        return _command(_FLOW_REASON.format(pipeline), example, pipeline, folder)
+        return command(_FLOW_REASON.format(pipeline), example, pipeline, folder)
     if pipeline == "DDPMPipeline":
-        return _command(_NO_LABELS_REASON, example, pipeline, folder)
+        return command(_NO_LABELS_REASON, example, pipeline, folder)
     if example.num_classes not in (None, _DIT_CLASSES):
-        return _command(_CLASSES_REASON.format(example.num_classes), example, pipeline, folder)
+        return command(_CLASSES_REASON.format(example.num_classes), example, pipeline, folder)
     if (how := _reading(example.captions)) is not None:
-        return _command(_CAPTIONS_REASON.format(how, pipeline), example, pipeline, folder)
+        return command(_CAPTIONS_REASON.format(how, pipeline), example, pipeline, folder)
     imports = [f"from diffusers import {pipeline}"]
     source = FOLDER if base_model is None else base_model if is_on_hub else f"path/to/{base_model}"
     opened = f'from_pretrained("{source}")'
@@ -186,7 +186,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
+def command(reason: str, example: Example, pipeline: str, folder: str) -> str:
     """How our own command draws from a model that diffusers' pipeline cannot sample."""
     if "ControlNet" in pipeline or pipeline in FILLING.values():
         return f"{reason}\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.folder import is_hub_id
-from diffusionpipe.trainer.exports.card_snippet import OF_CLASSES, Example, snippet
+from diffusionpipe.trainer.exports.card_snippet import FOLDER, OF_CLASSES, Example, command, snippet
 from diffusionpipe.trainer.recipe import Recipe, tables_of, tables_to_toml
 
 _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
@@ -15,17 +15,10 @@ _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
 
 _OF_ESTIMATES = """The denoiser was trained with self-conditioning: beside the noisy latents it reads its own
 estimate of the clean ones, from the step before (zeros at the first step). So it has twice the input channels. The
-pipelines of diffusers open these files, but do not feed the estimate back, and cannot draw with them. Draw with
-DiffusionPipe:
-
-    diffusionpipe sample FOLDER
-"""
+pipelines of diffusers open these files, but do not feed the estimate back, and cannot draw with them."""
 _OF_COORDINATES = """The denoiser was trained on patches: after the noisy samples it reads two channels more, with the
 place of each pixel or latent in the whole picture, x and y from -1 to 1. The pipelines of diffusers open these files,
-but do not give the coordinates, and cannot draw with them. Draw with DiffusionPipe:
-
-    diffusionpipe sample FOLDER
-"""
+but do not give the coordinates, and cannot draw with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ def model_card(card: Card) -> str:
         f"Trained with DiffusionPipe: {_subject(card)}, {card.step} steps, objective `{card.prediction}`.\n",
         _contents(card) + "\n",
         "## Sampling\n",
-        _OF_ESTIMATES if card.self_conditioning else _OF_COORDINATES if card.is_placed else _snippet(card, name),
+        _snippet(card, name),
     ]
     if card.recipe is not None:
         parts += ["## Recipe\n", f"```toml\n{public_recipe(card.recipe).strip()}\n```\n"]
@@ -94,6 +87,9 @@ def model_card(card: Card) -> str:
 
 def _snippet(card: Card, name: str) -> str:
     """How a picture is drawn."""
+    if card.self_conditioning or card.is_placed:
+        reason = _OF_ESTIMATES if card.self_conditioning else _OF_COORDINATES
+        return command(reason, card.example, card.pipeline, FOLDER)
     return snippet(
         card.example,
         pipeline=card.pipeline,

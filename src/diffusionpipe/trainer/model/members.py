@@ -247,7 +247,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         ConfigError: the folder or the objective is not one that can be trained.
     """
     check_guidance(recipe, folder)
-    check_masks(folder, is_masked=recipe.data.masks is not None)
+    check_masks(folder, is_masked=recipe.data.masks is not None, is_placed=recipe.data.patches is not None)
     low = low_resolution_of(recipe, folder, name, before)
     graph = build_graph(
         folder,
@@ -294,11 +294,15 @@ def class_embeddings_of(member: Member) -> dict[str, Tensor]:
     return {} if place is None else values_of_tables(place, member.graph.components)
 
 
-def check_masks(folder: Path, *, is_masked: bool) -> None:
-    """Refuses masks for a model that reads none, and a model that fills holes without masks. Raises RecipeError."""
-    problem = problem_of_masks(str(folder), is_masked=is_masked)
+def check_masks(folder: Path, *, is_masked: bool, is_placed: bool) -> None:
+    """Refuses masks for a model that reads none, and a model that fills holes without masks or with patches.
+
+    Raises:
+        RecipeError: they do not fit.
+    """
+    problem = problem_of_masks(str(folder), is_masked=is_masked, is_placed=is_placed)
     if problem is not None:
-        raise RecipeError(f"data.masks: {problem}")
+        raise RecipeError(problem)
 
 
 def _check_names(graph: LayerGraph, folder: Path) -> None:

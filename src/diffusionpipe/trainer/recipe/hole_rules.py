@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def masks_fit_the_model(
     *, model: ModelSection, data: "DataSection", models: Mapping[str, MemberSection]
 ) -> Iterator[str]:
-    """Masks for a model that reads none, and a model that fills holes without masks."""
-    problem = None if models else problem_of_masks(model.path, is_masked=data.masks is not None)
+    """Masks for a model that reads none, and a model that fills holes without masks or with patches."""
+    is_masked, is_placed = data.masks is not None, data.patches is not None
+    problem = None if models else problem_of_masks(model.path, is_masked=is_masked, is_placed=is_placed)
     if problem is not None:
-        yield f"data.masks: {problem}"
+        yield problem
 
 
 def drawn_holes_have_pictures(*, data: "DataSection", sampling: SamplingSection) -> Iterator[str]:

@@ -22,8 +22,10 @@ def components_of_folder(path: str) -> tuple[str, ...]:
     return tuple(name for name in index if (folder / name / "config.json").is_file())
 
 
-def problem_of_masks(path: str, *, is_masked: bool) -> str | None:
-    """Why masks do not fit to the model in a local folder, or are missing; None where its files show no fault.
+def problem_of_masks(path: str, *, is_masked: bool, is_placed: bool) -> str | None:
+    """Why masks or patches do not fit to the model in a local folder, or masks are missing: "key: problem".
+
+    None where its files show no fault. `is_masked`, `is_placed`: the recipe has masks, or patches.
 
     A hub id and a model in one file have None too: they are asked once they are folders.
     """
@@ -38,13 +40,18 @@ def problem_of_masks(path: str, *, is_masked: bool) -> str | None:
         fills = fills_holes(config, vae)
     except (OSError, ValueError):
         return None
+    if fills and is_placed:
+        return (
+            f"data.patches: {folder} fills holes {channels}, and a model that fills holes reads no coordinates; remove "
+            "patches"
+        )
     if fills and not is_masked:
         of, other = ("clips", "first") if "scale_factor_temporal" in vae else ("pictures", "file")
-        return f'{folder} fills holes of {of} {channels}; set it to "edges", "boxes" or "{other}"'
+        return f'data.masks: {folder} fills holes of {of} {channels}; set it to "edges", "boxes" or "{other}"'
     if is_masked and not fills:
         return (
-            f"{folder} reads no masks {channels}; use a folder of Stable Diffusion 1, 2 or XL for inpainting (unet: "
-            "in_channels 9), of FLUX.1 Fill (transformer: in_channels 384) or of Wan's image to video without CLIP "
-            "(36), or remove masks"
+            f"data.masks: {folder} reads no masks {channels}; use a folder of Stable Diffusion 1, 2 or XL for "
+            "inpainting (unet: in_channels 9), of FLUX.1 Fill (transformer: in_channels 384) or of Wan's image to "
+            "video without CLIP (36), or remove masks"
         )
     return None

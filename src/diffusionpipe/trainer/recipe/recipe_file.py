@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -193,16 +193,41 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
             text = _unknown(path)
         case "missing":
             text = f"this key is required: {_first_lower(section.model_fields[str(path[-1])].description or '')}"
+        case "model_type" | "dict_type":
+            text = f"write a table, {_table_of(section, key, details['loc'])}; got {_shown(details['input'])}"
         case _ if details["input"] == "none" and path[-1] in SWITCHED_OFF and issubclass(section, GroupSection):
             general = ".".join(ELSEWHERE[str(path[-1])])
             text = f'one model alone is not switched off; set {general} to "none", and this key for the others'
         case _:
-            text = f"{_first_lower(details['msg'])}; got {_shortened(json.dumps(details['input'], default=str))}"
+            text = f"{_first_lower(details['msg'])}; got {_shown(details['input'])}"
     return [(key, f"{key}: {text}")]
 
 
-def _shortened(text: str) -> str:
-    """The text, or both ends of a long one: a number may have thousands of digits."""
+def _table_of(section: type[Section], key: str, place: KeyPath) -> str:
+    """The table that belongs at a place in a section, with a key that it may have, and the word for none of it."""
+    is_optional, inner, is_named = False, section, False
+    for part in place:
+        if is_named:  # the name of one of several tables
+            is_named = False
+            continue
+        annotation = inner.model_fields[str(part)].annotation if str(part) in inner.model_fields else None
+        kinds = get_args(annotation) or (annotation,)
+        is_optional, is_named = type(None) in kinds, get_origin(annotation) is dict
+        nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        if not nested:
+            return f"[{key}]"
+        (inner,) = nested
+    if is_named:
+        return f"[{key}.NAME]"
+    fields = inner.model_fields
+    stated = next((name for name in fields if isinstance(fields[name].default, bool | int | float | str)), None)
+    example = f"with {stated} = {_toml(fields[stated].default)}" if stated else f"with its {next(iter(fields))}"
+    return f"e.g. [{key}] {example}" + (', or "none"' if is_optional else "")
+
+
+def _shown(value: object) -> str:
+    """The value as JSON, or both ends of a long one: a number may have thousands of digits."""
+    text = json.dumps(value, default=str)
     return text if len(text) <= _LONGEST else f"{text[:20]}... ({len(text)} characters)"
 
 

@@ -273,12 +273,16 @@ class DataSection(Section):
         if self.aspects is not None and self.aspects[0] > self.aspects[1]:
             yield "aspects: the first is the least width / height; exchange them"
         if self.aspects is None and self.multiple != MULTIPLE:
-            yield "multiple: only sizes of an area have it; set aspects, or remove multiple"
+            way = "" if self.patches else "set aspects, or "
+            yield f"multiple: only sizes of an area have it; {way}remove multiple"
         if not self.has_sizes:
             keys = "max_cut", "same_size", "batching", "weigh"
             idle = [key for key in keys if getattr(self, key) != _default(DataSection, key)]
-            way = "set aspects or several sizes"
-            yield from (f"{key}: all samples have one size; {way}, or remove {key}" for key in idle)
+            for key in idle:
+                if self.patches is None:
+                    yield f"{key}: all samples have one size; set aspects or several sizes, or remove {key}"
+                else:
+                    yield f"{key}: all patches of a step have one size; remove {key}, or patches"
             return
         ways_of = {"height": "list the sizes in resolution", "frames": 'give sizes with frames, such as "832x480x33"'}
         for key, ways in ways_of.items():
@@ -293,7 +297,15 @@ class DataSection(Section):
         if self.patches is None:
             return
         if self.has_sizes:
-            yield "patches: they are cut from squares of one size; give one side in resolution alone"
+            own = {
+                "aspects": self.aspects is not None,
+                "min_side": self.min_side is not None,
+                "enlarge": not self.enlarge,
+                "resolution of sources": any(one.resolution for one in self.sources.values()),
+            }
+            others = ", ".join(key for key, is_set in own.items() if is_set)
+            way = "give one side in resolution alone" + (f", and remove {others}" if others else "")
+            yield f"patches: they are cut from squares of one size; {way}"
         if self.frames is not None:
             yield "patches: patches of clips are not supported; remove patches, or frames"
         elif self.height is not None:
@@ -303,12 +315,16 @@ class DataSection(Section):
         if self.has_loss_masks:
             yield "patches: masks of the loss belong to whole pictures; remove patches, or loss_mask"
         if self.resolution % 4:
-            nearest = max(4, round(self.resolution / 4) * 4)
-            yield f"resolution: patches need a multiple of 4, not {self.resolution}; use e.g. {nearest}"
+            nearest = max(8, round(self.resolution / 8) * 8)
+            yield (
+                f"resolution: patches need a multiple of 4, not {self.resolution}, and of 8 or more where the model "
+                f"shrinks pictures; use e.g. {nearest}"
+            )
 
     def _faults_of_clips(self) -> Iterator[str]:
         if self.frame_rate is not None and not self.has_clips:
-            yield "frame_rate: only clips have frames; set data.frames, or remove frame_rate"
+            way = "" if self.patches else "set data.frames, or "
+            yield f"frame_rate: only clips have frames; {way}remove frame_rate"
 
     @property
     def areas(self) -> Areas:
@@ -349,7 +365,10 @@ class DataSection(Section):
 
 def _sizes_of_sources(sources: object) -> list[object] | None:
     """The sizes of all sources as they are written, where each has its own; else None."""
-    own = [one.get("resolution") for one in sources.values()] if isinstance(sources, Mapping) else []
+    tables = list(sources.values()) if isinstance(sources, Mapping) else []
+    if not all(isinstance(one, Mapping) for one in tables):
+        return None
+    own = [one.get("resolution") for one in tables]
     if not own or not all(own) or "none" in own:
         return None
     return list(dict.fromkeys(size for one in own for size in (one if isinstance(one, list | tuple) else [one])))
@@ -511,7 +530,8 @@ def _drawn_sizes_are_trained(*, data: DataSection, sampling: SamplingSection) ->
             yield f"sampling.sizes: {error}"
             continue
         if not built:
-            yield "sampling.sizes: all pictures have one size; set data.aspects or several sizes, or remove sizes"
+            way = "" if data.patches else "set data.aspects or several sizes, or "
+            yield f"sampling.sizes: all pictures have one size; {way}remove sizes"
             return
         if size not in built:
             near = size_text(nearest_of(size, built))
