@@ -1,4 +1,6 @@
-"""Numbers with the noun that they count, in words."""
+"""Numbers with the noun that they count, and amounts of bytes, in words."""
+
+from diffusionpipe.units import Bytes
 
 _OF_ONE = {
     "captions": "caption",
@@ -27,3 +29,14 @@ def counted(number: int, phrase: str) -> str:
     """The number and a phrase in the plural, e.g. "pictures that do not exist"; of one it becomes the singular."""
     words = [_OF_ONE.get(word, word) for word in phrase.split(" ")] if number == 1 else [phrase]
     return f"{number:,} {' '.join(words)}"
+
+
+def bytes_in_words(num_bytes: Bytes) -> str:
+    """The amount in the unit that suits its size.
+
+    >>> [bytes_in_words(size) for size in (2**35, 64 * 2**20, 2**19, 3000)]
+    ['32.0 GiB', '64 MiB', '0.5 MiB', '2.93 KiB']
+    """
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**20:.4g} MiB" if num_bytes >= 2**17 else f"{num_bytes / 2**10:.3g} KiB"

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Sharded
+from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import time_to_update
 from diffusionpipe.planner.rivals.baselines import Baseline
@@ -144,25 +145,15 @@ def in_host_memory(setting: Setting) -> str:
     encoders = ledger.resting(setting.graph.frozen_layers).host
     states = ledger.held(list(ledger.trained)).hosted
     if encoders:
-        words += f"; host memory of each machine: encoders {in_words(encoders)}"
+        words += f"; host memory of each machine: encoders {bytes_in_words(encoders)}"
     if states:
-        words += f"; host memory of each copy of the model: states of the optimizer {in_words(states)}"
+        words += f"; host memory of each copy of the model: states of the optimizer {bytes_in_words(states)}"
     return words
 
 
 def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
     """The unit in which that much memory is written, and its bytes: GiB, or MiB below one."""
     return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)
-
-
-def in_words(num_bytes: Bytes) -> str:
-    """The amount in its unit.
-
-    >>> [in_words(size) for size in (2**35, 64 * 2**20, 2**19)]
-    ['32.0 GiB', '64 MiB', '0.5 MiB']
-    """
-    name, unit = unit_of(num_bytes)
-    return f"{num_bytes / unit:{'.1f' if unit == GIB else '.4g'}} {name}"
 
 
 def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:

@@ -203,8 +203,9 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
         data = recipe.data
         example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=data.resolution)
-        rate = kept_rate(recipe.run.folder) if data.frames is not None else None
-        example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate or rate)
+        rate = kept_rate(recipe.run.folder) if data.has_clips else None
+        frames = data.frame_counts[-1] if data.has_clips else None
+        example = replace(example, height=data.height, frames=frames, frame_rate=data.frame_rate or rate)
         example = replace(example, captions=captions_of(recipe))
     return Card(
         pipeline=_drawing_pipeline(settings, index),

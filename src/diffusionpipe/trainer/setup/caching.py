@@ -18,6 +18,7 @@ from diffusionpipe.costs import ModelGraph, TensorSpec
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.output_file import check_folder, reason_of
+from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, modules_of
 from diffusionpipe.models.graphs.kept import KeptTensor, in_parts, kept_tensors
 from diffusionpipe.models.graphs.run import needed_layers
@@ -160,7 +161,7 @@ def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
     if missing <= free:
         return None
     return (
-        f"{folder} needs {missing / 2**30:.2f} GiB more, and {free / 2**30:.2f} GiB of its disk are free; make room, "
+        f"{folder} needs {bytes_in_words(missing)} more, and {bytes_in_words(free)} of its disk are free; make room, "
         'set pipeline.cache to a folder on a larger disk, or set encoders = "fill"'
     )
 

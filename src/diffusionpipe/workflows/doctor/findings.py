@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from diffusionpipe.costs.cluster import slow_pairs
-from diffusionpipe.planner.choosing.rows import in_words
+from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.runtime.job.interfaces import GLOO, unknown_interface
 from diffusionpipe.runtime.job.loopback import is_loopback
 from diffusionpipe.units import Bytes
@@ -184,11 +184,11 @@ def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Fi
         least[host] = min(size, least.get(host, size))
     parts = [(host, size // hosts.count(host)) for host, size in least.items() if size]
     problems = [
-        (Status.FAIL, f"{host} has {in_words(part)} of {need.name} for each rank", need.remedy)
+        (Status.FAIL, f"{host} has {bytes_in_words(part)} of {need.name} for each rank", need.remedy)
         for host, part in parts
         if part < need.least
     ]
-    text = f"{in_words(min(part for _, part in parts))} for each rank" if parts else "unknown"
+    text = f"{bytes_in_words(min(part for _, part in parts))} for each rank" if parts else "unknown"
     return _finding(need.name, text, *problems)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from diffusionpipe.planner.choosing.rows import in_words
+from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.units import Bytes, Seconds
 
 Json: TypeAlias = dict[str, object]
@@ -38,7 +38,7 @@ def percent(value: float, file: str, key: str) -> Json:
 
 def size(value: Bytes, file: str, key: str) -> Json:
     """Bytes in GiB or MiB."""
-    return figure(in_words(value), value, file, key)
+    return figure(bytes_in_words(value), value, file, key)
 
 
 def absent(reason: str) -> Json:
