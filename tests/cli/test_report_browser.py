@@ -245,7 +245,7 @@ def test_the_data_are_shown_by_size_with_their_warnings_and_markup_stays_text(br
     rows = tab.page.locator("#training-data table").first.locator("tbody tr")
     assert [text.split() for text in rows.all_inner_texts()] == [
         ["768", "x", "384", "90", "75.0%", "4.0%", "1.25\u00d7"],
-        ["512", "x", "512", "30", "25.0%", "25.0%", "0.5\u00d7"],
+        ["512", "x", "512", "30", "25.0%", "25.0%", "not", "enlarged"],
     ]
     warned = tab.page.locator("#training-data .tag").locator("xpath=..").inner_text()
     assert warned == f"look 3 are empty, e.g. {SCRIPT}"

@@ -8,7 +8,7 @@ from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 PLAN = "plan.json"
 SURVEY_FILE = "survey.json"
 """The file with the facts about the training data."""
-OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json", "expected_step.json")
+OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")
 """Files of the run folder that are of a step of its plan."""
 
 
