@@ -20,6 +20,7 @@ from diffusionpipe.models.opening.folder import build_graph
 from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
 from diffusionpipe.trainer.data.sizes.patches import patch_sizes, shares_of
 from diffusionpipe.trainer.model.members import check_masks
+from diffusionpipe.trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIDE = 16
@@ -89,6 +90,8 @@ def test_patches_train_validate_and_resume_on_two_stages_as_on_one_rank(model, p
     train_here(patched(model, pictures, tmp_path / "two", **half))
     two = patched(model, pictures, tmp_path / "two", pipeline={"microbatches": 4, "fill": True}, **sections)
     assert crew.run(train, two, "latest") == [6, 6]
+    sides = [(SIDE, SIDE // 2)[number] for number in sizes_of_steps(one, 2, 6)]
+    assert [row["patch"] for row in read_metrics(tmp_path / "two") if "patch" in row] == sides
     for key in ("loss", "validation_loss"):
         expected, found = losses_of(tmp_path / "one", key), losses_of(tmp_path / "two", key)
         assert found[6] == pytest.approx(expected[6], rel=1e-12)
@@ -197,6 +200,8 @@ def test_the_command_on_the_card_of_a_class_model_draws(pictures, tmp_path, monk
     """As it stands on the card, in the folder that the card is in."""
     base = save_class_pair(tmp_path / "model") / "base"
     train_here(patched(base, pictures, tmp_path / "run", training={"steps": 1}, sampling={"steps": 2}))
+    (row,) = (one for one in read_metrics(tmp_path / "run") if "loss" in one)
+    assert row["patch"] in (SIDE, SIDE // 2, SIDE // 4)
     export = tmp_path / "run" / "export"
     card = (export / "README.md").read_text(encoding="utf-8")
     (command,) = (line for line in card.splitlines() if line.startswith("diffusionpipe sample"))

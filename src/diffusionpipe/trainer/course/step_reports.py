@@ -14,6 +14,7 @@ from typing import Self
 from diffusionpipe.costs.noise import SCALE, SQUARE, TRACE, measurements_of, noise_scale
 from diffusionpipe.runtime.machine.occupied_memory import PEAK, occupied_memory
 from diffusionpipe.trainer.course.run_state import RunState
+from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
 from diffusionpipe.trainer.data.order import num_epochs
 from diffusionpipe.trainer.data.scan.skipped import count_skipped
 from diffusionpipe.trainer.reporting.metrics import read_metrics
@@ -108,6 +109,7 @@ class StepReports:
                 **({"amended": 1.0} if result.is_amended else {}),
                 **({"skipped_step": 1.0} if result.is_skipped else {}),
                 **_skipped(self._state, result.step),
+                **_patch(self._state, result.step),
             },
         )
 
@@ -128,3 +130,9 @@ def _skipped(state: RunState, step: int) -> dict[str, float]:
     if state.data.train.skipping is None:
         return {}
     return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}
+
+
+def _patch(state: RunState, step: int) -> dict[str, float]:
+    """The side of the step's patches in pixels, on which its loss depends."""
+    order = state.data.sizes.order if state.data.sizes is not None else None
+    return {"patch": float(order.side_at(step - 1))} if isinstance(order, PatchOrder) else {}

@@ -36,6 +36,10 @@ class PatchOrder:
         """The number of the size at each position."""
         return tuple(self._size(position // self.run) for position in positions)
 
+    def side_at(self, step: int) -> int:
+        """The side of the patches of a step, in pixels; steps count from 0."""
+        return self.sizes[self._size(step)].width
+
     def _size(self, step: int) -> int:
         drawn = float(uniform(seed=self.seed, purpose="patch_size", step=step, positions=(0,))[0])
         return sum(drawn >= end for end in list(accumulate(self.shares))[:-1])
