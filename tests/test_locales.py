@@ -25,10 +25,10 @@ from diffusionpipe import cli
 from diffusionpipe.cli.verbs.output import log_to
 from diffusionpipe.ir.locales import as_utf8, print_everything
 from diffusionpipe.trainer.data.scan.dataset import scan
-from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.recipe import RecipePrecision
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
-from diffusionpipe.trainer.inference.sample_file import Origin, file_name, read_origin, write_sample
+from diffusionpipe.trainer.inference.sample_file import SampleOrigin, file_name, read_origin, write_sample
 import typer
 
 assert sys.getfilesystemencoding() == "ascii"
@@ -56,9 +56,9 @@ assert set(samples) == {"by metadata", bird}, ascii(samples)
 os.stat(os.path.join("data", samples["by metadata"]))
 
 settings = SamplingSettings(steps=1, guidance=1.0, seed=0, scheduler={})
-precision = Precision.FLOAT32
+precision = RecipePrecision.FLOAT32
 about = {"model": "m", "weights": "average", "index": 7, "count": 8, "resolution": 4}
-origin = Origin(settings=settings, prompt=bird, precision=precision, **about)
+origin = SampleOrigin(settings=settings, prompt=bird, precision=precision, **about)
 path = Path("drawn") / file_name(origin)
 write_sample(np.zeros((4, 4, 3), np.uint8), origin, path)
 assert read_origin(path).prompt == bird

@@ -1,6 +1,7 @@
-"""Nothing asks for a schedule by its name, and workflows print nothing."""
+"""Rules of the house that the type checker and the contracts do not see: names, prints, programs in texts."""
 
 import ast
+import re
 from pathlib import Path
 
 from diffusionpipe.schedules import REGISTRY
@@ -61,3 +62,33 @@ def test_no_two_public_classes_share_a_name_but_those_of_the_library():
         "Choice": ["planner/choosing/chosen.py"],
         "Timeline": ["ir/timeline.py"],
     }
+
+
+def names_of(path):
+    """Everything that a module defines, imports or assigns."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def imports_in_texts(path):
+    """(file, name) of each import of ours in a program that a test holds as a text."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for line in re.findall(r"^\s*from diffusionpipe\.(\S+ import [\w, ]+)$", node.value, flags=re.MULTILINE):
+                module, _, names = line.partition(" import ")
+                place = ROOT.joinpath("src", "diffusionpipe", *module.split("."))
+                yield from ((place, name.split(" as ")[0].strip()) for name in names.split(","))
+
+
+def test_programs_that_tests_hold_as_texts_import_what_exists():
+    # The type checker does not read them.
+    found = [one for path in sorted((ROOT / "tests").rglob("*.py")) for one in imports_in_texts(path)]
+    assert len(found) > 20
+    for place, name in found:
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        assert name in names_of(file) or (place / f"{name}.py").exists(), f"{relative(file)}: {name}"
