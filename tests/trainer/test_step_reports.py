@@ -18,7 +18,7 @@ def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
         progress = TrainingProgress(num_steps=9, batch=4, screen=Screen(speaks=False))
         session = SimpleNamespace(plan=SimpleNamespace(batch=4), job=SimpleNamespace(device=torch.device("cpu")))
         dataset = SimpleNamespace(samples=range(12), growth=())
-        data = SimpleNamespace(train=SimpleNamespace(skipping=None, dataset=dataset))
+        data = SimpleNamespace(train=SimpleNamespace(skipping=None, dataset=dataset), sizes=None)
         state = SimpleNamespace(metrics=metrics, progress=progress, session=session, data=data)
         times = iter([[StepTimes(step=step, iteration=0.4, bubble=0.1)] for step in range(1, 10)])
         reports = StepReports(state, lambda: next(times, []))
