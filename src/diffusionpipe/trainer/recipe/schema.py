@@ -66,7 +66,13 @@ from diffusionpipe.trainer.recipe.section import (
     of_user,
     raise_problems,
 )
-from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, MaskPattern, SourceSection, stated_sizes
+from diffusionpipe.trainer.recipe.sources_section import (
+    ColumnsSection,
+    MaskPattern,
+    SourceSection,
+    checked_sizes,
+    stated_sizes,
+)
 from diffusionpipe.trainer.recipe.training_section import RecipePrecision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
 from diffusionpipe.trainer.recipe.weights_check import weights_suit_the_training
@@ -87,13 +93,8 @@ class Measure(StrEnum):
 
 
 def _one_side(value: object) -> object:
-    """The side; a list that stands for sizes is gone by now. Raises ValueError."""
-    if isinstance(value, list | tuple):
-        try:
-            stated_sizes(value)
-        except ValueError as error:
-            raise ValueError(f": {error}") from None
-    return value
+    """The value, which is one side: a list of sizes is left here only where one of them is not a size."""
+    return checked_sizes(value) if isinstance(value, list | tuple) else value
 
 
 class DataSection(Section):

@@ -41,7 +41,8 @@ def stated_sizes(stated: Sequence[object]) -> list[Clip]:
     return sizes
 
 
-def _are_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
+def checked_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
+    """The same sizes, for pydantic. Raises ValueError: one of them is not a size."""
     try:
         stated_sizes(stated)
     except ValueError as error:
@@ -49,7 +50,7 @@ def _are_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
     return stated
 
 
-Resolutions = Annotated[Several[int | str], BeforeValidator(one_or_several), AfterValidator(_are_sizes)]
+Resolutions = Annotated[Several[int | str], BeforeValidator(one_or_several), AfterValidator(checked_sizes)]
 MaskPattern = Annotated[str, Field(min_length=1), AfterValidator(of_user), AfterValidator(pattern_of_masks)]
 
 

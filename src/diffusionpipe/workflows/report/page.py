@@ -14,6 +14,7 @@ from diffusionpipe.errors import ConfigError, DiffusionPipeError
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check_plan
+from diffusionpipe.trainer.course.documents import PLAN
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.version import __version__
 from diffusionpipe.workflows.report.figures import Json, absent, number, percent
@@ -30,7 +31,7 @@ from diffusionpipe.workflows.report.metrics import (
 from diffusionpipe.workflows.report.plan import PlanPage, page_of_file, reason_of
 from diffusionpipe.workflows.report.recipe import LEFT_OUT, rows_of
 from diffusionpipe.workflows.report.run_files import RunFiles
-from diffusionpipe.workflows.report.run_folder import PLAN, check_run, of_a_recipe
+from diffusionpipe.workflows.report.run_folder import check_run, of_a_recipe
 from diffusionpipe.workflows.report.samples import MOST
 
 FORMAT = {"format": "diffusionpipe-report", "version": 1}

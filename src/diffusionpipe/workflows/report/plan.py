@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from diffusionpipe.errors import DiffusionPipeError
 from diffusionpipe.ir import COMPUTE_OPS, Op, Plan, Timeline
 from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
+from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
 from diffusionpipe.timing.sends import waits_of
 from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.planning.alternatives_file import alternatives_file, read_alternatives
@@ -235,8 +236,8 @@ def _fullest(kept: Alternatives, file: str) -> Json | None:
 
 
 def _room(room: int, file: str, key: str) -> Json | None:
-    """The memory of a device; None for one that stands for a memory that is not known."""
-    return None if room >= 2**59 else size(room, file, key)
+    """The memory of a device; None if it is not known."""
+    return None if room >= UNKNOWN_MEMORY else size(room, file, key)
 
 
 def layouts_of(kept: Alternatives, file: str) -> Json:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import read_text
+from diffusionpipe.trainer.course.documents import PLAN
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.workflows.report.recipe import RECIPE
 
-PLAN = "plan.json"
 _OF_A_RUN = (RECIPE, METRICS, PLAN, "checkpoints", "samples", "data.json")
 _BEFORE = ("run.lock", "cluster.json", "profile.json", "logs")
 """Names in a folder whose job measures and plans: the recipe comes after them."""

@@ -120,10 +120,10 @@ class Watch(ThreadingHTTPServer):
             return "the recipe draws nothing; set sampling.every, and this button draws between its steps too"
         return ""
 
-    def handle_error(self, request: object, address: object) -> None:
+    def handle_error(self, request: Any, address: Any) -> None:
         """Say nothing where a page was closed before its answer; else as http.server does."""
         if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, address)  # type: ignore[arg-type]
+            super().handle_error(request, address)
 
 
 class _Answers(BaseHTTPRequestHandler):

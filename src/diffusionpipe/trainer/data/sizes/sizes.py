@@ -134,7 +134,7 @@ def stated_size(text: str) -> Clip:
 
 
 def size_text(size: Clip) -> str:
-    """The text that stands for a size in a recipe, as `stated_size` reads it."""
+    """A size as a recipe writes it; `stated_size` reads the text back."""
     return f"{size.width}x{size.height}" + (f"x{size.frames}" if size.frames > 1 else "")
 
 

@@ -14,7 +14,7 @@ class Treatment:
     loss_mask: str | None = None
     """The path of a picture's mask of the loss, with `mask_kinds.NAME` in it."""
     resolution: tuple[int | str, ...] = ()
-    """Sides and sizes of the source alone, as `sizes.areas_of` reads them; () where it has those of all."""
+    """Sides and sizes of this source, in the form that `areas_of` reads; () if it has no sizes of its own."""
 
 
 PLAIN = Treatment()
