@@ -6,6 +6,7 @@ import pytest
 from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.files import output_file
 from diffusionpipe.files.output_file import check_folder, check_outputs, write_atomically
 
 
@@ -146,12 +147,28 @@ def test_a_folder_to_be_made_is_checked_at_its_first_existing_parent(tmp_path):
             check_folder(tmp_path / name)
 
 
-def test_a_link_planted_at_the_name_of_the_draft_is_not_followed(tmp_path):
+def test_a_link_planted_at_the_name_of_the_draft_is_not_followed(tmp_path, monkeypatch):
     """Whoever may write to the folder could otherwise direct the text to any file of ours."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / f".plan.json.{os.getpid()}.tmp").symlink_to(victim)
+    monkeypatch.setattr(output_file, "token_hex", lambda _: "0")
+    (tmp_path / ".plan.json.0.tmp").symlink_to(victim)
     write_atomically(tmp_path / "plan.json", "text")
     assert victim.read_text() == "precious"
     assert (tmp_path / "plan.json").read_text() == "text"
     assert not (tmp_path / "plan.json").is_symlink()
+
+
+def test_writers_with_one_process_id_on_two_machines_leave_a_whole_file(tmp_path, monkeypatch):
+    path, write, written = tmp_path / "plan.json", output_file.write_durably, []
+
+    def write_while_another_does(draft, data):
+        write(draft, data)
+        if not written:
+            written.append(draft)
+            write_atomically(path, "the other one's")
+
+    monkeypatch.setattr(output_file, "write_durably", write_while_another_does)
+    write_atomically(path, "ours")
+    assert path.read_text() == "ours"
+    assert entries(tmp_path) == ["plan.json"]

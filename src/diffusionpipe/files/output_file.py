@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 from diffusionpipe.errors import ConfigError
 
@@ -116,14 +117,18 @@ def _place(path: Path) -> Path | None:
     return place if stat.S_ISREG(mode) else None
 
 
-def _draft_of(place: Path) -> Path:
-    """A hidden name beside the file; short, because a file's name has at most 255 bytes."""
-    return place.with_name(f".{place.name[:40]}.{os.getpid()}.tmp")
+def draft_of(place: Path) -> Path:
+    """A hidden name beside a file or folder, another one at each call.
+
+    Process ids of two machines that share a folder may be equal, so the name has random digits. It is short, because a
+    file's name has at most 255 bytes.
+    """
+    return place.with_name(f".{place.name[:40]}.{token_hex(8)}.tmp")
 
 
 def _probe(place: Path) -> None:
     """Write and remove a block beside the file."""
-    draft = _draft_of(place)
+    draft = draft_of(place)
     try:
         write_durably(draft, _PROBE)
     finally:
@@ -132,7 +137,7 @@ def _probe(place: Path) -> None:
 
 
 def _replace(place: Path, data: bytes) -> None:
-    draft = _draft_of(place)
+    draft = draft_of(place)
     try:
         write_durably(draft, data)
         if place.exists():

@@ -273,8 +273,8 @@ def _of_sizes(
             if is_placed:
                 raise ModelError(_unfit_patch(sizes, size, error, taken)) from error
             near = _near(size, taken)
-            remedy = f"; the nearest size that it takes is {near}" if near is not None else ""
-            raise ModelError(f"data.resolution: {size}: {error}{remedy}") from error
+            problem = error if near is None else f"{_without_remedy(error)}; the nearest size that it takes is {near}"
+            raise ModelError(f"data.resolution: {size}: {problem}") from error
     names = {
         tuple((layer.name, layer.reads, layer.writes, layer.modules) for layer in graph.layers) for graph in graphs
     }
@@ -283,6 +283,11 @@ def _of_sizes(
     if adapters is not None:
         adapt(graphs[0], *adapters)
     return replace(graphs[0], others=tuple(graphs[1:]))
+
+
+def _without_remedy(error: ModelError) -> str:
+    """The text of an error about a size up to the size that it proposes, which may have another aspect."""
+    return str(error).partition("; use e.g.")[0]
 
 
 def _near(size: Clip, is_taken: Callable[[Clip], bool]) -> Clip | None:
@@ -300,7 +305,7 @@ def _unfit_patch(sizes: Sequence[Clip], size: Clip, error: ModelError, is_taken:
     whole = sizes[0].width
     part = whole // size.width
     subject = f"{size}" if part == 1 else f"patches of {whole} / {part} are {size}"
-    reason = str(error).partition("; use e.g.")[0]  # its remedy is for the patch, not for the key
+    reason = _without_remedy(error)  # which is for the patch, not for the key
     for multiple in (8, 16, 32, 64, 128, 256):
         below = whole // multiple * multiple
         able = [

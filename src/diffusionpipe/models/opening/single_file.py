@@ -14,10 +14,10 @@ import json
 import shutil
 from collections.abc import Mapping
 from hashlib import sha256
-from os import getpid
 from pathlib import Path
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.files.output_file import draft_of
 from diffusionpipe.models.base.family import Family
 from diffusionpipe.models.parameters.single_file.layout import PIPELINES, parts_of
 from diffusionpipe.models.parameters.single_file.reading import POINTER, found_in, pointer_text, shapes_in
@@ -81,8 +81,7 @@ def _is_linked(path: Path) -> bool:
 
 def _write(contents: Mapping[str, str], folder: Path) -> None:
     """Makes the folder under another name first, because ranks may make it at the same time."""
-    temporary = folder.with_name(f".{folder.name}.{getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = draft_of(folder)
     for name, text in contents.items():
         path = temporary / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ Each tensor goes to the rows from which diffusers' converter would take it, so t
 gives it back bit for bit.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.files.output_file import reason_of
+from diffusionpipe.files.output_file import draft_of, reason_of
 from diffusionpipe.models.opening.folder import (
     component_config,
     family_of,
@@ -117,7 +116,7 @@ def _filled(
 
 def _save(tensors: Mapping[str, Tensor], out: Path, metadata: Mapping[str, str]) -> None:
     """Raises ModelError where the file cannot be written."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    temporary = draft_of(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
