@@ -58,7 +58,7 @@ def _by_hand(name, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flux.2-dev", "flux.1-dev"])
+@pytest.mark.parametrize("name", ["flux.2-dev", "flux.1-dev", "krea-2", "qwen-image"])
 def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
     found, expected = _frozen_bytes(name, Form.NF4, lora_rank=16), _by_hand(name, lora_rank=16)
     assert found.keys() == expected.keys()

@@ -266,6 +266,24 @@ def test_an_outlier_costs_what_was_measured(with_an_outlier, monkeypatch):
     assert relative(int8_product(x, codes, scales, weight), y) == pytest.approx(5.2e-2, rel=0.1)
 
 
+def test_a_scale_for_128_inputs_costs_less_than_one_a_row_by_the_ratio_of_the_scales(with_an_outlier):
+    """LLM.int8 has a scale a row: 8.0e-3 of the product above, 7.0e-3 here.
+
+    Rounding costs a twelfth of a squared step, and a step is the largest number of those that share it over 127.
+    """
+    x, weight, y = with_an_outlier
+    _, scales = encode(Form.INT8, weight)
+    per_row = weight.abs().amax(1, keepdim=True) / 127
+    steps = float(scales.square().mean().sqrt() / per_row.square().mean().sqrt())
+    ours, rows = through(Form.INT8, weight), (weight / per_row).round() * per_row
+    assert relative(ours, weight) / relative(rows, weight) == pytest.approx(steps, rel=0.01)
+    assert relative(x @ ours.t(), y) / relative(x @ rows.t(), y) == pytest.approx(steps, rel=0.03)
+    assert steps == pytest.approx(0.87, rel=0.01)
+    short = weight[:, :128]
+    per_row = short.abs().amax(1, keepdim=True) / 127
+    assert torch.equal(through(Form.INT8, short), (short / per_row).round() * per_row)
+
+
 def test_the_product_of_integers_is_exact_where_nothing_is_rounded():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-5, 6, (20, 300), generator=generator).float() * 6 / 127

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -138,10 +138,25 @@ def factors(graph: LayerGraph, *, is_trained: bool) -> frozenset[str]:
         f"{component}.{path}.{name}" if path else f"{component}.{name}"
         for component, root in graph.components.items()
         for path, module in root.named_modules()
-        if type(module).forward in _READ_BY_AUTOCAST
+        if _is_read_by_autocast(type(module))
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.requires_grad is is_trained and parameter.is_floating_point() and name != "scales"
     )
+
+
+def _is_read_by_autocast(kind: type[nn.Module]) -> bool:
+    """Whether torch's own forward alone reads the weights: that of the class, or the one it calls by `super()`.
+
+    A causal convolution is such a class: it pads its input and leaves the rest to torch.
+    """
+    for parent in kind.__mro__:
+        forward = vars(parent).get("forward")
+        if forward in _READ_BY_AUTOCAST:
+            return True
+        names = forward.__code__.co_names if isinstance(forward, FunctionType) else ()
+        if forward is not None and ("super" not in names or not {"weight", "bias"}.isdisjoint(names)):
+            return False
+    return False
 
 
 def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> dict[str, Tensor]:
