@@ -48,12 +48,12 @@ def test_frozen_parameters_weigh_less_than_trained_ones():
 
 
 def test_what_computes_in_bfloat16_is_gathered_in_two_bytes():
-    dtypes = ("bfloat16", "float32", "float64")
+    dtypes = ("uint8", "bfloat16", "float32", "float64")
     frozen = [ParameterSpec(name=name, shape=(5,), dtype=name, is_trainable=False) for name in dtypes]
     trained = ParameterSpec(name="trained", shape=(5,), dtype="float32")
     graph = replace(synthetic.chain([1.0]).graph, parameters=(*frozen, trained))
     ledger = Ledger(graph=graph, workload=Workload(batch=1, states=plain_states(parameter=8)))
-    assert [ledger.gathered(one, "bfloat16") for one in frozen] == [10, 10, 10]
-    assert [ledger.gathered(one, "float32") for one in frozen] == [10, 20, 40]
+    assert [ledger.gathered(one, "bfloat16") for one in frozen] == [5, 10, 10, 10]
+    assert [ledger.gathered(one, "float32") for one in frozen] == [5, 10, 20, 40]
     assert ledger.gathered(trained, "bfloat16") == 10
     assert ledger.gathered(trained, "float64") == ledger.stored(trained) == 40  # the workload says it

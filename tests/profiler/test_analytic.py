@@ -10,11 +10,13 @@ from torch import nn
 
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
+from diffusionpipe.costs.forms import Form, stored_bytes
 from diffusionpipe.costs.mode import Mode
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.cut.sequential import sequential_graph
 from diffusionpipe.models.objectives.objective import ObjectiveSettings
 from diffusionpipe.models.opening.folder import build_graph
+from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.profiler import counted, layer_run
 from diffusionpipe.profiler.analytic import analytic_profile, with_kept
 from diffusionpipe.profiler.counted import count_layers
@@ -63,6 +65,18 @@ def test_tables_that_a_device_computes_once_are_no_work_and_no_memory_of_a_layer
     assert (first.forward, first.drawing) == (second.forward, second.drawing)
     with mock.patch.object(layer_run, "tables_of", return_value=()):
         assert counts_of(graph, 3)["transformer.transformer_blocks.0"].activation > first.activation
+
+
+def test_a_stored_weight_is_widened_for_each_micro_batch_in_f_and_i():
+    module = nn.Sequential(nn.Linear(128, 64), nn.Linear(64, 4)).requires_grad_(False)
+    graph = sequential_graph(module, inputs=(128,), target=(4,), loss=squared)
+    module[0].bias.requires_grad_(True)
+    store(graph, lambda component: Form.NF4)
+    wide, codes = 2 * 64 * 4, stored_bytes(Form.NF4, 4, 64)
+    for batch in (1, 8):  # as many bytes for one sample as for eight: fewer, larger micro-batches widen less
+        count = counts_of(graph, batch, "bfloat16")["model.1"]
+        for operations in (count.forward, count.input_grad):
+            assert [op.num_bytes for op in operations if op.kind is SpeedLimit.MEMORY][:1] == [codes + wide]
 
 
 def test_casts_of_weights_are_counted_apart_from_the_forward():

@@ -33,6 +33,7 @@ LAYOUTS = {
     "zb-v, recomputed": Layout(**SIZES, schedule="zb-v", checkpointed=("*",)),
     "two copies": Layout(**SIZES | {"microbatches": 2}, data_parallel=2),
     "sharded": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, sharded=Sharded.ALL),
+    "states in parts": Layout(**SIZES | {"microbatches": 2}, data_parallel=2, sharded=Sharded.OPTIMIZER),
     "encoders on the host": Layout(**SIZES, encoders="host", encode_chunk=3),
     "replicas": Layout(**SIZES, replicas=(2, 1)),
     "two directions": Layout(**SIZES, schedule="chimera"),

@@ -14,7 +14,7 @@ from diffusionpipe.ir.cells import rows_by_size
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.unequal.cutting import cutting_of
 from diffusionpipe.runtime.comm.threads import run_threads
-from diffusionpipe.runtime.engine.worker import build_worker
+from diffusionpipe.runtime.engine.worker import CutExecutors, build_worker
 
 MIXED = ((0, 2, 1, 2, 2, 1, 2, 2), (1, 2, 0, 0, 0, 1, 2, 1), (0, 2, 1, 2, 1, 2, 2, 2))
 """Sizes of samples in the order of the data; the third has the counts of the first."""
@@ -94,3 +94,18 @@ def test_plans_whose_steps_cannot_be_cut_anew_are_refused(changes, said):
     model = described(replace(graph_of("unet"), others=()))
     with pytest.raises(ConfigError, match=said):
         cutting_of([model], build_plan(model, Layout(**OF_EIGHT, **changes)))
+
+
+def test_at_most_sixty_four_cuts_are_kept_and_one_that_was_dropped_is_made_again():
+    made = []
+    executors = CutExecutors(lambda counts: counts, lambda schedule: made.append(schedule) or object())
+    first = executors.executor(0, 8)
+    assert executors.executor(0, 8) is first
+    for number in range(1, 65):
+        executors.executor(number, 8)
+    assert executors.executor(64, 8) is not first
+    assert len(made) == 65
+    executors.executor(1, 8)  # the second is still there
+    assert len(made) == 65
+    assert executors.executor(0, 8) is not first
+    assert made[-1] == (0, 8)

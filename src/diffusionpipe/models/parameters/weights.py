@@ -145,7 +145,7 @@ def factors(graph: LayerGraph, *, is_trained: bool) -> frozenset[str]:
 
 
 def _is_read_by_autocast(kind: type[nn.Module]) -> bool:
-    """Whether torch's own forward alone reads the weights: that of the class, or the one it calls by `super()`.
+    """Whether torch's own forward alone reads the weights: the class has it, or its own forward calls it by `super()`.
 
     A causal convolution is such a class: it pads its input and leaves the rest to torch.
     """
