@@ -15,10 +15,10 @@ class _AbandonedError(Exception):
 
 
 class BackgroundTask(Generic[T]):
-    """The work of a thread, which starts at once. Mutable: ends with a result or an error.
+    """A function that runs in a daemon thread from construction on; it ends with a result or with an error.
 
-    The thread does not hold up the end of the process. It takes part in no communication between ranks: two threads
-    that use one process group, or NCCL at all, would wait for each other. It is known to the watchdog by `name`.
+    The thread takes part in no communication between ranks: two threads that use one process group, or NCCL at all,
+    would wait for each other. The watchdog sees it as `name`.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], T], name: str, progress: Progress) -> None:
@@ -32,12 +32,12 @@ class BackgroundTask(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether the background task has ended."""
+        """Whether the thread has ended, with a result or with an error."""
         return not self._thread.is_alive()
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended with an error."""
+        """Whether the thread has ended with an error."""
         return self.is_done and self._error is not None
 
     def result(self) -> T:
@@ -48,7 +48,7 @@ class BackgroundTask(Generic[T]):
         return self._result  # type: ignore[return-value]  # without an error there is a result
 
     def abandon(self, patience: Seconds) -> None:
-        """Ends the work after its present part and waits for that, but not longer than `patience`."""
+        """Asks the work to stop between two of its parts, and waits at most `patience` seconds for the thread's end."""
         self._is_abandoned = True
         self._thread.join(patience)
 

@@ -81,20 +81,23 @@ class Saving:
         self._size: Bytes = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Makes the folder, agrees on who writes what, and returns the names of the tensors that this rank writes.
+        """Makes the hidden folder, agrees on who writes what, and returns the names of this rank's tensors to write.
 
-        Names may repeat between ranks and then stand for equal values.
+        A name may be held by several ranks, which then hold equal values; one of them writes it.
 
         Raises:
-            CheckpointError: on all ranks.
+            CheckpointError: on all ranks; the folder cannot be made, or ranks hold different tensors under one name.
         """
         together(lambda: _make_empty(self._temporary) if self._is_first else None, self._group)
         return self._writing.plan(tensors)
 
     def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> RankFiles:
-        """Writes this rank's tensors and reads its files again.
+        """Writes this rank's tensors, reads the files again, and returns each tensor's place and the files' checksums.
 
-        The arguments are explained at `TensorWriting.write`.
+        `copies`: the tensors in host memory, if they were copied. `between`: called after each piece of a file.
+
+        Raises:
+            CheckpointError: not all tensors could be written.
         """
         written = self._writing.write(copies, between)
         return RankFiles(
@@ -102,14 +105,20 @@ class Saving:
         )
 
     def collect(self, part: RankFiles) -> None:
-        """Tells the first rank what this one has written; all have written their parts."""
+        """Sends the first rank the list of files and tensors that this rank has written (`part`).
+
+        Every rank calls it.
+        """
         self._parts = collect(part, PART, self._group)
 
     def publish(self) -> None:
-        """Gives the checkpoint its name, when all of it is on the disk.
+        """Writes the table, the state and the manifest, and renames the hidden folder to the checkpoint's name.
+
+        First rank only.
 
         Raises:
-            ConfigError: a rank has told something else than what it was to write.
+            CheckpointError: a rank reports other tensors or files than its own.
+            OSError: a file cannot be written.
         """
         parts = [read() for read in self._parts]
         self._writing.finish([part.written for part in parts])
@@ -121,7 +130,10 @@ class Saving:
             self._published(self.path)
 
     def give_up(self, error: CheckpointError) -> CheckpointError:
-        """Removes what was written, and returns an error that names the last good checkpoint. All ranks call it."""
+        """Removes the hidden folder, and returns `error` with the step and the last good checkpoint added.
+
+        All ranks call it.
+        """
         if self._is_first:
             shutil.rmtree(self._temporary, ignore_errors=True)
         last = latest(self._run_folder)
@@ -129,7 +141,7 @@ class Saving:
         return CheckpointError(f"the checkpoint of step {self._step} could not be written: {error}\n{remains}")
 
     def report(self, standstill: Seconds, seconds: Seconds) -> None:
-        """Says on the first rank that the checkpoint is there, and how much time it took."""
+        """Logs on the first rank the checkpoint's path and size, the time that training stood still, and all time."""
         if self._is_first:
             logger.info(
                 "checkpoint=%s size_bytes=%d standstill_s=%.2f save_s=%.2f", self.path, self._size, standstill, seconds
@@ -146,13 +158,12 @@ def save(
     group: dist.ProcessGroup | None = None,
     published: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Writes this rank's tensors with those of all others, keeps the last `keep` checkpoints, returns the new folder.
+    """Saves a checkpoint of all ranks' tensors, keeps the last `keep` checkpoints, and returns the new folder.
 
-    Every rank of the group calls it, with the same step and state (JSON values); names may repeat between ranks and
-    then stand for equal values. The first rank calls `published` with the new folder. Older checkpoints go only after
-    that. A failure before the new one is in place leaves
-    no trace; a rank that dies leaves a hidden folder, which `clean` removes at the next start, and the collective's own
-    error on its peers.
+    Every rank of the group calls it, with its own tensors and the same step and state (JSON values); a name that
+    several ranks hold has equal values there. The first rank calls `published` with the new folder. Older checkpoints
+    are removed only after that. A failure before the new one is in place leaves no trace; a rank that dies leaves a
+    hidden folder, which `clean` removes at the next start, and the collective's own error on its peers.
 
     Raises:
         CheckpointError: on all ranks, if any could not write; it names the last good checkpoint.
@@ -191,17 +202,17 @@ def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
     """Fills the tensors in place and returns the state; for one process, which has called `verify` before.
 
     Raises:
-        CheckpointError: a name is missing, or has another shape or type in the checkpoint.
+        CheckpointError: a name is missing, has another shape or type in the checkpoint, or a file cannot be read.
     """
     read_tensors(path, tensors)
     return read_state(path)
 
 
 def read_state(path: Path) -> State:
-    """The state that was saved with the tensors.
+    """The JSON object in the checkpoint's state.json: step, seed and other values saved beside the tensors.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read, or holds something else.
     """
     try:
         state = read_json(path / STATE)
@@ -213,7 +224,7 @@ def read_state(path: Path) -> State:
 
 
 def verify(path: Path) -> None:
-    """Compares size and checksum of each file with the manifest; reads the whole checkpoint.
+    """Refuses a damaged checkpoint: reads all of it and compares size and checksum of each file with the manifest.
 
     Raises:
         CheckpointError: a file is missing, cut, altered or not in the manifest; it names the file and the previous good
@@ -225,10 +236,12 @@ def verify(path: Path) -> None:
 
 
 def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
-    """`verify` for all ranks of the group, each of which reads its share of the files.
+    """Refuses a damaged checkpoint.
+
+    Every rank of the group calls it and compares its share of the files with the manifest.
 
     Raises:
-        CheckpointError: on all ranks, as in `verify`.
+        CheckpointError: on all ranks; a file is missing, cut, altered or not in the manifest.
     """
     problems = problems_together(path, group)
     if problems:
@@ -238,7 +251,9 @@ def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
 
 
 def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> list[str]:
-    """The faults of the checkpoint, found by all ranks of the group, each of which reads its share of the files.
+    """A sentence for each fault of the checkpoint, [] if it is good.
+
+    Every rank calls it and reads its share of the files.
 
     Raises:
         CheckpointError: on all ranks, where a rank may not read the files at all.
@@ -248,7 +263,10 @@ def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> lis
 
 
 def previous_good(path: Path) -> Path | None:
-    """The newest undamaged checkpoint of the same run that was written before this one, or None."""
+    """The newest undamaged checkpoint of the same run that was written before this one; None if there is none.
+
+    Reads the checkpoints that it tries, whole.
+    """
     siblings = saved_checkpoints(path.parent.parent)
     others = [other for other in siblings if other != path and (order_of(other) < order_of(path))]
     return next((other for other in reversed(others) if not _problems(other, 0, 1)), None)
@@ -273,12 +291,15 @@ def clean(run_folder: Path) -> tuple[str, ...]:
 
 
 def is_interrupted(run_folder: Path) -> bool:
-    """Whether an interrupted save has left something for `clean`."""
+    """Whether an interrupted save has left a hidden folder or file that `clean` would remove."""
     return any((run_folder / FOLDER).glob(_LEFT))
 
 
 def problem_of_folder(folder: Path, resume: str | None) -> str | None:
-    """Why a run that resumes or not cannot use its folder; None where it can."""
+    """Why a run with this `--resume` cannot use the folder; None where it can.
+
+    Without `--resume` (None) the folder must hold no checkpoint; with it the named checkpoint must exist.
+    """
     try:
         if resume is not None:
             if resume != AUTO:
@@ -324,7 +345,10 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
 
 
 def prune(run_folder: Path, keep: int) -> None:
-    """Deletes all but the last checkpoints, which are safe; so a failure is only reported. One rank calls it."""
+    """Deletes all but the last `keep` checkpoints; a folder that cannot be removed only gives a warning.
+
+    One rank calls it.
+    """
     for path in saved_checkpoints(run_folder)[:-keep]:
         try:
             shutil.rmtree(path)

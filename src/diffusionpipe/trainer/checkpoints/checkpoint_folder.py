@@ -27,19 +27,25 @@ def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 
 
 def latest(run_folder: Path) -> Path | None:
-    """The checkpoint that was written last, or None."""
+    """The checkpoint that was written last, None where the run has none.
+
+    One whose manifest cannot be read counts as last.
+    """
     return next(reversed(saved_checkpoints(run_folder)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoints:
-    """The checkpoints that a run which has failed leaves."""
+    """The steps of the checkpoints that a failed run leaves."""
 
     steps: tuple[int, ...]
     """The steps of the checkpoints, in the order of writing."""
 
     def remedy(self, *, may_be_ruined: bool = False) -> str:
-        """Which checkpoint is kept and how to continue; `may_be_ruined`: an earlier one may be the better choice."""
+        """A sentence that names the last checkpoint and how to resume.
+
+        With `may_be_ruined` it offers the one before, too.
+        """
         if not self.steps:
             return "No checkpoint was saved. Start again."
         earlier = f", or from an earlier one with --resume {self.steps[-2]}" if len(self.steps) > 1 else ""
@@ -48,7 +54,7 @@ class KeptCheckpoints:
 
 
 def kept_of(run_folder: Path) -> KeptCheckpoints:
-    """The checkpoint that a run has kept."""
+    """The steps of all checkpoints in a run's folder; none where the disk cannot be read."""
     try:
         paths = saved_checkpoints(run_folder)
     except OSError:  # the disk may be the reason for the failure
@@ -57,7 +63,7 @@ def kept_of(run_folder: Path) -> KeptCheckpoints:
 
 
 def num_written(run_folder: Path) -> int:
-    """How many checkpoints the run has written, as far as those that are there tell; it only grows."""
+    """How many checkpoints the run has written, deleted ones included: the largest number in the manifests, or 0."""
     return max((sequence_of(path) or 0 for path in saved_checkpoints(run_folder)), default=0)
 
 
@@ -94,7 +100,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def sequence_of(path: Path) -> int | None:
-    """The checkpoint's place in the order of writing, None if its manifest cannot be read."""
+    """The checkpoint's number in the order of writing, counted from 1; None if its manifest cannot be read."""
     try:
         return read_manifest(path).sequence
     except CheckpointError:
@@ -102,7 +108,7 @@ def sequence_of(path: Path) -> int | None:
 
 
 def order_of(path: Path) -> tuple[bool, int, str]:
-    """Sorts by the order of writing, unreadable ones last by step."""
+    """The key that sorts checkpoints by the order of writing; those with an unreadable manifest come last, by step."""
     sequence = sequence_of(path)
     return (sequence is None, sequence or 0, path.name)
 

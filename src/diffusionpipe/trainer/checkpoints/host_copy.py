@@ -23,7 +23,7 @@ _ALIGNMENT: Bytes = 64
 
 
 class HostCopy:
-    """Copies of tensors in page-locked host memory, made while the device computes.
+    """Copies of tensors in host memory, for a GPU page-locked, made while the device computes.
 
     `start` begins a copy, `complete` ends it in another thread, `protect` waits before the tensors change. The next
     copy overwrites the last one.
@@ -41,9 +41,9 @@ class HostCopy:
         self._is_copied.set()
 
     def start(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Begins to copy the tensors and returns the copies, which `complete` fills.
+        """Begins to copy the tensors and returns the copies by name, which are complete after `complete`.
 
-        The copies of the time before may not be read any more.
+        They overwrite the copies of the call before.
         """
         kinds = {name: (tensor.shape, tensor.dtype, tensor.stride()) for name, tensor in tensors.items()}
         if kinds != self._kinds:
@@ -58,7 +58,7 @@ class HostCopy:
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Returns when the copies are complete; another thread calls it."""
+        """Waits for a GPU's copies, or makes a CPU's; another thread than training's calls it."""
         if self._copied is not None:
             torch.cuda.set_device(self._device)  # of this thread: otherwise it would be the first one
             self._copied.synchronize()
@@ -71,7 +71,10 @@ class HostCopy:
             self._is_copied.set()
 
     def protect(self) -> None:
-        """Returns when the tensors may change; on a GPU, later work of the device waits for that."""
+        """Returns when the tensors may change.
+
+        On a GPU it does not wait, but later work of the device waits for the copies.
+        """
         if self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
         self._is_copied.wait()

@@ -25,7 +25,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """The required facts about one file."""
+    """The name, size and checksum of one file of a checkpoint."""
 
     name: str
     """The file's name inside the checkpoint's folder."""
@@ -37,7 +37,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The files and values of a checkpoint."""
+    """The content of manifest.json: the step, the checkpoint's number in the order of writing, and its files."""
 
     step: int
     """The number of updates that were done before the checkpoint."""
@@ -49,13 +49,16 @@ class Manifest:
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
-    """The records of these files as they are now; reads them whole, several at a time."""
+    """Size and checksum of each of these files, in their order; reads them whole, four at a time."""
     with ThreadPoolExecutor(_THREADS) as threads:
         return tuple(threads.map(lambda name: _describe(folder, name), names))
 
 
 def check_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
-    """The faults of these files; empty if each has its size and checksum. Sizes are compared first."""
+    """A sentence for each file that is missing, has another size or was altered; [] if none.
+
+    Checksums are compared only where all sizes are right.
+    """
     problems = [problem for record in records if (problem := _size_problem(folder, record))]
     if problems:
         return problems
@@ -68,14 +71,14 @@ def check_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes the manifest and makes it and the folder durable."""
+    """Writes manifest.json into the folder, and syncs the file and the folder to the disk."""
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n"
     write_durably(folder / MANIFEST, text.encode())
     sync(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """The manifest in a checkpoint's folder.
 
     Raises:
         CheckpointError: it is missing, cannot be read, is not a regular file, or was written by another version.
@@ -98,7 +101,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:
-    """The faults of the names in the folder: empty if each is the manifest or in it."""
+    """A sentence for each file in the folder that is neither the manifest nor listed in it; [] if none."""
     known = {MANIFEST, *(record.name for record in manifest.files)}
     strangers = sorted(name for name in os.listdir(folder) if name not in known)
     return [f"{name!r} is not in {MANIFEST}, so nothing vouches for it; move it out" for name in strangers]

@@ -74,7 +74,10 @@ class _Pending:
 
 
 class RunCheckpoints:
-    """The checkpoints of one run, on one rank. Mutable: at most one is on its way to the disk."""
+    """Saves the checkpoints of one run on one rank, at once or in the background.
+
+    At most one is on its way to the disk.
+    """
 
     def __init__(
         self,
@@ -99,16 +102,16 @@ class RunCheckpoints:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no checkpoint is on its way."""
+        """Whether no checkpoint is on its way to the disk."""
         return self._pending is None
 
     # ---- at the end of a step; every rank calls these with the same values
 
     def save(self, step: int, state: TrainingState, others: State, *, is_proven: bool, is_last: bool) -> None:
-        """Save the state after this step, with other values for its continuation.
+        """Saves the state after this step, with `others` as state.json: at once, or begins it in the background.
 
-        `is_proven`: these weights have given a finite loss already. `is_last`: training ends here, so nothing is gained
-        by a copy.
+        It first waits for the checkpoint before. `is_proven`: these weights have given a finite validation loss; until
+        then one more checkpoint is kept. `is_last`: training ends here, so it is written at once.
 
         Raises:
             CheckpointError: on all ranks; it, or the one before, could not be written.
@@ -125,7 +128,9 @@ class RunCheckpoints:
                 self._begin(step, tensors, others, self._host)
 
     def after(self, step: int, votes: int) -> None:
-        """A step is settled, with a finite loss and the sum of all votes: do what is due.
+        """Advances the checkpoint on its way if all ranks have voted.
+
+        Every rank calls it after step `step` had a finite loss. `votes`: the sum of `vote` over all ranks.
 
         Raises:
             CheckpointError: on all ranks; the checkpoint on its way could not be written.
@@ -140,11 +145,11 @@ class RunCheckpoints:
                 self._advance(self._pending)
 
     def finish(self) -> None:
-        """Wait until no checkpoint is on its way.
+        """Waits until no checkpoint is on its way.
 
         Raises:
-            CheckpointError: on all ranks, as in `after`.
-            NonFiniteWeightsError: on all ranks, as in `after`.
+            CheckpointError: on all ranks; the checkpoint on its way could not be written.
+            NonFiniteWeightsError: on all ranks; it holds such weights.
         """
         while self._pending is not None:
             with self._screen.work(f"waiting for the checkpoint of step {self._pending.step}"):
@@ -153,7 +158,7 @@ class RunCheckpoints:
     # ---- within a step
 
     def vote(self) -> int:
-        """To be summed over all ranks: 1 if this one is ready for the next action, enough for all if it has failed."""
+        """This rank's part of a sum over ranks: 0 while its thread works, 1 after, the number of ranks if it failed."""
         if self._pending is None:
             return 0
         task = self._pending.task
@@ -164,7 +169,7 @@ class RunCheckpoints:
         return self._size if task.has_failed else 1
 
     def protect(self) -> None:
-        """Returns when the weights may change: they are copied, or what the device gets to do now waits for that."""
+        """Returns when the weights may change: they are copied, or later work of the GPU waits for the copy."""
         if self._host is not None and self._pending is not None:
             started = perf_counter()
             self._host.protect()
@@ -173,7 +178,10 @@ class RunCheckpoints:
     # ---- when an error ends the run
 
     def leave(self, error: BaseException) -> None:
-        """Complete the checkpoint on its way, if all ranks can, because all have raised `error`; else stop writing."""
+        """Ends the checkpoint on its way: completes it where all ranks raise `error`, else stops the thread.
+
+        A failure of the completion is only logged.
+        """
         if self._pending is None:
             return
         if isinstance(error, TrainingError) or (self._size == 1 and isinstance(error, Exception)):

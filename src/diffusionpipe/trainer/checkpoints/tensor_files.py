@@ -71,7 +71,8 @@ class TensorWriting:
         A name that several ranks hold is written by one of them, so that all write about equally much.
 
         Raises:
-            CheckpointError: on all ranks, if two ranks mean different things by one name.
+            CheckpointError: on all ranks; a tensor is not dense, or ranks hold different shapes or types under one
+                name.
         """
         is_first = self._rank == 0
 
@@ -102,10 +103,10 @@ class TensorWriting:
     def write(
         self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None
     ) -> tuple[Written, ...]:
-        """Writes this rank's tensors, or their copies in host memory, and waits until they are on the disk.
+        """Writes this rank's tensors, or their copies in host memory, to the disk.
 
-        `between` is called after every piece; with it, pieces go to the disk one by one, so that a slow disk differs
-        from one that hangs.
+        Returns each one's file, offset and size. `between` is called after every piece of at most 64 MiB, which is then
+        synced, so that a slow disk differs from one that hangs.
 
         Raises:
             CheckpointError: not all could be written.
@@ -127,7 +128,9 @@ class TensorWriting:
         return written_by(written)
 
     def finish(self, written: Sequence[Sequence[Written]]) -> None:
-        """Writes the table of all tensors, which the ranks have written; on the first rank only.
+        """Writes the table of all tensors from the ranks' results `written`, in the order of ranks.
+
+        On the first rank only.
 
         Raises:
             CheckpointError: a rank has written something else than it was to write.
@@ -171,10 +174,10 @@ class _PiecewiseFile(io.FileIO):
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fills the tensors in place with what the folder has under their names; any process may read any of them.
+    """Fills the tensors in place with the values that the folder has under their names, written by any rank.
 
     Raises:
-        CheckpointError: a name is missing, or has another shape or type there.
+        CheckpointError: a name is missing, has another shape or type there, or the files cannot be read.
     """
     metadata = _read_metadata(folder)
     _check_wanted(folder, tensors, metadata)
@@ -192,7 +195,11 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor in the folder by name, as an empty tensor on the meta device with its shape and type."""
+    """Every tensor in the folder by name, as an empty tensor on the meta device with its shape and type.
+
+    Raises:
+        CheckpointError: the folder's table of tensors is missing or cannot be read.
+    """
     return {
         name: torch.empty(item.size, dtype=item.properties.dtype, device="meta")
         for name, item in _read_metadata(folder).state_dict_metadata.items()

@@ -26,7 +26,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A tensor that a rank holds."""
+    """Name, type and shape of a tensor that a rank holds and could write."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A tensor that a rank has written."""
+    """The place and the size in bytes of a tensor that a rank has written: file, offset, length."""
 
     name: str
     file: str
@@ -51,7 +51,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFiles:
-    """The files that one rank has written of a checkpoint."""
+    """The tensors that one rank has written for a checkpoint, and the size and checksum of each of its files."""
 
     written: tuple[Written, ...]
     records: tuple[FileRecord, ...]
@@ -74,7 +74,7 @@ PART = _part_form()
 
 
 def offers_of(plan: SavePlan) -> tuple[Offer, ...]:
-    """The tensors that the rank of this plan would write.
+    """The tensors of a rank's save plan, in its order.
 
     Raises:
         CheckpointError: an item is not a whole, dense tensor.
@@ -96,7 +96,11 @@ def _offer(item: WriteItem) -> Offer:
 
 
 def plan_of(offers: Sequence[Offer]) -> SavePlan:
-    """The plan whose items these are, equal to the one that `offers_of` got."""
+    """A save plan of torch with these tensors as its items, the inverse of `offers_of`.
+
+    Raises:
+        CheckpointError: there is no tensor of such a type or shape.
+    """
     return SavePlan([_item(offer) for offer in offers])
 
 
@@ -118,7 +122,7 @@ def _item(offer: Offer) -> WriteItem:
 
 
 def shares_of(offers: Sequence[Sequence[Offer]], decided: Sequence[SavePlan]) -> tuple[tuple[int, ...], ...]:
-    """The offers that each rank writes, by rank, as positions among its offers in the order of writing."""
+    """For each rank the positions, among its own offers, of the tensors that its `decided` plan writes, in order."""
     positions = [{offer.name: position for position, offer in enumerate(of_rank)} for of_rank in offers]
     return tuple(
         tuple(known[item.index.fqn] for item in plan.items) for known, plan in zip(positions, decided, strict=True)
@@ -126,13 +130,13 @@ def shares_of(offers: Sequence[Sequence[Offer]], decided: Sequence[SavePlan]) ->
 
 
 def share_of(own: SavePlan, positions: Sequence[int]) -> SavePlan:
-    """The part of the plan for all that a rank writes: these items, each the first and only chunk of its tensor."""
+    """The plan `own` with only the items at these positions, each marked as the first and only chunk of its tensor."""
     items = [own.items[position] for position in positions]
     return replace(own, items=[replace(item, index=replace(item.index, index=0)) for item in items])
 
 
 def written_by(results: Sequence[WriteResult]) -> tuple[Written, ...]:
-    """The tensors that a rank has written, from its writer's results."""
+    """Name, file, offset and sizes of each tensor in the results of torch's writer."""
     return tuple(
         Written(
             name=result.index.fqn,
@@ -146,10 +150,10 @@ def written_by(results: Sequence[WriteResult]) -> tuple[Written, ...]:
 
 
 def results_of(written: Sequence[Written], share: SavePlan, prefix: str) -> list[WriteResult]:
-    """The results that `written_by` got, of a rank that was to write this share into files whose names begin so.
+    """The results of torch's writer that `written` was made from, for a rank whose files begin with `prefix`.
 
     Raises:
-        CheckpointError: the rank was to write something else.
+        CheckpointError: the names differ from the names of its `share`, or a file is not one of the rank's.
     """
     index_of = {item.index.fqn: item.index for item in share.items}
     if sorted(one.name for one in written) != sorted(index_of):
@@ -168,10 +172,10 @@ def results_of(written: Sequence[Written], share: SavePlan, prefix: str) -> list
 
 
 def check_replicas(offers: Sequence[Sequence[Offer]]) -> None:
-    """Refuses a name that stands for tensors of different shapes or types on different ranks.
+    """Refuses a name under which ranks hold tensors of different shapes or types; `offers` are by rank.
 
     Raises:
-        CheckpointError: names both ranks.
+        CheckpointError: names the tensor and both ranks.
     """
     seen: dict[str, tuple[int, object]] = {}
     for rank, of_rank in enumerate(offers):

@@ -33,7 +33,7 @@ MODEL, OPTIMIZER, EMA, GROUP = "model.", "optimizer.", "ema.", "optimizer_group.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """One rank's part of a training, by canonical names."""
+    """One rank's model tensors, trainable parameters, optimizer and average, by the parameters' canonical names."""
 
     model: Mapping[str, Tensor]
     """Parameters and buffers of the trained components."""
@@ -46,7 +46,7 @@ class TrainingState:
 
 
 def training_tensors(state: TrainingState) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by their names: weights, the average, states of the optimizer and its groups."""
+    """All tensors of a rank's checkpoint by name, e.g. "model.NAME", "ema.NAME", "optimizer.NAME.ENTRY"."""
     return {
         **_weights(state),
         **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable)),
@@ -55,19 +55,21 @@ def training_tensors(state: TrainingState) -> dict[str, Tensor]:
 
 
 def check_finite(tensors: Mapping[str, Tensor], step: int, *, group: dist.ProcessGroup | None = None) -> None:
-    """Refuses weights and averages among the tensors that are not finite. Every rank of the group calls it.
+    """Refuses weights and averages with a NaN or an infinity among the tensors after `step`.
+
+    Every rank of the group calls it.
 
     Raises:
-        NonFiniteWeightsError: on all ranks alike, with the name of the first one.
+        NonFiniteWeightsError: on all ranks alike, with the alphabetically first of the names that ranks have found.
     """
     refuse_not_finite(agree(lambda: first_weight_not_finite(tensors), group), step)
 
 
 def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
-    """Refuses to save if a rank has found a weight that is not finite.
+    """Raises if a rank has found a weight that is not finite; `found` has each rank's name of one, None for none.
 
     Raises:
-        NonFiniteWeightsError: with the name of the first one.
+        NonFiniteWeightsError: with the alphabetically first of the names.
     """
     names = [name for name in found if name is not None]
     if names:
@@ -78,14 +80,14 @@ def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
 
 
 def first_weight_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first weight or average among the tensors with a NaN or an infinity."""
+    """The name of the first tensor of weights or averages with a NaN or an infinity; None if all are finite."""
     return first_not_finite(
         {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER, GROUP))}
     )
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or an infinity; each is read once."""
+    """The name of the first tensor with a NaN or an infinity, None if all are finite."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     # A sum is finite only if all of its terms are, and on a CPU it takes a tenth of a norm's time.
     suspects = {

@@ -30,10 +30,10 @@ JudgeCache = Callable[[Recipe, Plan, Cacheable], CacheVerdict]
 
 
 def cache_of(opened: RecipeModels, data: Data) -> Cacheable | None:
-    """The tensors that the run keeps; None where it keeps none. Every rank calls it.
+    """The results of frozen layers that the run would keep on disk; None where it keeps none. Every rank calls it.
 
     Raises:
-        ConfigError: on every rank; nothing can be kept, or the disk has no room.
+        ConfigError: on every rank, with `encoders = "cache"`; nothing can be kept, or the disk has no room.
     """
     recipe = opened.recipe
     if not recipe.pipeline.may_cache:
@@ -55,16 +55,17 @@ def _is_left(why_not: str | None) -> bool:
 
 
 def names_of_kept(found: Cacheable | None) -> tuple[str, ...]:
-    """The names of the tensors that are kept."""
+    """The names of the tensors that the cache keeps; () without a cache."""
     return () if found is None else tuple(kept.name for kept in found.kept)
 
 
 def with_cache(
     found: Cacheable | None, session: Session, data: Data, judge: JudgeCache | None = None
 ) -> tuple[Data, CacheWriter | None]:
-    """Data whose batches take from the cache, and the writer that fills it; every rank calls it.
+    """The data with batches that read from the cache, and the writer that fills it.
 
-    `judge`: says the worth of the cache where layers are measured; with `encoders = "auto"` it decides.
+    The data as they are and None without. Every rank calls it. `judge`: gives the worth of the cache where layers are
+    measured; with `encoders = "auto"` a cache that does not pay is left out.
 
     Raises:
         ConfigError: on every rank, where the cache cannot be written.

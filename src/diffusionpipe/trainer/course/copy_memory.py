@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """The memory that one rank needs of its machine."""
+    """The host memory that one rank needs for a copy of its state, and the free memory of its machine, in bytes."""
 
     host: str
     machine: str
@@ -34,7 +34,9 @@ class MemoryNeed:
 
 
 def can_checkpoint_async(session: Session) -> bool:
-    """Whether the run writes its checkpoints while training continues. Every rank calls it, before the first step.
+    """Whether the run writes its checkpoints while training continues: the recipe allows it and all machines have room.
+
+    Every rank calls it, before the first step; rank 0 logs the reason. False for trainings without a flush.
 
     Raises:
         RecipeError: on all ranks; the recipe demands it, but a machine has too little memory.
@@ -61,7 +63,7 @@ def can_checkpoint_async(session: Session) -> bool:
 
 
 def shortage_of(demands: Sequence[MemoryNeed]) -> str | None:
-    """The machine that has too little memory and how much it lacks, in words; None if all have enough."""
+    """A sentence about the first machine with too little memory, needed and left in GiB; None if all have enough."""
     # Of what several ranks hold one writes each tensor, so that all of them write about equally much.
     share = sum(demand.owned for demand in demands) / max(1, sum(demand.held for demand in demands))
     machines: dict[str, list[MemoryNeed]] = {}

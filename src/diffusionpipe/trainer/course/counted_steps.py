@@ -31,7 +31,7 @@ PRECISE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One recorded step, on all ranks together."""
+    """One recorded step over all ranks: its iteration in seconds, time without a core, use of cores by others."""
 
     without_core: float
     """The longest part of it for which a rank was ready to run and had no core."""
@@ -41,13 +41,13 @@ class Note:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs used cores that the ranks needed, beyond doubt."""
+        """Whether other programs surely used over 5 % of the cores beyond those that the ranks leave free."""
         return self.use is not None and self.use.others - self.use.doubt - self.use.room > DISTURBED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Which of the recorded steps count."""
+    """The recorded steps that may judge the prediction, the number of disturbed ones, and why more steps are needed."""
 
     steps: tuple[int, ...]
     """The positions of the steps that count, from 0, in order; () if too few are undisturbed."""
@@ -60,9 +60,9 @@ class Counted:
 
 
 def steps_that_count(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
-    """The steps that count: the calm ones, or all undisturbed ones where less than half of those are calm.
+    """The steps that count: the calm ones, or all undisturbed ones where too few of them are calm.
 
-    `enough`: of them must be there.
+    Too few are less than `enough`, or less than half. With less than `enough` undisturbed steps none counts.
     """
     undisturbed = [index for index, note in enumerate(notes) if not note.is_disturbed]
     calm = [index for index in undisturbed if notes[index].without_core <= LATE]
@@ -83,7 +83,7 @@ def steps_that_count(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
 
 
 def used_text(others: float) -> str:
-    """The use of the cores by other programs, in words; `others`: their part of the cores."""
+    """The words "other programs used N % of the cores"; `others` is the part, from 0 to 1."""
     return f"other programs used {100 * others:.0f} % of the cores"
 
 
@@ -93,7 +93,10 @@ def _others(notes: Sequence[Note]) -> float | None:
 
 
 def error_of_median(values: Sequence[float]) -> float:
-    """The standard error of a median, as a part of it; the scatter is estimated by the median deviation."""
+    """The standard error of the values' median divided by the median.
+
+    The scatter is 1.4826 times the median deviation.
+    """
     middle = median(values)
     scatter = 1.4826 * median(abs(value - middle) for value in values)  # of a normal distribution: its deviation
     return sqrt(pi / 2) * scatter / sqrt(len(values)) / middle

@@ -13,7 +13,10 @@ OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")
 
 
 def write_documents(recipe: Recipe, plan: Plan) -> None:
-    """Write both, and remove the timeline of another plan, which a run that resumes on another layout has left."""
+    """Writes recipe.toml and plan.json into the run's folder.
+
+    Where the plan has changed, it removes the old plan's timeline.
+    """
     folder = recipe.run.folder
     write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
     path = folder / PLAN

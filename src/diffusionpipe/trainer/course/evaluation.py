@@ -17,7 +17,7 @@ from diffusionpipe.trainer.setup.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """Mean losses over the held-out samples."""
+    """Mean losses over the held-out samples: of all, by time of the noise, and by backbone."""
 
     loss: float
     by_time: tuple[tuple[float, float], ...]
@@ -27,7 +27,10 @@ class ValidationResult:
 
 
 def validate(session: Session, source: BatchSource, held: HeldSizes | None = None) -> ValidationResult:
-    """The validation loss, with averaged weights where the run has them. Every rank of the job calls it."""
+    """The losses of the held-out samples of `source`, with averaged weights where the run has them.
+
+    Every rank calls it. `held`: the sizes of the samples, where there are several.
+    """
     settings = session.recipe.validation
     times = settings.timesteps
     num_rows = num_fixed_rows(source, times=times, num_samples=settings.samples)
@@ -74,7 +77,10 @@ def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, fixed: 
 
 @contextmanager
 def averaged(session: Session) -> Iterator[None]:
-    """The averaged weights in place of the trained ones, where the run has them. Every rank of the job calls it."""
+    """Puts the averaged weights in place of the trained ones while the block runs; without an average nothing changes.
+
+    Every rank of the job calls it.
+    """
     with session.ema.swapped() if session.ema is not None else nullcontext():
         session.worker.bring_weights()
         yield

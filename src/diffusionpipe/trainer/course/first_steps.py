@@ -48,7 +48,7 @@ WARM_UP = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSteps:
-    """The records of one rank. Times count from the common start of a step."""
+    """One rank's times of the recorded steps, in seconds from the common start of a step, and its memory."""
 
     starts: tuple[Seconds, ...]
     """Start of each action of its order, the median over the steps."""
@@ -67,7 +67,7 @@ class OwnSteps:
 
 
 class StepRecorder:
-    """Records steps of one rank. Mutable: it holds what it has recorded."""
+    """Records one rank's steps, each from a start common to all ranks, and gathers the records of all."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -95,7 +95,7 @@ class StepRecorder:
         return len(self._steps)
 
     def begin(self) -> None:
-        """Start together with all other ranks."""
+        """Waits at a barrier for all other ranks and begins to record a step."""
         if not self._places:  # only now are there data workers
             threads = torch.get_num_threads() if self._session.job.device.type == "cpu" else 1
             self._places = gather(place_of(threads), form_of(CorePlace))
@@ -107,7 +107,7 @@ class StepRecorder:
         self._session.worker.watch.start()
 
     def end(self, last: Seconds) -> None:
-        """The step is over; on GPUs it waits for the device.
+        """Adds the record of the step that has just ended; on GPUs it waits for the device.
 
         `last`: the end of the last work after the iteration, in seconds from the iteration's start.
         """
@@ -130,7 +130,10 @@ class StepRecorder:
         return read_counters(cores_of(self._places, own.machine))
 
     def notes(self) -> list[Note]:
-        """The notes that decide whether each step counts; every rank calls it, and all get the same."""
+        """A note for each recorded step, by which `steps_that_count` chooses.
+
+        Every rank calls it, and all get the same.
+        """
         numbers = torch.tensor([self._parts, self._ends, self._met], dtype=torch.float64)
         parts, ends, met = torch.stack(gather_numbers(numbers)).unbind(dim=1)
         machines = [place.machine for place in self._places]
@@ -146,7 +149,7 @@ class StepRecorder:
         ]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
-        """The records of this rank in these steps, counted from 0, after `notes`; every rank calls it."""
+        """This rank's record of the steps at the positions `counted`, from 0, after `notes`."""
         late = self._late
         spans = [[(late[index] + start, seconds) for start, seconds in self._spans[index]] for index in counted]
         return OwnSteps(
@@ -166,9 +169,10 @@ class StepRecorder:
         return (self._counters[-1].end.helpers - self._counters[0].begin.helpers) / self.num_steps
 
     def gathered(self, first: int, counted: Counted) -> tuple[Recorded, tuple[Bytes, ...]]:
-        """The records of all ranks, and the memory of each; every rank calls it.
+        """The record of all ranks as one, and the usable memory of each rank's device.
 
-        `first`: the number of the first recorded step; `counted`: the steps that count.
+        Every rank calls it, after `notes`. `first`: the number of the first recorded step; `counted`: the steps that
+        count.
         """
         ranks = gather(self.own(counted.steps), form_of(OwnSteps))
         orders = [self._session.plan.train.orders[self._session.plan.mesh.place(r)[1]] for r in range(len(ranks))]
@@ -180,7 +184,10 @@ class StepRecorder:
 def recorded_of(
     mesh: Mesh, ranks: list[OwnSteps], orders: list[tuple[Action, ...]], steps: tuple[int, int]
 ) -> Recorded:
-    """The recordings of all ranks as one."""
+    """The records of all ranks as one: the timeline of medians, the iteration, the step, and the times of layers.
+
+    `orders`: the actions of each rank; `steps`: the numbers of the first and the last recorded step.
+    """
     loading = tuple(own.loading for own in ranks if own.loading is not None)
     spans = tuple(
         Span(worker=rank, action=action, start=start, end=start + seconds)
@@ -199,7 +206,7 @@ def recorded_of(
 
 
 class FirstSteps:
-    """Records the first steps of a run and has them judged. Mutable."""
+    """Records 15 steps after the first 5 of a run, up to three times; rank 0 compares them with the prediction."""
 
     def __init__(self, state: RunState) -> None:
         session, recipe = state.session, state.session.recipe
@@ -217,12 +224,12 @@ class FirstSteps:
         return self._recorder is not None and self._first <= self._state.step and not self._is_over
 
     def begin(self) -> None:
-        """Note the start of the next step."""
+        """Begins to record the next step, if it is one of those to record."""
         if self._records and self._recorder is not None:
             self._recorder.begin()
 
     def end(self, stepper: Stepper | WindowStepper) -> None:
-        """The step is over, and `state.step` still counts those before it; every rank calls it."""
+        """Ends the record of a step before `state.step` counts it, and judges after each 15; every rank calls it."""
         if self._records and self._recorder is not None and isinstance(stepper, Stepper):
             self._recorder.end(max((phase.end for phase in stepper.phases()), default=0.0))
             if self._recorder.num_steps % COUNTED == 0:
@@ -248,6 +255,6 @@ class FirstSteps:
             self._state.metrics.write(step, self._judge.check(recorded, memory))
 
     def close(self) -> None:
-        """End the judgement of first steps, because training is over."""
+        """Ends the judgement of first steps, because training is over."""
         if self._judge is not None:
             self._judge.close()

@@ -18,7 +18,10 @@ from diffusionpipe.trainer.setup.session import Session
 
 
 def sample_folder(run_folder: Path, step: int) -> Path:
-    """The folder of the pictures that are drawn after a step; the grid has the same name with .png."""
+    """The folder samples/step-NNNNNNNN for the pictures that are drawn after a step.
+
+    The grid has the same name with .png.
+    """
     return run_folder / "samples" / f"step-{step:08d}"
 
 
@@ -35,9 +38,9 @@ def keep_samples(
     folder: Path,
     sizes: Sequence[Clip] = (),
 ) -> tuple[Shown, ...]:
-    """Writes each picture into the folder and says where it is; `shared` is the common part of their origins.
+    """Writes each picture into the folder with its origin, and returns each with its name, caption and path.
 
-    `sizes`: the size of each, where they have several.
+    `shared`: the common part of the origins. `sizes`: the size of each picture, where they have several.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -65,7 +68,9 @@ def keep_samples(
 def keep_in_session(
     session: Session, step: int, pictures: Sequence[Picture], wish: SampleRequest, settings: SamplingSettings
 ) -> tuple[Shown, ...]:
-    """Writes what a run has drawn after a step into the step's folder, which is emptied before.
+    """Writes the pictures that a run has drawn after a step into the step's folder, which is emptied.
+
+    Returns their places.
 
     Raises:
         ConfigError: a file cannot be written.

@@ -82,11 +82,13 @@ def locked_folder(folder: Path, job: Job, *, take_over: bool = False) -> Iterato
 
 
 def prepare_folder(folder: Path, resume: str | None) -> None:
-    """Refuse to mix two runs in one folder; remove what an interrupted save has left. Every rank calls it.
+    """Makes the run's folder, refuses one that holds another run, and removes the rests of an interrupted save.
+
+    Every rank calls it, with the same `--resume`.
 
     Raises:
-        CheckpointError: there is nothing to resume.
-        ConfigError: the folder holds another run, cannot be made, or is not shared by all ranks.
+        CheckpointError: with `resume`, there is nothing to resume or the folder cannot be made.
+        ConfigError: without, the folder holds another run, cannot be made, or is not shared by all ranks.
     """
 
     def prepare() -> str | None:
@@ -110,7 +112,7 @@ def prepare_folder(folder: Path, resume: str | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Batches of a run's pictures."""
+    """The sources of a run's training and validation batches, sizes of their pictures, and facts about the files."""
 
     train: BatchSource
     validation: BatchSource | None
@@ -128,7 +130,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The run that continues, as its checkpoint has it."""
+    """The step of the checkpoint from which a run continues, and whether pictures were added to its data."""
 
     step: int
     has_grown: bool
@@ -138,14 +140,13 @@ class Resumed:
 def read_data(
     opened: RecipeModels, work: ScreenWork, *others: Check, resumed: Resumed | None = None
 ) -> tuple[RecipeModels, Data]:
-    """The model that ends after a number of steps, with training and validation data that suit it, scanned on rank 0.
+    """The model with its number of steps settled, and the training and validation data, which rank 0 scans for all.
 
-    `resumed`: the run that continues with them, maybe with new ones; None for a run that begins.
-
-    Every rank calls it; `work` shows how far it is.
+    Every rank calls it. `work` shows the progress; `others` are further checks, which rank 0 calls before the scan.
+    `resumed`: the run that continues with these data, maybe with new files; None for a run that begins.
 
     Raises:
-        ConfigError: on every rank; all that was found is listed.
+        ConfigError: data or checks fail; rank 0's scan and checks are refused on every rank, with all faults listed.
     """
     scanned: list[Folder] = []
     ledgers: list[DataFiles] = []
@@ -260,12 +261,12 @@ def _held(opened: RecipeModels, source: BatchSource) -> HeldSizes | None:
 
 
 def with_steps(opened: RecipeModels, dataset: Dataset, left_out: int = 0) -> RecipeModels:
-    """The model of a recipe that ends after a number of steps, also where the recipe counts epochs of this data.
+    """The model with `training.steps` set from `training.epochs` of this data.
 
-    `left_out`: samples that are not trained on.
+    The model as it is where no epochs are set. `left_out`: the number of samples that are not trained on.
 
     Raises:
-        RecipeError: other keys do not fit to so few steps.
+        RecipeError: other keys do not fit to this number of steps.
     """
     training = opened.recipe.training
     if training.epochs is None:
@@ -344,7 +345,7 @@ def _survey(
 
 
 def reads_more(recipe: Recipe, members: Sequence[Member]) -> bool:
-    """Whether data.caption_chunks may be larger."""
+    """Whether data.caption_chunks may be larger: it is below the limit, and all models read chunks."""
     return recipe.data.caption_chunks < MOST_CHUNKS and all(family_of(one.folder).has_chunks for one in members)
 
 
@@ -435,7 +436,7 @@ def check_optimizer(opened: RecipeModels) -> None:
     """Refuse an optimizer that cannot train these parameters on this device, before anything is measured.
 
     Raises:
-        ConfigError: names the parameters, or the arguments.
+        ConfigError: names the parameters, or the arguments; RecipeError where its states cannot be counted.
     """
     groups = parameter_groups(opened.recipe, opened.model)
     optimizer_states(opened.recipe, opened.model)  # refuses those that cannot be counted
@@ -469,7 +470,7 @@ def _skipping(recipe: Recipe) -> Skipping | None:
 
 
 def tokenizers_of(members: Sequence[Member]) -> dict[str, Tokenizer]:
-    """The tokenizer of each raw input that has tokens.
+    """The tokenizer of each raw input of tokens, by the input's name in the graph of all models.
 
     Raises:
         ModelError: a folder has none, or one that cannot be read.
@@ -506,7 +507,7 @@ def _source(
 
 
 def mask_source(recipe: Recipe) -> MaskSource | None:
-    """How the masks of the recipe's pictures come about."""
+    """The kind of the recipe's masks and the pattern of their files; None for a recipe without masks."""
     data = recipe.data
     return None if data.masks is None else MaskSource(kind=data.masks, pattern=data.mask_file)
 

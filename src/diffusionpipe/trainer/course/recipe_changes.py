@@ -29,7 +29,7 @@ Values = Mapping[str, JsonValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A recipe with which its run continues."""
+    """The recipe with which a run continues, with remarks on its changes and the values of its file that do not hold."""
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Settled:
 
 
 def state_of(settled: Settled) -> dict[str, object]:
-    """The facts about the recipe that a checkpoint keeps."""
+    """The entries "recipe" (all values) and "stated" (values that the file has otherwise) for a checkpoint's state."""
     return {VALUES: values_of(settled.recipe), STATED: dict(settled.stated)}
 
 
@@ -79,7 +79,7 @@ def settle(recipe: Recipe, stated: Values, state: Mapping[str, object], source: 
 
 
 def refusal(source: str, problems: Sequence[str]) -> str:
-    """The sentences about a run that would be another one."""
+    """The message that `source` belongs to another run: the problems, and the remedy."""
     return (
         f"{source} belongs to another run: {'; '.join(problems)}.\n"
         "Resume with the same recipe and data, or start a new run in another run.folder; it begins with what a "
@@ -88,7 +88,7 @@ def refusal(source: str, problems: Sequence[str]) -> str:
 
 
 def shown(value: JsonValue) -> str:
-    """A value as a recipe has it, short.
+    """A value in short, as a recipe writes it.
 
     >>> shown(0.0001), shown(2e-05), shown(0.25), shown(None), shown("cosine"), shown(True)
     ('1e-4', '2e-5', '0.25', 'none', 'cosine', 'true')

@@ -35,7 +35,9 @@ def resume_of_attempt(resume: str | None, attempt: int) -> str | None:
 
 
 def checkpoint_of(run_folder: Path, resume: str | None, group: dist.ProcessGroup | None = None) -> Path | None:
-    """The verified checkpoint to continue from; None to start at step 0. Every rank of the group calls it.
+    """The verified checkpoint to continue from; None to start at step 0: without `resume`, or where "auto" finds none.
+
+    Every rank of the group calls it.
 
     Raises:
         CheckpointError: on all ranks; the wanted checkpoint does not exist or is damaged.

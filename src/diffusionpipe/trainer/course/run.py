@@ -78,14 +78,15 @@ NUM_TRACED = 15
 
 
 def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
-    """Train as the recipe says and return the number of steps done, fewer than asked after a signal.
+    """Trains as the recipe says and returns the number of steps done, fewer than asked after a request to stop.
 
     Every rank of the job calls it with the same arguments. Results are in the run's folder, which no other job may use
-    meanwhile; `take_over`: not even one on another machine that gives no sign of life.
+    meanwhile. `resume`: "latest", "auto", a step or a path; None for a new run. `take_over`: take the folder from a job
+    on another machine that gives no sign of life.
 
     Raises:
-        ConfigError: the recipe, the data, the model or the checkpoint cannot be used; nothing long has started.
-        NonFiniteLossError: the loss is not finite.
+        ConfigError: the recipe, the data, the model or the checkpoint cannot be used, or a file cannot be written.
+        TrainingError: a loss or a weight is not finite, or the loss has a spike.
         PeerError: another rank died.
     """
     with locked_folder(recipe.run.folder, job, take_over=take_over):
@@ -381,7 +382,7 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
 
 
 def is_flush(recipe: Recipe, step: int) -> bool:
-    """Whether the pipeline of a training without a flush is empty after `step` steps."""
+    """Whether a training without flushes empties its pipeline after `step` steps, because weights are read or it ends."""
     every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
     return step >= recipe.pipeline.num_unflushed(recipe.training.num_steps) or any(_is_due(one, step) for one in every)
 

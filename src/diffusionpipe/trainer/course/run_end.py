@@ -19,17 +19,17 @@ _INDEX = "README.md"
 
 
 def note_end(recipe: Recipe, checkpoint: Path) -> None:
-    """Note that the export holds the weights of the checkpoint."""
+    """Writes ended.json: the run has ended, and its export holds the weights of this checkpoint."""
     write_atomically(recipe.run.folder / _NOTE, json.dumps(_content(recipe, checkpoint)) + "\n")
 
 
 def forget_end(folder: Path) -> None:
-    """The run in this folder trains again."""
+    """Removes ended.json from a run's folder, because the run trains again."""
     (folder / _NOTE).unlink(missing_ok=True)
 
 
 def has_ended(recipe: Recipe, checkpoint: Path) -> bool:
-    """Whether the run has left all that it should after this checkpoint, its last one."""
+    """Whether ended.json names this checkpoint and the recipe's settings of the export, and all exports are there."""
     folder = recipe.run.folder
     try:
         noted = read_json(folder / _NOTE)

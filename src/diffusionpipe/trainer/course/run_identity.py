@@ -20,12 +20,13 @@ OF_DATA = ("data", "picture files", GROWTH)
 def check_resumed(
     state: Mapping[str, object], identity: Mapping[str, object], num_steps: int | None, source: str = "the checkpoint"
 ) -> int:
-    """The step to continue with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
+    """The step to continue with; refuses a checkpoint whose `state` differs from this run's `identity`.
 
-    `num_steps`: where the run ends; None where the data, whose epochs end it, are not counted yet.
+    `num_steps`: where the run ends; None where the data, whose epochs end it, are not counted yet. `source` names the
+    checkpoint in messages.
 
     Raises:
-        CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
+        CheckpointError: the checkpoint is from another run, its step is not a number, or lies after the recipe's end.
     """
     differing = [
         f"{name} was {state.get(name)!r} and is {value!r}"
@@ -46,7 +47,7 @@ def check_resumed(
 
 
 def run_identity(opened: RecipeModels, train: Dataset) -> dict[str, object]:
-    """The facts that must not change between a run and its continuation, beside values of the recipe."""
+    """The facts that must not change when a run continues, by name: seed, batch, data, models, objective, adapters."""
     recipe = opened.recipe
     noun = "clips" if recipe.data.has_clips else "pictures"
     described = repr(
@@ -104,7 +105,10 @@ def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
 
 
 def objective_identity(objective: ObjectiveSection) -> str:
-    """All keys of [objective] but the target, with their values; younger keys only where they say something."""
+    """All keys of [objective] but `kind` as "key value, key value".
+
+    Keys that are newer than the format only if not default.
+    """
     defaults = ObjectiveSection().model_dump(mode="json")
     values = objective.model_dump(mode="json", exclude={"kind"})
     older = {

@@ -22,11 +22,12 @@ from diffusionpipe.trainer.recipe import Recipe
 
 
 def check_sampling(session: RecipeModels) -> None:
-    """Refuse before the first step what could not be drawn later.
+    """Refuses before the first step samples that could not be drawn later; passes where the recipe draws none.
 
     Raises:
         RecipeError: the prompts, labels or level of noise do not suit a model, there is no such scheduler, or of
             several models one does not read what the one before draws.
+        DataError: a picture has no conditioning picture, or cannot be decoded.
     """
     if session.recipe.sampling.every is None:
         return
@@ -55,12 +56,13 @@ def check_sampling(session: RecipeModels) -> None:
 
 
 def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
-    """The samples that the run draws: its prompts, for a ControlNet with validation's pictures, or its labels.
+    """The samples that the run draws: its prompts, for a ControlNet with the validation data's pictures, or its labels.
 
     `rate`: frames of a second of clips.
 
     Raises:
         DataError: a picture of the validation data has no conditioning picture.
+        RecipeError: pictures and masks are not as many as prompts, or a file is missing.
     """
     drawn, data = recipe.sampling, recipe.data.validation
     is_first_steered = is_steered(folder_of(recipe.alone(recipe.backbones[0])))
@@ -75,7 +77,10 @@ def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
 
 
 def sampling_settings(member: Member) -> SamplingSettings:
-    """How the run draws samples of one of its models: with the scheduler that its export will have."""
+    """Steps, guidance, seed and scheduler with which the run draws from one of its models.
+
+    The scheduler is its export's.
+    """
     recipe = member.recipe
     guidance = drawn_guidance(recipe, member.folder)
     return SamplingSettings(

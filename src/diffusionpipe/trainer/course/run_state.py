@@ -32,22 +32,25 @@ from diffusionpipe.units import Bytes
 
 
 class PredictionMonitor(Protocol):
-    """Holds a run against its prediction; on rank 0."""
+    """Compares the measured steps of a run with their prediction; on rank 0."""
 
     def check(self, recorded: Recorded, memory: Sequence[Bytes]) -> Mapping[str, float]:
-        """Say by how much the first steps differ, and return what the metrics get; `memory`: of each rank's device."""
+        """Shows by how much the first steps differ, and returns numbers for the metrics.
+
+        `memory`: bytes of each rank's device.
+        """
         ...
 
     def give_up(self, steps: tuple[int, int], others: float) -> None:
-        """Say that nothing is judged by steps `steps`: other programs used this part of the cores."""
+        """Shows that steps `steps` (first, last) judge nothing: other programs used the part `others` of the cores."""
         ...
 
     def look(self) -> None:
-        """Called after every step: say what has been found meanwhile."""
+        """Shows results of work in the background, if there are any; called after every step."""
         ...
 
     def close(self) -> None:
-        """End the monitor, because training is over."""
+        """Ends the monitor, because training is over."""
         ...
 
 
@@ -57,7 +60,7 @@ SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The functions that the command line hands in."""
+    """The functions and settings that the command line or the library hands in: planning, screen, judges, drawing."""
 
     make_plan: MakePlan
     make_cutting: MakeCutting
@@ -83,7 +86,10 @@ class Hooks:
 
 
 def planning_of(hooks: Hooks, screen: Screen, data: Data, *, is_resumed: bool) -> Planning:
-    """The functions and the cache of profiles in these hooks; a resumed run keeps the plan in its folder."""
+    """The planning functions of the hooks with the run's screen and shares of sizes, for `open_session`.
+
+    `is_resumed`: the run keeps the plan in its folder.
+    """
     return Planning(
         make_plan=hooks.make_plan,
         make_cutting=hooks.make_cutting,
@@ -97,7 +103,7 @@ def planning_of(hooks: Hooks, screen: Screen, data: Data, *, is_resumed: bool) -
 
 @dataclass(kw_only=True)
 class RunState:
-    """One run under way on one rank."""
+    """All parts of a run under way on one rank: session, data, step, metrics, checkpoints and signals."""
 
     session: Session
     hooks: Hooks
@@ -125,7 +131,7 @@ class RunState:
 
 
 def names_of(state: RunState) -> NamesOf:
-    """How the samples of a step are called in messages."""
+    """A function (step, positions in the batch) that returns each sample's number and file name for messages."""
     source = state.data.train
     samples = source.dataset.samples
 

@@ -24,7 +24,10 @@ from diffusionpipe.units import Seconds
 
 
 class StepReports:
-    """Reports of steps to the metrics and the log, a context. Mutable: holds results whose times are not known yet."""
+    """A context that reports each step to the progress and metrics.jsonl.
+
+    A line waits until the step's times are there.
+    """
 
     def __init__(
         self, state: RunState, take_times: Callable[[], Sequence[StepTimes]], used: RankMemory | None = None
@@ -48,11 +51,11 @@ class StepReports:
             self._write(StepTimes(step=self._untimed[0][0].step, iteration=nan, bubble=nan))
 
     def waited(self, step: int, seconds: Seconds) -> None:
-        """Note for how long step `step`, counted from 1, waited for its batch."""
+        """Notes for how long step `step`, counted from 1, waited for its batch."""
         self._waits[step] = seconds
 
     def write(self, results: Sequence[StepResult]) -> None:
-        """Report these results, and the times that are known by now, in the order of steps."""
+        """Shows these results at once, and writes the metrics of steps whose times have become known, in order."""
         times = self._take_times()
         memory = occupied_memory(self._state.session.job.device)
         if self._used is not None and results:

@@ -15,7 +15,7 @@ from diffusionpipe.units import Seconds
 
 
 class TracedSteps:
-    """The steps that this rank has timed, each from a start of all ranks. Mutable: it collects them."""
+    """Collects the times of this rank's steps, each from a start common to all ranks, and makes one timeline."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -24,12 +24,12 @@ class TracedSteps:
         """The length of the iteration, and the step."""
 
     def begin(self) -> None:
-        """Start together with all other ranks."""
+        """Waits at a barrier for all other ranks, which starts a timed step."""
         dist.barrier()
         self._met = perf_counter()
 
     def end(self, stepper: Stepper | WindowStepper) -> None:
-        """The step is over; on GPUs it waits for the device."""
+        """Keeps the times of the step that has just ended; on GPUs it waits for the device."""
         executor = self._session.worker.train
         spans, length = executor.recording.spans()
         clock = RankClock(
