@@ -158,7 +158,10 @@ class RunCheckpoints:
     # ---- within a step
 
     def vote(self) -> int:
-        """This rank's part of a sum over ranks: 0 while its thread works, 1 after, the number of ranks if it failed."""
+        """A number to be summed over all ranks.
+
+        0 while the thread works, 1 after, the number of ranks if it has failed.
+        """
         if self._pending is None:
             return 0
         task = self._pending.task

@@ -149,7 +149,7 @@ class StepRecorder:
         ]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
-        """This rank's record of the steps at the positions `counted`, from 0, after `notes`."""
+        """The record of this rank's steps at the positions `counted`, from 0; call it after `notes`."""
         late = self._late
         spans = [[(late[index] + start, seconds) for start, seconds in self._spans[index]] for index in counted]
         return OwnSteps(

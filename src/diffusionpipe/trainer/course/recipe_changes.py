@@ -29,7 +29,7 @@ Values = Mapping[str, JsonValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The recipe with which a run continues, with remarks on its changes and the values of its file that do not hold."""
+    """The recipe with which a run continues, remarks on its changes, and values of its file that do not hold."""
 
     recipe: Recipe
     notes: tuple[str, ...] = ()

@@ -382,7 +382,7 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
 
 
 def is_flush(recipe: Recipe, step: int) -> bool:
-    """Whether a training without flushes empties its pipeline after `step` steps, because weights are read or it ends."""
+    """Whether a training without flushes empties its pipeline after `step` steps: weights are read then, or it ends."""
     every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
     return step >= recipe.pipeline.num_unflushed(recipe.training.num_steps) or any(_is_due(one, step) for one in every)
 

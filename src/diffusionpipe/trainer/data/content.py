@@ -14,7 +14,7 @@ from diffusionpipe.trainer.data.places import is_saved, table_kind
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A file in a tar file that is not compressed."""
+    """The place of a picture's bytes in a tar file that is not compressed."""
 
     file: Path
     start: int
@@ -27,7 +27,7 @@ class TarMember:
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """A table of samples: files of one kind, or a data set that Hugging Face's library has saved."""
+    """The files of a table of samples, the split that is read, and the column of pictures."""
 
     files: tuple[str, ...]
     split: str
@@ -37,7 +37,7 @@ class SampleTable:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A picture in a row of a table."""
+    """The place of a picture in a table: its row."""
 
     table: SampleTable
     row: int
@@ -50,10 +50,11 @@ Content = Path | TarMember | TableCell
 
 
 def bytes_of(content: Content) -> bytes:
-    """The bytes of a picture.
+    """The bytes of the picture at a place: a file, a part of a tar file, or a row of a table.
 
     Raises:
         OSError, ValueError: they cannot be read, or there are none.
+        ConfigError: the table cannot be read.
     """
     match content:
         case TarMember(file, start, size):
@@ -69,7 +70,9 @@ def bytes_of(content: Content) -> bytes:
 
 
 def cell_bytes(value: object) -> bytes:
-    """The bytes in a cell: as they are, or as Hugging Face's library keeps pictures.
+    """The picture's bytes in a cell.
+
+    The value itself, or "bytes" or the file "path" in a dict of Hugging Face's library.
 
     Raises:
         OSError, ValueError: there are none.
@@ -84,10 +87,10 @@ def cell_bytes(value: object) -> bytes:
 
 @lru_cache(maxsize=8)
 def opened_table(table: SampleTable) -> Any:
-    """The rows of a table, read from disk where they are asked for, with pictures as their bytes.
+    """The rows of a table as a data set of Hugging Face's library, read from disk on access; pictures are bytes.
 
     Raises:
-        ConfigError: the extra is not installed, or the table cannot be read.
+        ConfigError: the extra is not installed, the table cannot be read, or it has no such split.
     """
     try:
         import datasets

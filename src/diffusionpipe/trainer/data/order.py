@@ -17,7 +17,7 @@ Growth = tuple[tuple[int, int], ...]
 
 
 class OrderPlace(NamedTuple):
-    """A position of the order."""
+    """The epoch of a position in the endless order of the data, its number there, and the epoch's size."""
 
     epoch: int
     number: int
@@ -27,7 +27,9 @@ class OrderPlace(NamedTuple):
 
 
 def place_of(position: int, num_samples: int, growth: Growth = ()) -> OrderPlace:
-    """The epoch of a position and its place there; `num_samples` are all samples, the growth included.
+    """The epoch of a position of the endless order, the position's number in it, and the epoch's number of samples.
+
+    `num_samples` are all samples, the growth included.
 
     >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
     [OrderPlace(epoch=0, number=19, size=20), OrderPlace(epoch=1, number=19, size=20), \
@@ -51,7 +53,7 @@ def next_epoch(position: int, num_samples: int, growth: Growth = ()) -> int:
 
 
 def num_epochs(positions: int, num_samples: int, growth: Growth = ()) -> float:
-    """The number of epochs in this number of positions."""
+    """The number of epochs, with the part of the last one, that the first `positions` positions of the order hold."""
     place = place_of(positions, num_samples, growth)
     return place.epoch + place.number / place.size
 
@@ -73,6 +75,9 @@ def num_positions(epochs: float, num_samples: int, growth: Growth = ()) -> int:
 
 
 def growth_of(counts: Sequence[tuple[int, int]]) -> Growth:
-    """The growth by positions and numbers in any order; samples known from the beginning do not count as growth."""
+    """The growth of (position, number of samples) pairs in any order.
+
+    Sorted, summed by position, without position 0.
+    """
     positions = sorted({since for since, count in counts if since > 0 and count})
     return tuple((since, sum(count for one, count in counts if one == since)) for since in positions)

@@ -17,7 +17,7 @@ _MOST_SHARDS = 100_000
 
 
 class PlaceKind(StrEnum):
-    """The kind of a place that holds samples."""
+    """The kind of a place that holds samples: a folder, shards, or a table."""
 
     FOLDER = "folder"
     SHARDS = "shards"
@@ -25,7 +25,7 @@ class PlaceKind(StrEnum):
 
 
 def kind_of_place(path: Path) -> PlaceKind:
-    """The kind of a place, by its name; of a saved data set by its files."""
+    """The kind of a place: a table or shards by its ending or as a saved data set, else a folder; it need not exist."""
     if is_saved(path) or (path.suffix.lower() in _TABLES and not path.is_dir()):
         return PlaceKind.TABLE
     if path.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and not path.is_dir():
@@ -34,14 +34,18 @@ def kind_of_place(path: Path) -> PlaceKind:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether Hugging Face's library has saved a data set in the folder."""
+    """Whether the folder holds a data set that Hugging Face's `save_to_disk` has written."""
     return (path / "dataset_dict.json").is_file() or (
         (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
     )
 
 
 def table_kind(path: Path) -> str:
-    """The name by which the library calls files of this ending."""
+    """The name of a table's format in Hugging Face's library, e.g. "json" for .jsonl, by the ending of the path.
+
+    Raises:
+        KeyError: it is not a table's ending.
+    """
     return _TABLES[path.suffix.lower()]
 
 
@@ -56,7 +60,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def problem_of_place(path: Path) -> str | None:
-    """Why nothing can be read from a path; None where it can."""
+    """Why a path cannot be read, a folder or file that is missing; None where all are there."""
     if kind_of_place(path) is PlaceKind.FOLDER:
         return None if path.is_dir() else f"there is no folder {path}"
     files = files_of(path)

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.data.scan.dataset_problems import problems_of_labels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prototypes:
-    """The prototypes of a model's classes."""
+    """A vector for each class of a model, and the number of pictures and features that they are made from."""
 
     values: Tensor
     """(classes, width), of mean 0 over the classes and of deviation 1."""
@@ -37,14 +37,14 @@ def prototypes_of(
     device: torch.device,
     on_picture: Callable[[int, int], None] | None = None,
 ) -> Prototypes:
-    """The prototypes of the labelled pictures in a folder for the model in a diffusers folder.
+    """A vector for each class of a model, from the labelled pictures in the folder `data`.
 
-    The features of a picture are the means of its latents in the model's own VAE, or its pixels where it has none. The
-    class means lose their common mean; a matrix of normal numbers, keyed by the seed, projects them to the width of the
-    model's class embeddings.
+    `model` is a diffusers folder. The features of a picture are the means of its latents in the model's own VAE, or its
+    pixels where it has none. The class means lose their common mean; a matrix of normal numbers, keyed by the seed,
+    projects them to the width of the model's class embeddings. `on_picture` is called with (pictures done, all).
 
     Raises:
-        DataError: a picture has no label, or a class of the model has no picture.
+        DataError: a picture has no label or cannot be decoded, or a class of the model has no picture.
         ModelError: the model has no classes.
     """
     components = open_components(model)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 def generator(*, seed: int, purpose: str, step: int, position: int) -> np.random.Generator:
-    """The generator of one key, at its start."""
+    """A new random generator of numpy whose numbers follow from seed, purpose, step and position alone."""
     text = f"{seed}/{step}/{position}/{purpose}"
     digest = blake2b(text.encode(), digest_size=16, person=b"diffusionpipe").digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

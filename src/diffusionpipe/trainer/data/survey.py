@@ -44,7 +44,7 @@ _LONGEST_NAME = 60
 
 
 class Folder(NamedTuple):
-    """One of the run's folders, as its scan has found it."""
+    """The samples and the findings of a scan of training or validation data."""
 
     dataset: Dataset
     findings: Findings
@@ -52,7 +52,7 @@ class Folder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleUse:
-    """How the samples are used."""
+    """How a run uses its samples: steps, batch, size, rules of captions, text encoders, prompts."""
 
     steps: int | None
     """None: not known."""
@@ -98,7 +98,10 @@ class _Brought(NamedTuple):
 
 
 def kept_survey(train: Folder, held_out: Folder | None, use: SampleUse) -> Survey:
-    """The facts as the run keeps them: all that is printed, how long captions are, and the sizes of training."""
+    """The facts about the data that survey.json keeps.
+
+    The lines that are printed, lengths of captions, sizes of training.
+    """
     captions = _longest_texts(train.dataset, use.treatments)
     texts = captions.texts if use.readings else []
     return Survey(
@@ -139,7 +142,7 @@ def _brought(train: Folder, use: SampleUse) -> Iterator[_Brought]:
 
 
 def survey(train: Folder, held_out: Folder | None, use: SampleUse) -> tuple[Line, ...]:
-    """The facts about the data, in at most 25 lines."""
+    """The facts about the data as lines of a name and a text for the screen; warnings are marked."""
     return _lines(train, held_out, use, _longest_texts(train.dataset, use.treatments))
 
 
@@ -357,7 +360,7 @@ def _percent(share: float) -> str:
 
 
 def cut_prompts(texts: Sequence[str], readings: Sequence[EncoderReading], *, remedy: str = "") -> list[str]:
-    """A sentence for each text encoder that does not read the end of a text, with the remedy, if there is one."""
+    """A sentence for each text encoder that does not read the end of some text; `remedy` is added where it is given."""
     return [
         f"{counted(cut.number, 'prompts are')} longer than the {cut.limit:,} tokens that {cut.encoder} reads, so the "
         f"rest has no effect: the longest, {_quoted(texts[cut.longest])}, has {cut.tokens:,}"

@@ -93,13 +93,13 @@ _ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
 
 
 def kind_of(name: str) -> str:
-    """The kind of a raw input: of several models each has its own "base/noise", which is "noise"."""
+    """The kind of a raw input, its name without its model's: "noise" for "base/noise"."""
     return name.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augmentation:
-    """Random changes of the samples while training."""
+    """The random changes of training samples: crop, mirror, start in a clip, dropped conditions, noise."""
 
     random_crop: bool = False
     flip: bool = False
@@ -117,7 +117,10 @@ class Augmentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSource:
-    """A dataset and how its samples become the raw inputs of a model."""
+    """A dataset and everything by which its samples become the raw inputs of a model.
+
+    Tokenizers, rules, masks, cache.
+    """
 
     dataset: Dataset
     inputs: tuple[TensorSpec, ...]
@@ -179,7 +182,7 @@ class BatchSource:
 
 
 class View(NamedTuple):
-    """The part of a picture or clip that is seen."""
+    """The part of a picture or clip that is seen: place of the cut, mirror, first frame."""
 
     crop: tuple[float, float]
     """The place of the cut, as in `images.load_levels`."""
@@ -190,7 +193,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Some rows of one global batch."""
+    """Some rows of one global batch: their samples, the keys of their random numbers, and their times."""
 
     samples: tuple[int, ...]
     """Index into the dataset of each row."""
@@ -206,7 +209,7 @@ class Rows:
 
 
 class Turn(NamedTuple):
-    """A sample at a place of the endless order of the data."""
+    """A sample at a place of the endless order of the data: its index, and how often it was seen before."""
 
     sample: int
     number: int
@@ -216,7 +219,7 @@ class Turn(NamedTuple):
 def turns_of(
     num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int], growth: Growth = ()
 ) -> tuple[Turn, ...]:
-    """The samples at some positions of a step's global batch.
+    """The samples at some positions of a step's global batch, each with how often it was seen before.
 
     The order of the data is endless: the keyed permutations of epoch 0, 1, ... one after the other (see `order`). Step
     k takes k * batch up to (k + 1) * batch of it, so any step can be found without what was before it, and a batch may
@@ -232,7 +235,7 @@ def turns_of(
 def sample_indices(
     num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int], growth: Growth = ()
 ) -> tuple[int, ...]:
-    """The indices of these samples."""
+    """The indices into the dataset of the samples at some positions of a step's batch, as `turns_of` finds them."""
     turns = turns_of(num_samples, seed=seed, batch=batch, step=step, positions=positions, growth=growth)
     return tuple(turn.sample for turn in turns)
 
@@ -240,10 +243,11 @@ def sample_indices(
 def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> dict[str, Tensor]:
     """The raw inputs of these rows by name, each (len(rows.samples), *shape) in the dtype that the model wants.
 
-    With `has_levels` pictures stay uint8 levels (see `levels`).
+    With `has_levels` pictures stay uint8 levels (see `levels`). With a cache its keys and marks of found tensors are
+    there too.
 
     Raises:
-        DataError: a picture cannot be decoded, or too many have been replaced; the message names it.
+        DataError: a picture cannot be decoded and is not replaced, or too many have been replaced.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -306,7 +310,7 @@ def _picture_contents(source: BatchSource, rows: Rows, spec: TensorSpec) -> list
 
 
 def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
-    """The value of each level of all pictures among a model's raw inputs, (256,) in the input's dtype on `device`."""
+    """For each raw input that is a picture, the value of each uint8 level: (256,) in the input's dtype on `device`."""
     return {
         spec.name: table_of(kind_of(spec.name)).to(getattr(torch, spec.dtype)).to(device)
         for spec in inputs

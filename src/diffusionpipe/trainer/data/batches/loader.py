@@ -101,7 +101,11 @@ class StepLoader:
         return tuple(self.source.dataset.samples[turn.sample] for turn in self._turns(step))
 
     def load(self, step: int) -> dict[str, Tensor]:
-        """One step's batch, made in this process."""
+        """One step's raw inputs by name, made in this process; a row for each of `positions`.
+
+        Raises:
+            DataError: a picture cannot be decoded and is not replaced.
+        """
         if self.sizes is not None:
             return sized_batch(
                 self.sizes,
@@ -125,7 +129,10 @@ class StepLoader:
 
 
 def num_fixed_rows(source: BatchSource, *, times: tuple[float, ...], num_samples: int) -> int:
-    """Rows of a whole validation: the first `num_samples` samples (or all there are) at each of the times."""
+    """The number of rows of a whole validation.
+
+    The first `num_samples` samples, or all there are, at each of the times.
+    """
     return min(num_samples, len(source.dataset.samples)) * len(times)
 
 

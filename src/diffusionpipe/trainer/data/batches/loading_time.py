@@ -18,9 +18,10 @@ BUDGET: Seconds = 0.5
 
 
 def batch_time(loader: StepLoader) -> Spread:
-    """The processor time in which one process makes this rank's part of a batch, measured a few times.
+    """The processor time in seconds (least, usual, most) in which one process makes this rank's part of a batch.
 
-    0 where nothing can be made: training itself says why.
+    A few measurements on at most 16 rows are scaled to the batch. All are 0 where the rank makes none, or where a
+    picture cannot be decoded: training itself says why.
     """
     if not loader.positions:
         return NOTHING

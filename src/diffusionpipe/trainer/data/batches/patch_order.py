@@ -13,7 +13,7 @@ from diffusionpipe.trainer.data.sizes.order import SizedPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchOrder:
-    """The sizes and samples of all positions: as without patches, but each step has a size of its own."""
+    """The endless order of samples, where all samples of a step have patches of one size, drawn for the step."""
 
     sizes: tuple[Clip, ...]
     shares: tuple[float, ...]
@@ -25,7 +25,7 @@ class PatchOrder:
     """Positions in a row that have one size: the batch."""
 
     def at(self, position: int) -> SizedPlace:
-        """The size and the sample at a position of the endless order."""
+        """The size's number, the sample, and how often it was seen before, at a position of the endless order."""
         step, place = divmod(position, self.run)
         (turn,) = turns_of(
             self.num_samples, seed=self.seed, batch=self.run, step=step, positions=(place,), growth=self.growth
@@ -33,7 +33,7 @@ class PatchOrder:
         return SizedPlace(self._size(step), turn.sample, turn.number)
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """The number of the size at each position."""
+        """The place in `sizes` of the size at each position of the endless order."""
         return tuple(self._size(position // self.run) for position in positions)
 
     def side_at(self, step: int) -> int:

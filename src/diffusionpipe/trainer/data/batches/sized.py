@@ -21,7 +21,7 @@ from diffusionpipe.trainer.data.sizes.order import SizeOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedSamples:
-    """The sizes of a source's samples."""
+    """The order of samples of several sizes, and a source of batches for each size."""
 
     order: SizeOrder | PatchOrder
     numbers: tuple[int, ...]
@@ -33,7 +33,7 @@ class SizedSamples:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The part of the samples that has each size that the model is built for; () for patches."""
+        """The part of the samples at each size that the model is built for, in its order; () for patches."""
         if not isinstance(self.order, SizeOrder):
             return ()
         visits = dict(zip(self.numbers, (share.visits for share in self.order.assignment.shares), strict=True))
@@ -46,7 +46,7 @@ def sized(
     inputs: Mapping[Clip, tuple[TensorSpec, ...]],
     mean_pixels: float | None = None,
 ) -> SizedSamples:
-    """The sizes of a source; `inputs`: the ones for every size that the model is built for, in its order.
+    """The order with a source of batches for each size; `inputs`: the raw inputs by size, in the model's order.
 
     `mean_pixels`: the pixels with which a sample counts 1 in the loss, and others in proportion; None: all count 1.
     """
@@ -62,7 +62,10 @@ def sized(
 
 
 def samples_in_rows(sizes: SizedSamples, *, batch: int, step: int, rows: Sequence[int]) -> tuple[int, ...]:
-    """The positions of a step's global batch whose samples lie in these of its rows."""
+    """The positions in a step's global batch of the samples in these rows; the rows themselves where none are moved.
+
+    Within each pipeline's part of the batch rows are sorted by size.
+    """
     if not sizes.pipelines:
         return tuple(rows)
     count = batch // sizes.pipelines
@@ -76,7 +79,7 @@ def samples_in_rows(sizes: SizedSamples, *, batch: int, step: int, rows: Sequenc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSizes:
-    """The sizes of held-out samples, which do not change."""
+    """The size of each held-out sample, and a source of batches for each size."""
 
     numbers: tuple[int, ...]
     """The number of each sample's size among those that the model is built for."""
@@ -94,7 +97,7 @@ class FixedRows:
 
 
 def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int = 1, held: HeldSizes | None = None) -> FixedRows:
-    """Every row once, in micro-batches of `cell` rows of one size, and rows that fill up.
+    """The rows of a validation: every row once, in micro-batches of `cell` rows of one size, and rows that fill up.
 
     >>> held = HeldSizes(numbers=(0, 1, 0), sources=())
     >>> fixed_rows(3, times=1, batch=4, cell=2, held=held).rows
@@ -120,9 +123,9 @@ _COMPARED = 256
 
 
 def agree_on_sizes(order: SizeOrder | PatchOrder) -> None:
-    """Refuse ranks whose samples would have other sizes, before one waits for a message of another shape.
+    """Refuses ranks whose samples would have other sizes, before one waits for a message of another shape.
 
-    Every rank calls it.
+    Every rank calls it; the first 256 runs of one size are compared.
 
     Raises:
         ConfigError: on every rank; it names both sizes.
@@ -159,7 +162,10 @@ def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
 def turns_at(
     source: BatchSource, sizes: SizedSamples | None, *, batch: int, step: int, positions: Sequence[int]
 ) -> tuple[Turn, ...]:
-    """The samples in some rows of a step's global batch."""
+    """The sample in each of these rows of a step's global batch, and how often it was seen before.
+
+    `sizes`: the order of samples of several sizes; None for the source's own order.
+    """
     if sizes is not None:
         positions = samples_in_rows(sizes, batch=batch, step=step, rows=positions)
         places = (sizes.order.at(step * batch + position) for position in positions)
@@ -171,12 +177,12 @@ def turns_at(
 def sized_batch(
     sizes: SizedSamples, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
 ) -> dict[str, Tensor]:
-    """The raw inputs in some rows of a step's global batch, in runs of one size.
+    """The raw inputs by name in some rows of a step's global batch, in runs of one size.
 
     `group`: all rows of the pipeline's batch, whose sizes every rank is given.
 
     Raises:
-        DataError: as `make_batch`.
+        DataError: a picture cannot be decoded and is not replaced, or has another size than on rank 0.
     """
     start, order = step * batch, sizes.order
     positions, group = (samples_in_rows(sizes, batch=batch, step=step, rows=rows) for rows in (positions, group))

@@ -62,9 +62,10 @@ class _Worker:
 
 
 class DataWorkers:
-    """The workers of one rank. Step k is made by worker k % num_workers, so the batches come in order.
+    """The processes that make one rank's batches ahead.
 
-    Workers are spawned, not forked: the rank has threads of gloo or CUDA.
+    Step k is made by worker k % num_workers, so they come in order. Workers are spawned, not forked: the rank has
+    threads of gloo or CUDA.
     """
 
     def __init__(self, make: MakeBatch, steps: range, num_workers: int) -> None:
@@ -87,7 +88,7 @@ class DataWorkers:
             self._ask()
 
     def take(self, step: int) -> dict[str, Tensor]:
-        """The batch of a step; steps must be taken in order.
+        """The raw inputs of a step by name; waits for its worker. Steps must be taken in order.
 
         Raises:
             DataError: the worker could not make the batch, or died; the message names the cause.
@@ -121,7 +122,7 @@ class DataWorkers:
         return "".join(texts)
 
     def close(self) -> None:
-        """End the workers. They hold nothing that must be kept."""
+        """Kills the workers, which hold nothing that must be kept."""
         self._finalizer()
 
     def _worker_of(self, step: int) -> _Worker:

@@ -26,7 +26,7 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTensor:
-    """A tensor of frozen layers that is kept."""
+    """A tensor of frozen layers that a cache keeps: its shape, the raw inputs it follows from, and its folder."""
 
     spec: TensorSpec
     """Shape of a sample, and dtype."""
@@ -39,21 +39,27 @@ class CachedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPart:
-    """All that a cache keeps for a size of samples."""
+    """All tensors that a cache keeps for one size of samples."""
 
     tensors: tuple[CachedTensor, ...]
     spared: frozenset[str]
     """Raw inputs that nothing reads where every tensor that follows from them is there."""
 
     def is_spared(self, name: str, given: Sequence[bool]) -> bool:
-        """Whether a row needs no value of a raw input; `given`: which tensors are there for it."""
+        """Whether a row needs no value of a raw input, because each tensor that follows from it is in the cache.
+
+        `given`: whether each of `tensors` is there for the row.
+        """
         return name in self.spared and all(
             is_given for tensor, is_given in zip(self.tensors, given, strict=True) if name in tensor.reads
         )
 
 
 def key_of(parts: Sequence[bytes], spec: TensorSpec) -> bytes:
-    """The key of a tensor that follows from these contents, in the order of the raw inputs."""
+    """The 16-byte key of a cached tensor.
+
+    A digest of its shape and of the contents of the raw inputs it follows from.
+    """
     digest = blake2b(repr(spec.shape).encode(), digest_size=KEY_BYTES)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -62,17 +68,17 @@ def key_of(parts: Sequence[bytes], spec: TensorSpec) -> bytes:
 
 
 def picture_content(content: Content, about: object) -> bytes:
-    """The content of a picture or clip: its bytes, and how it is seen."""
+    """A digest of the file's bytes, followed by `about`, the way in which the picture or clip is seen."""
     return _file_digest(content, _date(content)) + repr(about).encode()
 
 
 def token_content(row: Tensor) -> bytes:
-    """The content of a row of tokens, or of their mask."""
+    """The bytes of a row of tokens, or of their mask."""
     return row_bytes(row)
 
 
 def found_rows(tensor: CachedTensor, keys: Sequence[bytes]) -> tuple[Tensor, list[bool]]:
-    """The rows that the cache has, zeros for others, (len(keys), ...), and which these are."""
+    """The rows of these keys, (len(keys), *shape), zeros where the cache has none, and whether each was found."""
     spec, shards = tensor.spec, shards_of(tensor.folder)
     dtype = getattr(torch, spec.dtype)
     rows, given = torch.zeros(len(keys), *spec.shape, dtype=dtype), [False] * len(keys)

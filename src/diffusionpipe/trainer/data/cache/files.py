@@ -38,7 +38,7 @@ _OLD: Seconds = 24 * 3600.0
 
 
 class CacheFiles:
-    """The safetensors files of a cache folder, and the file of each key. Mutable: other processes add files."""
+    """The tensors in a cache folder's safetensors files, by key; files that other processes add are found."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` may not exist yet."""
@@ -53,17 +53,17 @@ class CacheFiles:
         return len(self._shard_of)
 
     def has(self, key: str) -> bool:
-        """Whether the folder has a tensor, as far as its date shows."""
+        """Whether the folder has a tensor of this key; new files are looked for where the folder's date has changed."""
         if key not in self._shard_of:
             self.look()
         return key in self._shard_of
 
     def holds(self, key: str) -> bool:
-        """Whether the folder has a tensor, and its shard is still there."""
+        """Whether the folder has a tensor of this key, and its file is still there."""
         return self.has(key) and self._shard_of[key].exists()
 
     def look(self) -> None:
-        """Learn of new shards."""
+        """Reads the keys of files that have been added, where the folder's date has changed."""
         with suppress(OSError):
             dated = self._folder.stat().st_mtime
             if dated == self._dated and self._looked > dated + _TICK:
@@ -74,7 +74,7 @@ class CacheFiles:
                     self._learn(path)
 
     def read(self, key: str) -> Tensor | None:
-        """A tensor; None where there is none, or its shard has gone or is damaged."""
+        """The tensor of this key; None where there is none, or its file has gone or is damaged, which is logged."""
         if not self.has(key):
             return None
         path = self._shard_of[key]
@@ -106,12 +106,12 @@ class CacheFiles:
 
 @lru_cache(maxsize=64)
 def shards_of(folder: Path) -> CacheFiles:
-    """The shards of a folder; one object for all who ask in this process."""
+    """The tensors in a cache folder; one object for all callers in this process."""
     return CacheFiles(folder)
 
 
 def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Write tensors in host memory, by key, as one shard.
+    """Writes tensors in host memory, by key, as one file, and returns its path, which follows from the keys.
 
     Raises:
         ConfigError: they cannot be written; nothing is left of them.
@@ -125,10 +125,10 @@ def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
 
 
 def write_settings(folder: Path, settings: Mapping[str, object]) -> None:
-    """Note the settings for which the tensors of a folder are true, and remove drafts of writers that are gone.
+    """Writes settings.json into a cache folder, if it has none, and removes files that writers have left for a day.
 
     Raises:
-        ConfigError: they cannot be written.
+        ConfigError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for draft in folder.glob(".*.tmp"):
@@ -147,7 +147,7 @@ def existing(folder: Path) -> Path:
 
 
 def num_bytes(folder: Path) -> Bytes:
-    """Bytes of the shards of all folders below a cache's folder."""
+    """The bytes of all .safetensors files in the folders directly below a cache's folder."""
     return sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
 
 

@@ -18,7 +18,7 @@ _UNKNOWN = 2**56 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A frame from which decoding can begin."""
+    """A key frame, from which decoding can begin: its time, and the value for a seek."""
 
     stamp: int
     """The time at which the key frame is shown, in the units of the file."""
@@ -28,7 +28,7 @@ class Key:
 
 @contextmanager
 def opened_clip(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The file and its first stream of pictures.
+    """A context with PyAV's container of the file and its first video stream.
 
     Raises:
         ValueError: it has no pictures.
@@ -45,9 +45,13 @@ def opened_clip(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def decoded_from(path: Path, key: Key | None) -> Iterator[Any]:
-    """The frames from a key frame on, in the order in which they are shown; None: from the beginning of the file.
+    """The frames from a key frame on, in the order in which they are shown; `key` None: from the beginning of the file.
 
-    None at all where the file has no way to that key frame.
+    Nothing where the file has no way to that key frame.
+
+    Raises:
+        ValueError: the file has no pictures.
+        Exception: any error of the reader of the format.
     """
     import av
 
@@ -75,7 +79,10 @@ def _decoded_by(name: str, container: Any, stream: Any) -> Iterator[Any]:
 
 
 def problem_of_end(path: Path) -> str | None:
-    """Why the file ends before it should, by the sizes that it states; None: it does not, or states none."""
+    """Why the file is cut short, by the sizes that it states, or that it is empty.
+
+    None: it is whole, or states none.
+    """
     size = path.stat().st_size
     if size == 0:
         return "it is empty"

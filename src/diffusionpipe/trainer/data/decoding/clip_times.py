@@ -37,7 +37,7 @@ _CONTROL = re.compile(rb"\x21\xf9\x04.(..).\x00[\x21\x2c]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameTimes:
-    """The frames of a clip, in the order in which they are shown."""
+    """The times of a clip's frames in the order in which they are shown, and its key frames."""
 
     stamps: tuple[int, ...]
     """Times of the frames in the units of the file, sorted."""
@@ -54,11 +54,14 @@ class FrameTimes:
 
     @property
     def rate(self) -> float:
-        """Frames of a second, on average."""
+        """Frames of a second, on average; 0 for a clip of one frame."""
         return (len(self.times) - 1) / self.times[-1] if self.times[-1] > 0 else 0.0
 
     def shown_at(self, seconds: Seconds) -> int:
-        """The last frame whose time is not after this one."""
+        """The number of the frame that is shown at a time: the last one that does not begin after it.
+
+        -1 before the first.
+        """
         return bisect_right(self.times, seconds + EXACT) - 1
 
     def starts_before(self, frame: int) -> list[Key | None]:
@@ -73,10 +76,11 @@ class FrameTimes:
 
 
 def timeline_of(path: Path) -> FrameTimes:
-    """The clip's frames; read once for each state of the file.
+    """The times of a clip's frames and its key frames; read once for each state of the file.
 
     Raises:
-        ValueError: nothing says when they are shown, or none can be decoded.
+        OSError: there is no such file.
+        ValueError: the file is cut short, nothing says when frames are shown, or none can be decoded.
         Exception: any error of the reader of the format.
     """
     found = path.stat()

@@ -50,7 +50,7 @@ _SKEWED = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSelection:
-    """The frames that are taken of each clip."""
+    """How many frames are taken of each clip, and at which rate."""
 
     frames: int
     rate: float | None = None
@@ -59,13 +59,13 @@ class FrameSelection:
     """Whether pictures are samples too, beside clips."""
 
     def most(self, clip: FrameTimes) -> int:
-        """The most frames that can be taken of the clip."""
+        """The most frames that can be taken of the clip at the rate."""
         if self.rate is None:
             return len(clip.times)
         return int((clip.times[-1] - clip.times[0] + EXACT) * self.rate) + 1
 
     def problem_of(self, clip: FrameTimes) -> str | None:
-        """Why a clip has too little, or None if it has enough."""
+        """Why a clip has too few frames to take, None if it has enough."""
         if self.num_starts(clip):
             return None
         at = "" if self.rate is None else f", and {self.rate:g} of a second are taken"
@@ -81,14 +81,14 @@ class FrameSelection:
         return bisect_right(clip.times, clip.times[-1] - (self.frames - 1) / self.rate + EXACT)
 
     def numbers(self, clip: FrameTimes, start: int) -> list[int]:
-        """Which frames of the file are taken, from frame `start` on."""
+        """The numbers of the file's frames that are taken, one for each of `frames`, beginning with frame `start`."""
         if self.rate is None:
             return list(range(start, start + self.frames))
         return [clip.shown_at(clip.times[start] + number / self.rate) for number in range(self.frames)]
 
 
 def selection_of(counts: Sequence[int], rate: float | None) -> FrameSelection | None:
-    """The frames that a sample needs at least; None where all are pictures.
+    """The fewest frames that a sample needs, and their rate; None where all samples are pictures.
 
     `counts`: the numbers of frames of all sizes, ascending.
     """
@@ -98,10 +98,10 @@ def selection_of(counts: Sequence[int], rate: float | None) -> FrameSelection | 
 
 
 def check_decoder() -> None:
-    """Refuse to read clips where the package that decodes them is missing.
+    """Refuses to read clips where PyAV, which decodes them, is missing.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it cannot be imported.
     """
     try:
         import av  # noqa: F401
@@ -118,7 +118,10 @@ def problem_of_clip(path: Path, taken: FrameSelection) -> str | None:
 
 
 def clip_header(path: Path, taken: FrameSelection) -> Header:
-    """The facts of a clip before it is trained on: its first frame is decoded, of the others times are read."""
+    """Size, rate, number of frames and problem of a clip.
+
+    Its first frame is decoded, and only the times of the others read.
+    """
     if problem := problem_of_file(path):
         return Header(problem=problem)
     try:
@@ -133,7 +136,7 @@ def clip_header(path: Path, taken: FrameSelection) -> Header:
 
 
 def is_clip(path: object) -> bool:
-    """Whether a sample is a clip, by the ending of its file."""
+    """Whether it is the path of a clip, by the ending of the file."""
     return isinstance(path, Path) and path.suffix.lower() in ENDINGS
 
 

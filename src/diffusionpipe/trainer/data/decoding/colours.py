@@ -39,14 +39,20 @@ class _Reading:
 
 
 def colours_of(picture: Image.Image) -> str:
-    """The mode of a picture's colours without what is transparent: L, RGB or CMYK. It must not be loaded yet."""
+    """The mode of a picture's colours without transparency: "L", "RGB" or "CMYK".
+
+    The picture must not be loaded yet.
+    """
     if picture.mode in {"1", "L", "LA"} or picture.mode.startswith("I") or stored_mode(picture).startswith("LA"):
         return "L"  # Pillow reads grey of 16 bits with transparency as RGBA
     return "CMYK" if picture.mode == "CMYK" else "RGB"
 
 
 def stored_mode(picture: Image.Image) -> str:
-    """How Pillow names the packing of the pixels in the file; "" where it names none, or the picture is loaded."""
+    """Pillow's name of the packing of pixels in the file, e.g. "RGB;16B".
+
+    "" for none, or where the picture is loaded.
+    """
     return str(picture.tile[0].args) if isinstance(picture, ImageFile.ImageFile) and picture.tile else ""
 
 
@@ -71,7 +77,7 @@ def problem_of_colours(picture: Image.Image) -> str | None:
 
 
 def srgb_on_white(picture: Image.Image, colours: str, mode: str) -> Image.Image:
-    """The picture in sRGB as `mode`, RGB or L, laid over white. `colours` is the result of `colours_of`."""
+    """The picture in sRGB as `mode`, "RGB" or "L", laid over white; `colours` is the result of `colours_of`."""
     profile = picture.info.get("icc_profile")
     found, alpha = _apart(picture, colours)
     if profile:

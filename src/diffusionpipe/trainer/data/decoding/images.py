@@ -27,7 +27,7 @@ _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and heigh
 
 
 class PictureError(DataError):
-    """A picture cannot be decoded."""
+    """A picture or clip cannot be decoded: its path, and the reason in words."""
 
     def __init__(self, path: Content, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -36,7 +36,7 @@ class PictureError(DataError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The facts in a picture's header."""
+    """The facts in the header of a picture or clip: its size, rate and frames, or the reason why it cannot be used."""
 
     problem: str | None = None
     """Why the picture cannot be opened."""
@@ -51,7 +51,10 @@ class Header:
 
 
 def read_header(path: Content) -> Header:
-    """The facts in the header; it is read with the checksums that the format has."""
+    """The size of a picture as it is seen, and the problems of its file or its colours; checksums are compared.
+
+    Raises nothing: `problem` has the reason why a picture cannot be opened.
+    """
     if isinstance(path, Path) and (problem := problem_of_file(path)):
         return Header(problem=problem)
     try:
@@ -69,9 +72,12 @@ def read_header(path: Content) -> Header:
 
 
 def fingerprint(path: Content) -> bytes:
-    """A fingerprint of the file's contents: its length and the bytes at its start, middle and end, not its date.
+    """16 bytes that follow from the file's length and the bytes at its start, middle and end, not from its date.
 
     So a copy of a data folder has the same. A picture that took the place of another one has another.
+
+    Raises:
+        OSError, ValueError: the file cannot be read.
     """
     if not isinstance(path, Path):
         held = bytes_of(path)
@@ -91,7 +97,13 @@ def fingerprint(path: Content) -> bytes:
 def load_pixels(
     path: Content, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The picture as float32 in [-1, 1], (channels, resolution, resolution); else as `load_levels`."""
+    """The picture, cut to a square, as float32 in [-1, 1], (channels, resolution, resolution).
+
+    It is resized, cut at `crop` and mirrored as `load_levels` does it.
+
+    Raises:
+        PictureError: the file cannot be decoded; the message names it.
+    """
     levels = load_levels(path, size=(resolution, resolution), channels=channels, crop=crop, flip=flip)
     return values_of_pictures("pixels", levels)
 
@@ -130,7 +142,10 @@ class CropPlacing:
 
 
 def placing(found: Size, size: Size, crop: tuple[float, float]) -> CropPlacing:
-    """How a picture of size `found` is resized, and cut to `size`, for `load_pixels`."""
+    """The size to which a picture of size `found` is resized so that it covers `size`, and the corner of the cut.
+
+    `crop`: fractions in [0, 1) of what is left over to the left and above.
+    """
     scale = max(wanted / side for wanted, side in zip(size, found, strict=True))
     width, height = (max(wanted, round(side * scale)) for wanted, side in zip(size, found, strict=True))
     left, top = (
@@ -159,7 +174,7 @@ def _upright(picture: Image.Image) -> Size:
 
 
 def save_picture(pixels: Tensor, path: Path) -> None:
-    """Write pixels in [-1, 1], (3, H, W) or (1, H, W), as the file `path`; values beyond are cut off."""
+    """Writes pixels in [-1, 1], (3, H, W) or (1, H, W), as the picture file `path`; values beyond are cut off."""
     levels = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     values = levels.permute(1, 2, 0).numpy()  # (H, W, C)
     Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(path)
@@ -174,14 +189,14 @@ def _refuse_unfit(picture: Image.Image) -> None:
 
 
 def problem_of_sides(width: int, height: int) -> str | None:
-    """Why a picture is too long or too high, or None if it is not."""
+    """Why a picture is too long or too high, its sides differing by a factor above 100; None if it is not."""
     if max(width, height) <= _MAX_RATIO * min(width, height):
         return None
     return f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other"
 
 
 def cut_out(picture: Image.Image, place: CropPlacing, size: Size, *, flip: bool) -> Image.Image:
-    """The piece of the picture, mirrored if `flip` says so."""
+    """The picture resized to `place.resized`, with the piece of `size` cut out there, mirrored if `flip` says so."""
     if place.resized != picture.size:
         picture = picture.resize(place.resized, Image.Resampling.BICUBIC)
     picture = picture.crop((place.left, place.top, place.left + size[0], place.top + size[1]))
@@ -189,5 +204,5 @@ def cut_out(picture: Image.Image, place: CropPlacing, size: Size, *, flip: bool)
 
 
 def reason_of(error: Exception) -> str:
-    """The error of a reader of files, in words."""
+    """The error's class and message in one line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

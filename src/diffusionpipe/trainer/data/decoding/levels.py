@@ -16,12 +16,12 @@ _LOWEST = {"pixels": -1, "condition": 0}
 
 
 def keeps_levels(device: torch.device) -> bool:
-    """Whether pictures reach this device as levels; on a CPU nothing is gained."""
+    """Whether pictures reach this device as uint8 levels: a GPU; on a CPU nothing is gained."""
     return device.type == "cuda"
 
 
 def is_picture(kind: str) -> bool:
-    """Whether a raw input of this kind is made of levels."""
+    """Whether a raw input of this kind is a picture: "pixels" or "condition"."""
     return kind in _LOWEST
 
 
@@ -32,5 +32,5 @@ def values_of_pictures(kind: str, levels: Tensor) -> Tensor:
 
 
 def table_of(kind: str) -> Tensor:
-    """The value of each level in float32, (256,)."""
+    """The value of each of the 256 levels of a raw input of this kind, float32, (256,)."""
     return values_of_pictures(kind, torch.arange(NUM_LEVELS, dtype=torch.uint8))

@@ -23,10 +23,10 @@ this level."""
 
 @contextmanager
 def opened_picture(path: Content) -> Iterator[Image.Image]:
-    """The picture, of which only the header has been read.
+    """A context with Pillow's picture, of which only the header has been read.
 
     Raises:
-        ValueError: it has too many pixels, or too much text for its pixels.
+        ValueError: it has more than 32,000 x 32,000 pixels, or a text or profile of more than 64 MiB.
         Exception: any error of the reader of its format.
     """
     # Pillow has limits of its own, for the whole process: 179 megapixels, and 1 MiB of a text.

@@ -35,14 +35,14 @@ _NO_GUIDES, _FIRST_AND_LAST = 0.3, 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskSource:
-    """How the masks of a data set come about."""
+    """The kind of a data set's masks and, for files, the pattern of their paths."""
 
     kind: MaskKind
     pattern: str | None = None
     """For files: the path of a picture's mask, with `NAME` in it."""
 
     def path(self, picture: str) -> Path:
-        """The file with the mask of a picture, by the picture's name in its folder."""
+        """The path of a picture's mask: the pattern with the picture's name in its folder, without its ending."""
         assert self.pattern is not None
         return Path(self.pattern.replace(NAME, str(PurePosixPath(picture).with_suffix(""))))
 
@@ -65,7 +65,7 @@ def drawn_mask(kind: MaskKind, numbers: Sequence[float], size: Size) -> Tensor:
 
 
 def guide_frames(kind: MaskKind, numbers: Sequence[float], frames: int) -> list[bool]:
-    """Which frames of a clip are known whole, from a uniform number and one for each frame.
+    """Whether each frame of a clip is known whole, from uniform numbers in [0, 1): one, and one for each frame.
 
     None (with probability 0.3), the first and the last (0.35), or each with probability 1/2 (0.35), as M3DDM+ has it.
     All other frames of a clip have the same hole. Of `MaskKind.FIRST` the first one alone is known.
@@ -98,7 +98,7 @@ def _edges(numbers: Sequence[float], size: Size) -> Iterator[tuple[int, int, int
 
 
 def load_mask(path: Path, *, found: Size, size: Size, crop: tuple[float, float] = CENTRE, flip: bool = False) -> Tensor:
-    """The mask of a file, (1, H, W), 1 in the hole, cut as its picture of size `found` is (`images.load_levels`).
+    """The mask in a file, (1, H, W), 1 in the hole, resized and cut as its picture of size `found` is to `size`.
 
     Raises:
         PictureError: it cannot be the mask of such a picture; the message names the file.
@@ -114,7 +114,7 @@ def load_mask(path: Path, *, found: Size, size: Size, crop: tuple[float, float] 
 
 
 def mask_levels(path: Path, found: Size) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """The levels of the mask of a picture of size `found`, 0 and 255 alone, (H, W).
+    """The levels of a mask file for a picture of size `found`, uint8 (H, W): 0 where known, 255 in the hole.
 
     Raises:
         PictureError: it cannot be read, has another size, transparent pixels or grey values, or is all of one level.
@@ -134,7 +134,7 @@ def mask_levels(path: Path, found: Size) -> "np.ndarray[tuple[int, int], np.dtyp
 
 
 class MaskError(PictureError):
-    """A file cannot be the mask of its picture."""
+    """A file cannot be the mask of its picture; the message has the path and the reason."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -159,7 +159,7 @@ def _problem_of(levels: "np.ndarray[tuple[int, int], np.dtype[np.uint8]]", found
 
 
 def problems_of_mask(path: Path, picture: Content) -> str | None:
-    """Why a file cannot be the mask of a picture; None if it can."""
+    """Why a file cannot be the mask of a picture, in one sentence; None if it can. Both files are read."""
     if not path.is_file():
         return f"{picture}: its mask {path} is missing"
     try:

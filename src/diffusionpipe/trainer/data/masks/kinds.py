@@ -7,7 +7,10 @@ NAME = "{name}"
 
 
 class MaskKind(StrEnum):
-    """Where the hole of a sample comes from."""
+    """The way in which the hole of a sample is made.
+
+    Drawn at edges or as a box, read from a file, or all but frame 1.
+    """
 
     EDGES = "edges"
     BOXES = "boxes"

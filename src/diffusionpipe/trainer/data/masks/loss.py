@@ -22,7 +22,10 @@ from diffusionpipe.trainer.data.text.treatment import Treatment
 
 
 def loss_mask_of(dataset: Dataset, treatments: Sequence[Treatment], sample: int) -> Path | None:
-    """The file with the mask of a sample, by its picture's name in its source; None where it has none."""
+    """The path of a sample's mask of the loss, by its picture's name in its source; None where its source has no masks.
+
+    `treatments`: by source, with the pattern of the paths.
+    """
     pattern = treatments[dataset.samples[sample].source].loss_mask
     if pattern is None:
         return None
@@ -32,9 +35,9 @@ def loss_mask_of(dataset: Dataset, treatments: Sequence[Treatment], sample: int)
 def load_loss_mask(
     path: Path, *, size: Size, latents: tuple[int, int], crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The weights of a picture's latents in [0, 1], (1, h, w) with `latents` = (h, w).
+    """The weights of a picture's latents in [0, 1], (1, h, w) with `latents` = (h, w), from its mask file.
 
-    `size`: width and height to which its picture is cut.
+    `size`: width and height to which the picture is cut, at `crop`; `flip` mirrors it.
 
     Raises:
         PictureError: it cannot be read; the message names the file.
@@ -53,7 +56,10 @@ def load_loss_mask(
 
 
 def problem_of_loss_mask(path: Path, picture: Content, found: Size | None) -> str | None:
-    """Why a file cannot be the mask of a picture of size `found`; None if it can. Only its header is read."""
+    """Why a file cannot be the mask of the loss for a picture of size `found`; None if it can.
+
+    Only the mask's header is read; with `found` None sizes are not compared.
+    """
     if not path.is_file():
         return f"{picture}: its mask of the loss, {path}, is missing"
     header = read_header(path)

@@ -35,7 +35,7 @@ MAX_CAPTION = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """The facts that are written about one picture."""
+    """Captions, label and steering picture that are written about one picture."""
 
     text: str | None = None
     others: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """All metadata files of a folder."""
+    """The descriptions in a folder's metadata files by picture, and the lines that cannot be used."""
 
     descriptions: dict[str, Description]
     """The descriptions of pictures, by the picture's path below the folder, with "/"."""
@@ -56,7 +56,7 @@ class Metadata:
 
 
 def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
-    """The metadata files `files` (paths below the folder), read whole."""
+    """The descriptions in metadata files (paths below the folder) by picture, and the problems of unusable lines."""
     descriptions: dict[str, Description] = {}
     problems: list[str] = []
     for file in files:
@@ -74,7 +74,7 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
 
 
 def read_list(folder: Path, file: str) -> Metadata | None:
-    """The descriptions in the metadata.json `file` of pictures; None where it says something else."""
+    """The descriptions in a metadata.json `file`, and its unusable entries; None where it is not a list of pictures."""
     try:
         found = json.loads(read_text(folder / file))
     except (OSError, ValueError, RecursionError):
@@ -115,10 +115,10 @@ def _add(
 
 
 def read_caption(file: Path) -> str:
-    """The text of a file beside a picture, without the spaces around it.
+    """The text of a caption file, without the spaces around it.
 
     Raises:
-        ValueError: the file is not UTF-8 text, or cannot be read.
+        ValueError: the file is not UTF-8 text, cannot be read, or is longer than 100,000 characters.
     """
     try:
         text = read_text(file, MAX_CAPTION).strip()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a table that are read."""
+    """The names of a table's columns for pictures, captions and labels, and of the split that is read."""
 
     image: str = "image"
     text: str = "text"

@@ -23,7 +23,7 @@ FILE = "data.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Files that are known from one position on."""
+    """Files of training data that are known from one position of the order on, each with a digest."""
 
     since: int
     files: dict[str, str]
@@ -32,28 +32,28 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFiles:
-    """All files of a run's training data."""
+    """The content of data.json: all files of a run's training data, by the time at which they came."""
 
     generations: tuple[Generation, ...]
 
     def since_of(self) -> dict[str, int]:
-        """The position from which on each file is known."""
+        """The position in the order of the data from which on each file is known, by the file's name."""
         return {name: one.since for one in self.generations for name in one.files}
 
 
 def first_ledger(files: Mapping[str, str]) -> DataFiles:
-    """The ledger of a run that begins."""
+    """The list of files of a run that begins: all from position 0 on; `files` are digests by name."""
     return DataFiles(generations=(Generation(since=0, files=dict(files)),))
 
 
 def write_ledger(folder: Path, ledger: DataFiles) -> None:
-    """Write it into a run's folder."""
+    """Writes the list of files as data.json into a run's folder."""
     generations = [{"since": one.since, "files": one.files} for one in ledger.generations]
     write_atomically(folder / FILE, json.dumps({"generations": generations}) + "\n")
 
 
 def read_ledger(folder: Path) -> DataFiles | None:
-    """The ledger of a run's folder; None where an older version has written none.
+    """The list of files in data.json of a run's folder; None where an older version has written none.
 
     Raises:
         DataError: it cannot be read.
@@ -87,7 +87,7 @@ def _parsed(found: object) -> DataFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """The step at which a run continues, and whether new files may enter."""
+    """The position in the order of the data at which a run continues, and whether new files may enter."""
 
     position: int
     """The position in the order of the data at which the run continues."""
@@ -97,7 +97,9 @@ class Continuation:
 
 
 def continued(ledger: DataFiles, files: Mapping[str, str], samples: Sequence[str], at: Continuation) -> DataFiles:
-    """The ledger with the new files among these; `samples` are the files that are trained on.
+    """The list of files of a run that continues: `ledger`, with new files among `files` from the next epoch on.
+
+    `files`: digests by name, as they are now; `samples`: the names that are trained on.
 
     Raises:
         CheckpointError: files that the run has used are gone or different, or new ones may not enter.

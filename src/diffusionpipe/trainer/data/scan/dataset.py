@@ -54,7 +54,7 @@ Progress = Callable[[int, int], None]
 
 
 class Condition(StrEnum):
-    """The condition of the model, which every picture needs."""
+    """The description that every picture must have for a model: a caption, a label, or none."""
 
     TEXT = "text"
     LABEL = "label"
@@ -64,7 +64,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A picture and the facts that are written about it."""
+    """A picture or clip by name, with its captions, label and steering picture, and where it is stored."""
 
     name: str
     """Path below the folder, with "/"."""
@@ -85,13 +85,13 @@ class Sample:
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """All captions; () without one."""
+        """All captions, the first one before the further ones; () without any."""
         return () if self.text is None else (self.text, *self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePart:
-    """One of several sources of a data set."""
+    """One source of a data set: its name, folder, number of samples, and how often an epoch has each."""
 
     name: str
     folder: Path
@@ -109,7 +109,7 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """All samples of a folder, or of several."""
+    """All samples of a folder, or of several sources, in their order."""
 
     folder: Path
     """The folder; without a meaning where there are several."""
@@ -125,7 +125,7 @@ class Dataset:
     """The sources, by `Sample.source`; () where there is one folder. Names of samples begin with their source's."""
 
     def path(self, index: int) -> Content:
-        """The file of sample `index`, or the place of its bytes."""
+        """The file of sample `index`, or the place of its bytes in a tar file or a table."""
         sample = self.samples[index]
         if not sample.place:
             return self._folder_of(index) / self.own_name(index)
@@ -136,7 +136,7 @@ class Dataset:
         return TarMember(Path(part.files[shard]), start, size, self.own_name(index).rpartition(".tar/")[2])
 
     def condition_path(self, index: int) -> Path:
-        """The file of the picture that steers sample `index`."""
+        """The file of the picture that steers sample `index`; the folder where the sample has none."""
         return self._folder_of(index) / (self.samples[index].condition or "")
 
     def own_name(self, index: int) -> str:
@@ -147,7 +147,7 @@ class Dataset:
 
     @property
     def where(self) -> str:
-        """The folders, as a message names them."""
+        """The paths of its folders with commas between, for messages."""
         return ", ".join(str(part.folder) for part in self.parts) or str(self.folder)
 
     def _folder_of(self, index: int) -> Path:
@@ -156,7 +156,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Other findings of the scan of a folder."""
+    """Further results of a scan: sizes of the samples, digests of the files, sentences on files that are not used."""
 
     noun: str
     """The kind of its samples, in the plural."""
@@ -220,7 +220,7 @@ def _clips(taken: FrameSelection) -> _Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRules:
-    """How a folder is scanned."""
+    """How a folder is scanned: which pictures are left out, and whether problems are errors."""
 
     apart: Path | None = None
     """A folder whose pictures are left out where it lies in the scanned one: validation's of training's."""
@@ -246,7 +246,13 @@ def scan(
     progress: Progress | None = None,
     rules: ScanRules = STRICT,
 ) -> Dataset:
-    """The samples of a folder, as `examine` finds them."""
+    """The samples of a folder, every picture opened and its header checked; the first result of `examine`.
+
+    `need`: the description that each must have. `taken`: the frames that are taken of each clip.
+
+    Raises:
+        DataError: there are no pictures, or pictures, captions or metadata cannot be used.
+    """
     return examine(folder, need, taken=taken, check_headers=check_headers, progress=progress, rules=rules)[0]
 
 
@@ -259,14 +265,15 @@ def examine(
     progress: Progress | None = None,
     rules: ScanRules = STRICT,
 ) -> tuple[Dataset, Findings]:
-    """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
+    """The samples of a folder, and further findings; every picture is opened and its header checked.
 
-    `taken`: the frames that are taken of each clip, for a folder of clips. `progress` is called with the number of
-    files checked and of all.
+    Without `check_headers` none is opened. `need`: the description that each must have. `taken`: the frames that are
+    taken of each clip, for a folder of clips. `progress` is called with the number of files checked and of all.
 
     Raises:
         DataError: there are no pictures, or pictures, captions or metadata cannot be used; every kind of problem is
             listed, each with its first examples.
+        ConfigError: clips are read, and PyAV is missing.
     """
     folder, need = Path(folder), Condition(need)
     kind = _PICTURES if taken is None else _clips(taken)
@@ -358,7 +365,10 @@ def _listed(folder: Path, kind: _Kind, rules: ScanRules) -> Listing:
 
 
 def digest_of(contents: bytes, about: Description | None) -> str:
-    """Digest of a picture and its description; None: it is not a sample."""
+    """A digest of 16 hexadecimal digits of a picture's fingerprint `contents` and its description.
+
+    None: without one.
+    """
     more = () if about is None or not about.others else (about.others,)
     said = "" if about is None else repr((about.text, about.label, about.condition, *more))
     return blake2b(contents + said.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
@@ -403,7 +413,7 @@ def _sample(name: str, about: Description, frames: int) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """The facts from opening every picture."""
+    """The results of opening every picture, by name: problems, sizes, rates, frames and fingerprints."""
 
     problems: dict[str, str]
     """Why a picture cannot be opened, by its name."""
@@ -422,7 +432,10 @@ def headers_of(
     progress: Progress | None,
     header_of: Callable[[Any], Header] = read_header,
 ) -> Headers:
-    """Opens every picture or clip, and warns of pictures that are taken as sRGB though they say something else."""
+    """Opens every picture or clip, and returns the facts in their headers by name, with the problems.
+
+    It warns of pictures that are taken as sRGB though they say something else. `progress` is called with (done, all).
+    """
     problems: dict[str, str] = {}
     sizes: dict[str, Size] = {}
     rates: dict[str, float] = {}
@@ -462,7 +475,11 @@ def headers_of(
 
 
 def raise_all(folder: Path, problems: dict[str, Sequence[str]]) -> None:
-    """Raise a DataError for the kinds of problems that have examples."""
+    """Raises one DataError with the examples of each kind of problem; returns where no kind has any.
+
+    Raises:
+        DataError: at least one kind of problem has examples; ten of each are shown.
+    """
     lines = []
     for kind, examples in problems.items():
         if examples:

@@ -10,7 +10,7 @@ from diffusionpipe.trainer.data.text.caption_rules import AS_THEY_ARE, CaptionRu
 
 
 def problems_of_captions(dataset: Dataset) -> list[str]:
-    """Problems for a model that reads labels and captions: data that were read for labels may lack captions."""
+    """A sentence on pictures without a caption, for a model that reads labels and captions; [] if all have one."""
     without = [sample.name for sample in dataset.samples if sample.text is None]
     if not without:
         return []
@@ -19,7 +19,7 @@ def problems_of_captions(dataset: Dataset) -> list[str]:
 
 
 def problems_of_rules(rules: Iterable[CaptionRules]) -> list[str]:
-    """Problems for a model that reads no captions."""
+    """A sentence that the rules of captions have no effect, for a model that reads none; [] if all are the default."""
     return (
         []
         if all(one == AS_THEY_ARE for one in rules)
@@ -28,7 +28,7 @@ def problems_of_rules(rules: Iterable[CaptionRules]) -> list[str]:
 
 
 def problems_of_encoders(rules: Iterable[CaptionRules], known: AbstractSet[str]) -> list[str]:
-    """Names of text encoders that the model does not have."""
+    """A sentence for each text encoder in the rules that is not in `known`, the model's encoders; [] if all are."""
     return [
         f"data.captions.dropout: the model has no text encoder {name!r}; use {' or '.join(sorted(known))}"
         for name in dict.fromkeys(name for one in rules for name, _ in one.encoder_dropout)
@@ -37,7 +37,7 @@ def problems_of_encoders(rules: Iterable[CaptionRules], known: AbstractSet[str])
 
 
 def problems_of_conditions(dataset: Dataset) -> list[str]:
-    """Problems for a model that reads pictures that steer."""
+    """A sentence on samples without a steering picture, for a model that reads them; [] if all have one."""
     without = [sample.name for sample in dataset.samples if sample.condition is None]
     if not without:
         return []
@@ -49,7 +49,7 @@ def problems_of_conditions(dataset: Dataset) -> list[str]:
 
 
 def problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
-    """Problems for a model that reads labels; the null label lies above all others."""
+    """A sentence on samples without a label below `null_label`, which is the number of classes; [] if all have one."""
     if null_label is None:
         return ["the model reads labels, but its null label is not given"]
     bad = [sample for sample in dataset.samples if sample.label is None or sample.label >= null_label]

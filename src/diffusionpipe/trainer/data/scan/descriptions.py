@@ -19,7 +19,7 @@ _LIST_FORM = "a list of file_name and text, or file names with their texts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderDescriptions:
-    """The descriptions in a folder's files of its pictures."""
+    """The descriptions of a folder's pictures by source: metadata files, metadata.json, files beside pictures."""
 
     descriptions: dict[str, Description]
     """Descriptions of pictures, by the picture's name."""
@@ -34,7 +34,10 @@ class FolderDescriptions:
 
 
 def read_known(folder: Path, listing: Listing) -> FolderDescriptions:
-    """The descriptions; a metadata.json that says something else is named in the log."""
+    """The descriptions in a folder's metadata files, and the caption file of each picture, whose text is not yet read.
+
+    A metadata.json that is not a list of pictures is named in the log.
+    """
     names, apart = Names((*listing.read, *listing.apart)), set(listing.apart)
     metadata = read_metadata(folder, listing.metadata)
     found, twice = found_descriptions(metadata.descriptions, names)
@@ -63,7 +66,10 @@ def read_known(folder: Path, listing: Listing) -> FolderDescriptions:
 
 
 def unread_tables(listing: Listing) -> str:
-    """About files that could hold what is missing."""
+    """A remark in parentheses on files that could hold captions and are not read, for an error.
+
+    "" if there are none.
+    """
     if not listing.tables:
         return ""
     more = f" and {len(listing.tables) - 1} more" if len(listing.tables) > 1 else ""
@@ -73,7 +79,10 @@ def unread_tables(listing: Listing) -> str:
 def described_pictures(
     folder: Path, pictures: Sequence[str], known: FolderDescriptions, *, need_text: bool
 ) -> tuple[dict[str, Description], list[str]]:
-    """A description of every picture, and captions that cannot be read, as "name: reason"."""
+    """A description of every picture by name, and "name: reason" for each caption file that cannot be read.
+
+    Caption files are read only with `need_text`, where metadata have no text.
+    """
     result, problems = {}, []
     for name in pictures:
         about = known.descriptions.get(name, Description())

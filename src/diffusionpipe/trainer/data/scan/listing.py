@@ -28,7 +28,7 @@ _Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Names of files below a folder, with "/", sorted."""
+    """The names of the files below a folder, with "/", sorted, by the use that is made of them."""
 
     read: tuple[str, ...]
     """Pictures or clips, as they are wanted."""
@@ -51,7 +51,10 @@ class Listing:
 
 
 def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], apart: Path | None = None) -> Listing:
-    """The files below `folder` by their endings; those in `apart` are left out, wherever links lead to it."""
+    """The files below `folder`, sorted into read ones (`endings`), unread ones (`others`), captions and the rest.
+
+    Pictures in the folder `apart` are listed as apart, and its other files left out, wherever links lead to it.
+    """
     found: dict[str, list[str]] = {field.name: [] for field in fields(Listing)}
     overlooked: Counter[str] = Counter()
     for name, is_apart in _walk(folder, None if apart is None else _identity(apart), overlooked):
@@ -82,25 +85,25 @@ def _is_dead(path: Path) -> bool:
 
 
 def endings_of(names: Sequence[str]) -> str:
-    """The endings of these files, the most frequent first; "without an ending" where they have none."""
+    """The endings of these files with spaces between, the most frequent first; "without an ending" stands for none."""
     found = Counter(posixpath.splitext(name)[1].lower() or "without an ending" for name in names)
     return " ".join(ending for ending, _ in sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether two folders are one, through links."""
+    """Whether two paths lead, also through links, to one folder; False where one is missing."""
     found = _identity(one)
     return found is not None and found == _identity(other)
 
 
 def is_around(inner: Path, outer: Path) -> bool:
-    """Whether one of two folders lies in the other, through links."""
+    """Whether either of two folders lies in the other, also through links; False for one and the same."""
     one, other = (Path(os.path.realpath(folder)) for folder in (inner, outer))
     return one != other and (one.is_relative_to(other) or other.is_relative_to(one))
 
 
 def overlooked_part(name: str) -> str | None:
-    """The part of a path because of which it is not looked at, or None."""
+    """The first part of a path that is never read, such as ".git" or "Thumbs.db"; None if all parts are."""
     return next((part for part in name.split("/") if _kind_of(part) is not None), None)
 
 

@@ -16,7 +16,7 @@ from diffusionpipe.trainer.data.scan.listing import overlooked_part
 
 
 class Names:
-    """The names of files below a folder."""
+    """The names of files below a folder, found also where accents or slashes are written in another way."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = set(names)
@@ -26,7 +26,7 @@ class Names:
         self._small = {name.casefold(): name for name in self._alike}
 
     def find(self, name: str) -> str:
-        """The file that is meant; `name` itself where there is none, or where it is not clear."""
+        """The file that a metadata file's `name` means; `name` itself where none fits, or several do."""
         for wanted in (name, posixpath.normpath(name.replace("\\", "/"))):
             if wanted in self._names:
                 return wanted
@@ -36,7 +36,10 @@ class Names:
         return name
 
     def explain(self, name: str) -> str:
-        """The name that no file has, and one that a file has with other capital letters."""
+        """The name of a missing file for a message, with a hint.
+
+        A name that is never read, or one in other capital letters.
+        """
         if (part := overlooked_part(name.replace("\\", "/"))) not in (None, ".", ".."):
             return f"{name} ({part} is never read)"
         near = self._small.get(_key(name).replace("\\", "/").casefold())
@@ -46,7 +49,7 @@ class Names:
 def found_descriptions(
     descriptions: Mapping[str, Description], names: Names
 ) -> tuple[dict[str, Description], list[str]]:
-    """The descriptions by the names that the files have, and the files that are described under two names."""
+    """The descriptions by the real names of the files, and a sentence for each file that has two descriptions."""
     result: dict[str, Description] = {}
     problems = []
     for name, about in descriptions.items():
@@ -73,7 +76,7 @@ def sidecars_of(pictures: Iterable[str], sidecars: Iterable[str]) -> dict[str, s
 
 
 def lone_sidecars(pictures: Iterable[str], sidecars: Iterable[str]) -> tuple[str, ...]:
-    """The files with captions that belong to none of these pictures."""
+    """The caption files that belong to none of these pictures, in their order."""
     stems = {_stem(_key(name)) for name in pictures}
     return tuple(name for name in sidecars if _stem(_key(name)) not in stems)
 

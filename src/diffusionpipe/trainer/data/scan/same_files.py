@@ -13,7 +13,9 @@ _MISSING = -1
 
 
 def agree_on_files(dataset: Dataset) -> None:
-    """Refuse ranks whose files differ, which would train on other pictures of the same names. Every rank calls it.
+    """Refuses ranks whose files differ in size or are missing, of up to 256 pictures and 256 shards.
+
+    Every rank calls it.
 
     Raises:
         DataError: on every rank; it names the first such file.

@@ -19,10 +19,12 @@ def examine_place(
     progress: Progress | None = None,
     rules: ScanRules = STRICT,
 ) -> tuple[Dataset, Findings]:
-    """The samples of a place, as `dataset.examine` finds them in a folder; `columns` of a table.
+    """The samples of a folder, of shards or of a table, and further findings; `columns` are read of a table.
+
+    `need`: the description that each must have. `taken`: the frames that are taken of each clip.
 
     Raises:
-        ConfigError: as `dataset.examine`, and where tables cannot be read.
+        ConfigError: there is no such place, or pictures, captions, metadata or tables cannot be used; all is listed.
     """
     kind = kind_of_place(place)
     if kind is PlaceKind.FOLDER:

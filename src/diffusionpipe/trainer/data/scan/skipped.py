@@ -40,7 +40,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipping:
-    """The folder with the list of skipped pictures, and the most that there may be."""
+    """The run's folder, which has the list of skipped pictures, and the most different ones that there may be."""
 
     folder: Path
     """The run's folder."""
@@ -48,10 +48,12 @@ class Skipping:
     """The most different pictures that may be skipped."""
 
     def leave_out(self, reasons: Mapping[str, str]) -> None:
-        """List pictures that are not used at all, by their names.
+        """Adds pictures that are not used at all to the list, with the reason by name.
+
+        Those that are listed stay as they are.
 
         Raises:
-            DataError: as `note`.
+            DataError: more than `most` different pictures are listed; the message names the list.
         """
         listed = {one.skipped for one in read_skipped(self.folder) if one.step is None}
         left_out = [
@@ -62,10 +64,11 @@ class Skipping:
         self.note(*left_out)
 
     def note(self, *skipped: Skipped) -> None:
-        """Add these skipped samples to the list in the run's folder.
+        """Adds these skipped samples to the list in the run's folder.
 
         Raises:
-            DataError: too many different pictures have been skipped; the message names the list.
+            DataError: more than `most` different pictures are listed, or the list is damaged; the message names the
+                list.
         """
         lines = "".join(json.dumps(asdict(one)) + "\n" for one in skipped)
         descriptor = os.open(self.folder / FILE, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
@@ -82,7 +85,7 @@ class Skipping:
 
 
 def read_skipped(folder: Path) -> frozenset[Skipped]:
-    """All that is listed in a run's folder, each once.
+    """The entries of skipped.jsonl in a run's folder, each once; empty where there is no such file.
 
     Raises:
         DataError: the list is damaged; the message names the file and the line.
@@ -119,5 +122,9 @@ def _entry(path: Path, number: int, line: str) -> Skipped:
 
 
 def count_skipped(folder: Path, step: int) -> int:
-    """Samples of the first `step` steps that were replaced; the same on every layout and after resuming."""
+    """The number of samples of the first `step` steps that were replaced; the same on every layout and after resuming.
+
+    Raises:
+        DataError: the list is damaged.
+    """
     return len({(one.step, one.position) for one in read_skipped(folder) if one.step is not None and one.step < step})

@@ -21,20 +21,23 @@ from diffusionpipe.trainer.data.text.treatment import Treatment
 
 
 class SourceKeys(Protocol):
-    """The wishes of a recipe about a source."""
+    """The keys of a recipe for one source."""
 
     @property
     def repeats(self) -> int | None:
-        """How often an epoch has each sample; None: as many times as fits."""
+        """How often an epoch has each sample.
+
+        None: once, or for regularisation as often as fits to the other sources.
+        """
 
     @property
     def regularisation(self) -> bool:
-        """Whether it is a set of the general kind."""
+        """Whether its pictures show the general kind of thing, so that training on the others does not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSource:
-    """One source, as its scan has found it."""
+    """One source with the samples and findings of its scan, and its keys."""
 
     name: str
     dataset: Dataset
@@ -60,7 +63,7 @@ def repeats_of(found: Sequence[FoundSource]) -> dict[str, int]:
 def joined_of(
     scanned: Mapping[str, tuple[Dataset, Findings]], sources: Mapping[str, SourceKeys]
 ) -> tuple[Dataset, Findings]:
-    """The samples of sources that were scanned one by one, as a recipe asks for them."""
+    """One data set of all sources that were scanned one by one, repeated as their keys say, and the joined findings."""
     return joined(
         [
             FoundSource(
@@ -76,7 +79,7 @@ def joined_of(
 
 
 def joined(found: Sequence[FoundSource]) -> tuple[Dataset, Findings]:
-    """The samples of all sources, and all that their scans have found."""
+    """One data set of all sources, in their order, each sample as often as it is repeated, and the joined findings."""
     repeats, contents = repeats_of(found), blake2b(digest_size=16)
     samples: list[Sample] = []
     sizes: list[Size | None] = []
@@ -113,7 +116,7 @@ def joined(found: Sequence[FoundSource]) -> tuple[Dataset, Findings]:
 
 
 def identity_of_sources(repeats: Mapping[str, int], treatments: Mapping[str, Treatment]) -> dict[str, object]:
-    """The facts about sources that must not change in a run, by the sources' names; `repeats` of each sample."""
+    """By source, a text of the facts that must not change in a run: repeats, weight, sizes and rules of captions."""
     return {name: ", ".join(_facts(number, treatments[name])) for name, number in repeats.items()}
 
 

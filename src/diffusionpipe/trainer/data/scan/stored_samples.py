@@ -58,7 +58,9 @@ class _Found:
 def examine_shards(
     path: Path, need: Condition, *, progress: Progress | None = None, rules: ScanRules = STRICT
 ) -> tuple[Dataset, Findings]:
-    """The samples of shards.
+    """The samples of tar files as WebDataset writes them, and further findings; every picture is opened.
+
+    `need`: the description that each must have.
 
     Raises:
         DataError: a shard, a sample or a picture cannot be used; every kind of problem is listed.
@@ -81,7 +83,9 @@ def examine_shards(
 def examine_table(
     path: Path, need: Condition, *, columns: Columns, progress: Progress | None = None, rules: ScanRules = STRICT
 ) -> tuple[Dataset, Findings]:
-    """The samples of a table, row by row.
+    """The samples of a table, row by row, and further findings; every picture is opened.
+
+    `need`: the description that each must have.
 
     Raises:
         ConfigError: the extra is missing, a column is missing, or rows or pictures cannot be used.
@@ -178,10 +182,10 @@ def _sample(name: str, found: _Found) -> Sample:
 
 
 def described(text: Any, label: Any) -> Description:
-    """The description in the cells of a row.
+    """The captions and the label in the cells of a row: a text or a list of texts, and a whole number from 0.
 
     Raises:
-        ValueError: they hold something else.
+        ValueError: they hold something else, or a caption is too long.
     """
     texts = [] if text is None else list(text) if isinstance(text, list | tuple) else [text]
     if not all(isinstance(one, str) for one in texts):

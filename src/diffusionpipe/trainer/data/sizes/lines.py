@@ -16,7 +16,10 @@ _MOST = 12
 
 
 def lines_of_sizes(assignment: Assignment, names: Sequence[str], run: int) -> Iterator[tuple[str, str, bool]]:
-    """(name, text, whether it is probably not as its user wants it) of each line; `run`: samples in a row alike."""
+    """Lines about the sizes of training for the screen, each (name, text, whether it is a warning).
+
+    `names`: of all pictures; `run`: the number of samples in a row that have one size.
+    """
     shares, total = assignment.shares, assignment.visits
     number = len({picture for share in shares for epoch in share.members for picture in epoch})
     pictures = counted(number, "pictures")

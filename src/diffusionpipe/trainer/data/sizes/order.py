@@ -31,12 +31,12 @@ _PHASES = 2**20
 
 
 def keyed_as(size: Clip) -> str:
-    """The text by which draws of a size are keyed, frames, height and width."""
+    """The text "FRAMESxHEIGHTxWIDTH" of a size, by which its random numbers are keyed."""
     return f"{size.frames}x{size.height}x{size.width}"
 
 
 class SizedPlace(NamedTuple):
-    """A place of the order."""
+    """A position of the order: the number of its size, its sample, and how often that was seen before."""
 
     size: int
     """The number of its size."""
@@ -47,7 +47,7 @@ class SizedPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeOrder:
-    """The sizes and samples of all positions."""
+    """The endless order of samples of several sizes, in runs of `run` samples of one size."""
 
     assignment: Assignment
     seed: int
@@ -56,17 +56,17 @@ class SizeOrder:
 
     @property
     def sizes(self) -> tuple[Clip, ...]:
-        """The sizes that samples have; `size_numbers` and `at` count them so."""
+        """The sizes that have samples; `size_numbers` and `at` give places in this tuple."""
         return tuple(share.size for share in self.assignment.shares)
 
     def at(self, position: int) -> "SizedPlace":
-        """The size and the sample at a position of the endless order."""
+        """The size's number, the sample, and how often it was seen before, at a position of the endless order."""
         number, place = divmod(position, self.run)
         size, own = _run_at(self, number)
         return SizedPlace(size, *self._sample(self.assignment.shares[size], own * self.run + place))
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """The number of the size at each position."""
+        """The place in `sizes` of the size at each position of the endless order."""
         return tuple(_run_at(self, position // self.run)[0] for position in positions)
 
     def _sample(self, share: SizeShare, position: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ _OF_PATCHES = (0.6, 0.4)
 
 
 def patch_sizes(resolution: int, *, is_encoded: bool) -> tuple[Clip, ...]:
-    """The whole picture and its patches, the largest first; `is_encoded`: the model has an autoencoder.
+    """The sizes of the whole picture and its patches, the largest first; `is_encoded`: the model has an autoencoder.
 
     >>> [size.width for size in patch_sizes(64, is_encoded=False)]
     [64, 32, 16]
@@ -59,7 +59,10 @@ def corner(numbers: Sequence[float], whole: Size, patch: Size, unit: int) -> tup
 
 
 def placed(corners: Sequence[tuple[int, int]], whole: Size, patch: Size, unit: int) -> Tensor:
-    """The coordinates of patches in whole pictures, (B, 2, height / unit, width / unit)."""
+    """The coordinates of the latents of patches in whole pictures, (B, 2, height / unit, width / unit).
+
+    `corners`: left and top of each patch in pixels; `unit`: pixels of a latent's side.
+    """
     everywhere = coordinates_of(whole[0] // unit, whole[1] // unit)
     columns, rows = patch[0] // unit, patch[1] // unit
     return torch.stack(

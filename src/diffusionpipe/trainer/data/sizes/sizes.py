@@ -59,7 +59,7 @@ class SizeRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeShare:
-    """The pictures that are trained at one size."""
+    """The pictures that are trained at one size, by epoch, and how far they are cut and enlarged."""
 
     size: Clip
     members: tuple[tuple[int, ...], ...]
@@ -73,18 +73,18 @@ class SizeShare:
 
     @property
     def pictures(self) -> int:
-        """The number of its pictures."""
+        """The number of different pictures that are trained at this size."""
         return len({number for epoch in self.members for number in epoch})
 
     @property
     def visits(self) -> int:
-        """Visits of pictures in a cycle."""
+        """How often a picture is trained at this size in a cycle of epochs."""
         return sum(map(len, self.members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The size of every picture."""
+    """The sizes at which each picture is trained in each epoch of a cycle, and the pictures that are left out."""
 
     shares: tuple[SizeShare, ...]
     """The sizes that have pictures, in the order of the rules."""
@@ -99,27 +99,27 @@ class Assignment:
 
     @property
     def visits(self) -> int:
-        """Visits of pictures in a cycle."""
+        """How often a picture of any size is trained on in a cycle of epochs."""
         return sum(share.visits for share in self.shares)
 
     @property
     def mean_pixels(self) -> float:
-        """Pixels of a picture, in the mean of all visits."""
+        """The mean number of pixels of the sizes, over all visits of pictures."""
         return sum(share.size.num_pixels * share.visits for share in self.shares) / self.visits
 
     @property
     def cut(self) -> float:
-        """Mean share of a picture that is cut away."""
+        """The mean share of a picture that is cut away, over all visits of pictures."""
         return sum(share.cut * share.visits for share in self.shares) / self.visits
 
     def parts(self, sizes: Sequence[Clip | None]) -> tuple[float, ...]:
-        """The part of the samples that has each of these sizes, among which all are that have samples."""
+        """The part of the visits at each of these sizes, from 0 to 1; 0 for a size without pictures."""
         visits: dict[Clip | None, int] = {share.size: share.visits for share in self.shares}
         return tuple(visits.get(size, 0) / self.visits for size in sizes)
 
 
 def stated_size(text: str) -> Clip:
-    """A size such as "768x512", width and height, or of a clip "832x480x33", with its frames.
+    """The size in a text such as "768x512", width and height, or of a clip "832x480x33", with its frames.
 
     Raises:
         ValueError: the text is not a size.
@@ -134,12 +134,12 @@ def stated_size(text: str) -> Clip:
 
 
 def size_text(size: Clip) -> str:
-    """A size as a recipe writes it; `stated_size` reads the text back."""
+    """A size as "WIDTHxHEIGHT", of a clip "WIDTHxHEIGHTxFRAMES"; `stated_size` reads it back."""
     return f"{size.width}x{size.height}" + (f"x{size.frames}" if size.frames > 1 else "")
 
 
 def nearest_of(size: Clip, others: Sequence[Clip]) -> Clip:
-    """The size that is most like this one: first in its frames, then in its sides."""
+    """The one of `others` that is most like this size: first in its frames, then in its sides."""
 
     def off(other: Clip) -> tuple[int, int]:
         return abs(other.frames - size.frames), abs(other.width - size.width) + abs(other.height - size.height)
@@ -148,10 +148,14 @@ def nearest_of(size: Clip, others: Sequence[Clip]) -> Clip:
 
 
 def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, multiple: int = MULTIPLE) -> Areas:
-    """The sizes of each area that a recipe states.
+    """The sizes of each area that a recipe states as sides (numbers) or sizes (texts).
 
-    A side is an area of its own. Sizes of as many frames are one area where the largest has at most one and a half
-    times the pixels of the smallest.
+    A side is an area of its own: a square, or the sizes of its area within `aspects` whose sides are multiples of
+    `multiple`. Sizes of the same number of frames are one area where the largest has at most one and a half times the
+    pixels of the smallest.
+
+    Raises:
+        ValueError: a text is not a size.
     """
     areas = [
         (Clip.square(side),) if aspects is None else sizes_of_area(side, aspects, multiple)
@@ -168,7 +172,9 @@ def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, m
 
 
 def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTIPLE) -> tuple[Clip, ...]:
-    """Sizes of about the area of a square, whose sides are multiples; width / height lies within `aspects`.
+    """At most 11 sizes of about the area of a square, by width / height, which lies within `aspects`.
+
+    All sides are multiples of `multiple`; () where no such size has about that area.
 
     >>> [f"{size.width} x {size.height}" for size in sizes_of_area(512, (0.5, 1.0))]
     ['384 x 704', '384 x 640', '448 x 576', '448 x 512', '512 x 512']
@@ -191,13 +197,13 @@ def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTI
 
 
 def cut_away(picture: Pixels, size: Clip) -> float:
-    """The share of a picture that is cut away where it is brought to a size."""
+    """The share of a picture, from 0 to 1, that is cut away where it is brought to a size."""
     ratio = picture[0] * size.height / (picture[1] * size.width)
     return 1 - min(ratio, 1 / ratio)
 
 
 def enlargement(picture: Pixels, size: Clip) -> float:
-    """The factor by which a picture is enlarged; below 1 it is made smaller."""
+    """The factor by which a picture is enlarged to cover a size; below 1 it is made smaller."""
     return max(size.width / picture[0], size.height / picture[1])
 
 
@@ -208,10 +214,11 @@ def assign(
     sources: Sequence[int] = (),
     frames: Sequence[int] | None = None,
 ) -> Assignment:
-    """The size of every picture or clip, by its width and height; a micro-batch has `side_by_side` of one size.
+    """The sizes at which every picture or clip is trained, by its width and height.
 
-    `sources`: the source of each picture, where sources have areas of their own. `frames`: the most frames that can be
-    taken of each, 1 of a picture; None: all are pictures. A clip has a size with as many frames as it can fill.
+    A size keeps its pictures only if it has `side_by_side` of them, which a micro-batch holds. `sources`: the source of
+    each picture, where sources have areas of their own. `frames`: the most frames that can be taken of each, 1 of a
+    picture; None: all are pictures. A clip has a size with as many frames as it can fill.
 
     Raises:
         DataError: there is no size, no picture is left, or sizes with too few pictures can neither give them away nor

@@ -23,7 +23,7 @@ _LONG_WORD = 8
 def chunked_rows(
     tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], num_chunks: int, length: int
 ) -> list[list[list[int]]]:
-    """The first `num_chunks` chunks of each text, each of `length` tokens, by text."""
+    """The tokens of the first `num_chunks` chunks of each text, each of `length` tokens: [text][chunk][token]."""
 
     def rows(parts: Sequence[str]) -> list[list[int]]:
         found: list[list[int]] = tokenizer(list(parts), padding="max_length", max_length=length, truncation=True)[
@@ -44,18 +44,24 @@ def chunked_rows(
 
 
 def places_taken(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], length: int) -> list[int]:
-    """The places up to the end of each text: `length` for each full chunk, and in the last one its tokens and marks."""
+    """The number of tokens up to the end of each text in chunks of `length`, with marks and padding between chunks."""
     return [length * (len(parts) - 1) + len(parts[-1]) + _MARKS for parts in parts_of(tokenizer, texts, length)]
 
 
 def least_places(num_tokens: int, length: int) -> int:
-    """The places up to the end of a text of `num_tokens`, if no chunk but the last has padding."""
+    """The number of tokens, marks included, up to the end of a text of `num_tokens`, if its chunks have no padding.
+
+    `length`: the tokens of a chunk.
+    """
     full = max(0, num_tokens - 1) // (length - _MARKS)
     return num_tokens + _MARKS * (full + 1)
 
 
 def parts_of(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], length: int) -> list[list[list[int]]]:
-    """The tokens of each text without marks, at most `length - 2` in a part; at least one part."""
+    """The tokens of each text without marks, in parts of at most `length - 2`.
+
+    At least one part, which may be empty.
+    """
     plain = getattr(tokenizer, "plain", tokenizer)
 
     def tokens_of(parts: Sequence[str]) -> list[list[int]]:

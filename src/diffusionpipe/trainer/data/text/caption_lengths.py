@@ -29,7 +29,7 @@ _NEAR, _FAR = 0.03, 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderReading:
-    """How a text encoder reads captions."""
+    """A text encoder's name, tokenizer, and how many tokens it reads of a caption."""
 
     encoder: str
     tokenizer: Tokenizer
@@ -40,13 +40,13 @@ class EncoderReading:
 
     @property
     def limit(self) -> int:
-        """Tokens that it reads of a caption, with the marks of each chunk."""
+        """The number of tokens that it reads of a caption, with the marks of each chunk."""
         return self.chunks * self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Captions of which a text encoder does not read the end."""
+    """The captions whose end one text encoder does not read: their number, and the longest one."""
 
     encoder: str
     limit: int
@@ -61,7 +61,7 @@ class Cut:
 
 
 class Lengths(NamedTuple):
-    """Tokens of captions, their marks included."""
+    """The least, median and largest number of tokens of captions, marks included."""
 
     least: int
     median: int
@@ -70,7 +70,7 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedCaptions:
-    """The captions that a text encoder reads, in its tokens."""
+    """The lengths of captions in the tokens of one text encoder, and those it does not read in full."""
 
     encoder: str
     limit: int
@@ -84,7 +84,7 @@ class CountedCaptions:
 
 
 def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[EncoderReading]:
-    """How each text encoder reads captions, by a model's raw inputs and the tokenizers of them."""
+    """Tokenizer and limits of each text encoder, from a model's raw inputs and their tokenizers by name."""
     return [
         EncoderReading(
             encoder=encoder_of(spec.name),
@@ -110,7 +110,11 @@ def cut_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> li
 
 
 def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[CountedCaptions]:
-    """The tokens of texts, by encoder: the least and the most are exact, and the median of many texts about so."""
+    """The lengths of texts in tokens, by encoder, and the texts that it cuts.
+
+    Of more than 20,000 texts that many are drawn. The least and the most of these are exact; the median of many is
+    estimated by words.
+    """
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
         random = generator(seed=0, purpose="counted captions", step=0, position=0)
@@ -119,7 +123,7 @@ def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -
 
 
 def chunks_in_use(texts: Sequence[str], readings: Sequence[EncoderReading]) -> int:
-    """The largest number of chunks that a text fills, at least in part."""
+    """The smallest number of chunks with which no encoder cuts a text, at most the largest that an encoder reads."""
     most = max((reading.chunks for reading in readings), default=1)
     while most > 1 and not cut_captions(texts, [replace(one, chunks=min(one.chunks, most - 1)) for one in readings]):
         most -= 1

@@ -63,7 +63,7 @@ AS_THEY_ARE = CaptionRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSample:
-    """A sample at one of the times that it is seen."""
+    """A sample at one of the times that it is seen: the key of its random numbers."""
 
     seed: int
     sample: int
@@ -71,7 +71,7 @@ class SeenSample:
     """The number of times that it was seen before."""
 
     def draws(self, purpose: str) -> "np.random.Generator":
-        """The numbers for one purpose."""
+        """A random generator for one purpose, keyed by the seed, the sample and how often it was seen."""
         # Imported only here: it needs torch, and the sections of a recipe must not.
         from diffusionpipe.trainer.data.randomness import generator
 
@@ -79,7 +79,7 @@ class SeenSample:
 
 
 def texts_of(captions: Sequence[str], rules: CaptionRules) -> tuple[str, ...]:
-    """The captions of a sample, each line by itself where the rules say so; one empty caption where there is none."""
+    """The captions to choose from, one for each line where the rules say so; ("",) where there are none."""
     if not rules.lines:
         return tuple(captions) or ("",)
     lines = tuple(line.strip() for text in captions for line in text.splitlines() if line.strip())
@@ -87,7 +87,10 @@ def texts_of(captions: Sequence[str], rules: CaptionRules) -> tuple[str, ...]:
 
 
 def drawn_text(captions: Sequence[str], rules: CaptionRules, seen: SeenSample) -> str:
-    """The text of a sample at one of the times that it is seen."""
+    """The text that an encoder reads of a sample at one of the times that it is seen, with drawn choices.
+
+    A caption, alternatives, dropped and shuffled tags are drawn as the rules say; trigger, prefix and suffix are added.
+    """
     choices = texts_of(captions, rules)
     text = choices[int(seen.draws("choice").integers(len(choices)))] if len(choices) > 1 else choices[0]
     if rules.alternatives and "|" in text:
@@ -100,7 +103,7 @@ def drawn_text(captions: Sequence[str], rules: CaptionRules, seen: SeenSample) -
 
 
 def plain_text(caption: str, rules: CaptionRules, pick: Pick = lambda parts: parts[0]) -> str:
-    """The text of one caption with all its tags in their order; `pick` chooses among alternatives.
+    """The text of one caption by the rules, with nothing drawn: all tags in their order; `pick` chooses alternatives.
 
     >>> plain_text("{wild|tame} owl, |||night", CaptionRules(alternatives=True, shuffle=True, prefix="a photo of "))
     'a photo of wild owl, night'
@@ -113,7 +116,7 @@ def plain_text(caption: str, rules: CaptionRules, pick: Pick = lambda parts: par
 
 
 def is_dropped_for(encoder: str, rules: CaptionRules, seen: SeenSample) -> bool:
-    """Whether a text encoder reads no caption this time, though others may."""
+    """Whether the encoder of this name reads no caption this time, drawn with its share of `encoder_dropout`."""
     share = dict(rules.encoder_dropout).get(encoder, 0.0)
     return share > 0 and bool(seen.draws(f"dropout.{encoder}").random() < share)
 

@@ -17,7 +17,7 @@ Tokenizer = Callable[..., Mapping[str, Any]]
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], *shape: int) -> Tensor:
-    """The texts as int64 tokens, cut or padded to a shape, (len(texts), *shape): T tokens, or N chunks of T."""
+    """The texts as int64 tokens, cut or padded to (len(texts), *shape), where shape is T tokens, or N chunks of T."""
     if len(shape) == 1:
         return _tokens(tokenizer, texts, shape[0], "input_ids")
     if not texts:
@@ -26,12 +26,12 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str], *shape: int) -> Tensor
 
 
 def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
-    """1 where `token_ids` has a token of the text, 0 where it is padded, (len(texts), length)."""
+    """An int64 mask (len(texts), length): 1 where `token_ids` has a token of the text, 0 where it is padded."""
     return _tokens(tokenizer, texts, length, "attention_mask")
 
 
 def num_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """How many tokens each text has before it is cut, in the frame that `token_ids` cuts and pads."""
+    """How many tokens each text has before it is cut, with the marks and the template of the tokenizer."""
     if not texts:
         return []
     found = tokenizer(list(texts), padding=False, truncation=False, verbose=False)["input_ids"]

@@ -7,7 +7,7 @@ from diffusionpipe.trainer.data.text.caption_rules import AS_THEY_ARE, CaptionRu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """How the samples of a source are used."""
+    """How the samples of one source are used: rules of captions, weight and mask of the loss, sizes."""
 
     captions: CaptionRules = AS_THEY_ARE
     loss_weight: float = 1.0
