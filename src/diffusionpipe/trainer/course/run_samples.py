@@ -80,6 +80,9 @@ def sampling_settings(member: Member) -> SamplingSettings:
     """Steps, guidance, seed and scheduler with which the run draws from one of its models.
 
     The scheduler is its export's.
+
+    Raises:
+        RecipeError: a key of guidance has no effect on the model.
     """
     recipe = member.recipe
     guidance = drawn_guidance(recipe, member.folder)

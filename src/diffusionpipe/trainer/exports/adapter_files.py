@@ -25,10 +25,11 @@ def write_adapter_files(
     facts: AdapterFacts,
     weights: Weights,
 ) -> None:
-    """Writes the adapters of components, by their names in these, in each format of the recipe.
+    """Writes the files of trained adapters into a folder, one in each format that the recipe names.
 
-    diffusers' format is the file that `load_lora_weights(folder)` finds: scales are multiplied in, alpha is the rank.
-    ComfyUI's is NAME.safetensors, by which its lists show it. `weights` reads the base model's, for differences.
+    `adapters`: the matrices by component and by their names in it. diffusers' format is the file that
+    `load_lora_weights(folder)` finds: scales are multiplied in, alpha is the rank. ComfyUI's is NAME.safetensors, by
+    which its lists show it. `weights` reads the base model's, for differences.
 
     Raises:
         ModelError: a layer has no name in a format, or a number is too large for the wanted dtype.
@@ -48,14 +49,15 @@ def write_adapter_files(
 
 
 def comfy_file(name: str) -> str:
-    """The name of the file that ComfyUI reads."""
+    """The name of the file of adapters for ComfyUI: NAME.safetensors."""
     return f"{name}.safetensors"
 
 
 def stored_as(dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in that dtype, None for their own; alphas, which are single numbers, stay as they are.
 
-    Raises ModelError if a number becomes infinite.
+    Raises:
+        ModelError: a number becomes infinite.
     """
     stored = {
         name: (tensor if dtype is None or name.endswith(_ALPHA) else tensor.to(dtype)).contiguous()

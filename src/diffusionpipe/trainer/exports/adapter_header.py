@@ -27,7 +27,7 @@ _PREDICTIONS = {Prediction.EPSILON: "epsilon", Prediction.V_PREDICTION: "v"}
 
 @dataclass(frozen=True, slots=True)
 class BaseKind:
-    """The kind of the base model in the words of other programs."""
+    """The kind of a base model in other programs' words: architecture, kohya's version, whose names its layers have."""
 
     architecture: str
     """The name of the architecture in the header of adapters, without "/lora"."""
@@ -39,7 +39,7 @@ class BaseKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFacts:
-    """The facts about trained adapters."""
+    """The facts about trained adapters that the header of their file states."""
 
     pipeline: str
     """The class in model_index.json."""
@@ -57,7 +57,7 @@ class AdapterFacts:
 
 
 def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) -> BaseKind:
-    """The kind of the base model of that pipeline, told apart by its denoiser's configuration.
+    """The words of other programs for the base model of a pipeline, told apart by its denoiser's configuration.
 
     Where no program has published a word for it, the architecture is the pipeline's name.
     """
@@ -98,7 +98,7 @@ def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) 
 
 
 def header(facts: AdapterFacts, tensors: Mapping[str, Tensor], *, has_alpha: bool, is_original: bool) -> dict[str, str]:
-    """The header of a file of these tensors.
+    """The metadata of a safetensors file of these tensors: ModelSpec's and kohya's keys, all values texts.
 
     `has_alpha`: whether the file has an alpha beside the matrices; without one it is the rank. `is_original`: whether
     layers have the names of the model's authors.

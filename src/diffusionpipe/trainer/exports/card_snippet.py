@@ -66,7 +66,7 @@ _NO_LABELS_REASON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """The picture that is drawn."""
+    """The picture or clip that the program on a model card draws: prompt, steps, guidance and size."""
 
     prompt: str = _PROMPT
     label: int = 0
@@ -97,11 +97,11 @@ def snippet(
     config: str | None = None,
     scheduler: Mapping[str, Any] | None,
 ) -> str:
-    """The text below the heading "Sampling".
+    """The program in Markdown that draws the example with diffusers, or our command where diffusers cannot draw it.
 
     `base_model`: the model into which adapters are loaded; None for a whole model. `config`: where the configurations
-    are, if that is one file. `scheduler`: the configuration of
-    another scheduler than the loaded folder's; None to keep that.
+    are, if that is one file. `scheduler`: the configuration of another scheduler than the loaded folder's; None to keep
+    that.
     """
     folder = FOLDER if base_model is None else RUN
     if prediction is Prediction.FLOW_MATCHING and not pipeline.startswith(_OF_FLOWS):
@@ -187,7 +187,10 @@ def _quoted(text: str) -> str:
 
 
 def command(reason: str, example: Example, pipeline: str, folder: str) -> str:
-    """How our own command draws from a model that diffusers' pipeline cannot sample."""
+    """The reason and the command `diffusionpipe sample` in Markdown.
+
+    For ControlNets and models of holes the reason alone.
+    """
     if "ControlNet" in pipeline or pipeline in FILLING.values():
         return f"{reason}\n"
     is_class = pipeline in OF_CLASSES

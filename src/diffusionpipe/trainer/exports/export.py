@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """The parts of an export and the facts of its model card."""
+    """The settings of an export: the source folder, the trained components, adapters, and facts for its model card."""
 
     source_model: Path
     """The diffusers folder that the training started from; gives all that was not trained."""
@@ -122,8 +122,8 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     replaced only when the new one is complete. The weights have the type of the checkpoint, a moving average float32.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or lacks weights of a trained component.
-        ModelError: the source folder is incomplete.
+        CheckpointError: the checkpoint is damaged or lacks weights of a trained component, or a file cannot be written.
+        ModelError: the source folder is incomplete, or adapters have no name or no room in a wanted format.
     """
     verify(checkpoint)
     index = _read_json(settings.source_model / _INDEX)
@@ -161,7 +161,8 @@ def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, n
     train them meanwhile.
 
     Raises:
-        CheckpointError: the files cannot be written.
+        CheckpointError: the checkpoint lacks adapters, or the files cannot be written.
+        ModelError: adapters have no name or no room in a wanted format.
     """
     temporary = destination.with_name(f".{destination.name}.writing")
     trained = {name: modules[name] for name in settings.trained}

@@ -23,7 +23,7 @@ but do not give the coordinates, and cannot draw with them."""
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The trained adapters, if adapters were trained."""
+    """The facts about trained adapters on a model card: rank, form, file for ComfyUI and trigger words."""
 
     rank: int
     is_merged: bool
@@ -36,7 +36,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """The facts on a card."""
+    """The facts on a model card: base model, trained parts, scheduler, example and recipe."""
 
     pipeline: str
     base_model: str
@@ -69,7 +69,7 @@ class Card:
 
 
 def model_card(card: Card) -> str:
-    """The card in the Hugging Face Hub's form. It names no path of this machine."""
+    """The README.md of an export, with the metadata of the Hugging Face Hub. It names no path of this machine."""
     name = public_name(card.base_model)
     title = f"Adapters for {name}" if card.are_alone else f"{card.pipeline} trained from {name}"
     parts = [

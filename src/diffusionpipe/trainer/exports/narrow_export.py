@@ -29,7 +29,7 @@ _FILE = "diffusion_pytorch_model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowed:
-    """The sizes of a narrow export."""
+    """The numbers of a narrow export: how many are stored narrow, and the bytes before and after."""
 
     component: str
     """The component that is stored narrow."""
@@ -53,10 +53,11 @@ def write_narrow_export(
     variant: str | None = None,
     on_tensor: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Narrowed:
-    """Writes `out` from a diffusers folder, whose model is `graph`.
+    """Writes a copy of a diffusers folder as `out` with the denoiser stored at `width`, and returns its sizes.
 
-    `ranges`: the largest magnitude among the inputs of each layer, where `width` rounds inputs. One wide tensor at a
-    time is in memory. The folder appears only when it is complete. `on_tensor` is called with (tensors done, all).
+    `graph`: the folder's model. `ranges`: the largest magnitude among the inputs of each layer, where `width` rounds
+    inputs. One wide tensor at a time is in memory. The folder appears only when it is complete. `on_tensor` is called
+    with (tensors done, all).
 
     Raises:
         ModelError: the folder is a narrow export itself, `out` exists, or something cannot be read or written.

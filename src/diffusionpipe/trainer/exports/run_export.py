@@ -14,7 +14,7 @@ CHECKPOINT_ADAPTERS = "adapters"
 
 
 def export_settings(member: Member) -> Export:
-    """How a run's checkpoints become the diffusers folder of one of its models."""
+    """The settings with which `export` makes a diffusers folder of a run's checkpoints, for one of its models."""
     recipe, names = member.recipe, canonical_names(member.graph.components)
     trained = sorted({name.partition(".")[0] for p, name in names.items() if p.requires_grad})
     return Export(
@@ -45,7 +45,7 @@ def _alone(member: Member) -> Recipe:
 
 
 def adapters_of_checkpoints(recipe: Recipe, members: Sequence[Member]) -> Callable[[Path], None]:
-    """A function that exports the adapters of a checkpoint, which was just written, to the run's adapters/."""
+    """A function of a checkpoint's path that exports its adapters to the run's adapters/, for a run of one model."""
     (member,) = members
     settings, modules = export_settings(member), member.graph.components
 
@@ -56,10 +56,11 @@ def adapters_of_checkpoints(recipe: Recipe, members: Sequence[Member]) -> Callab
 
 
 def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Path:
-    """The export of one checkpoint of a run of one model, as the run itself writes it at its end.
+    """Exports one checkpoint of a run of one model, as the run itself does at its end, and returns the folder.
 
     Raises:
-        ConfigError: the model's folder cannot be read, or the checkpoint is damaged or of another model.
+        ConfigError: the model's folder cannot be read, the checkpoint is damaged or of another model, or a file cannot
+            be written.
     """
     member = open_member(recipe, folder_of(recipe))
     return export(checkpoint, destination, export_settings(member))

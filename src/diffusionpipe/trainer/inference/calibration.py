@@ -22,7 +22,7 @@ from diffusionpipe.trainer.inference.folder_drawing import OpenedSource, Predict
 
 
 class WatchedTimes(StrEnum):
-    """The times at which layers are watched."""
+    """The distribution of the time steps at which the inputs of layers are watched."""
 
     NORMAL = "normal"
     """Normally distributed, cut off at the first and the last time step."""
@@ -48,7 +48,9 @@ class _Recorder(Predictor):
 
 
 def steps_watched(times: Tensor, count: int, kind: WatchedTimes, seed: int) -> list[int]:
-    """The step at which each of `count` pictures is watched, of a drawing at these times.
+    """The number of the step, from 0, at which each of `count` pictures is watched, drawn by `kind` and `seed`.
+
+    `times`: the time of each step of the drawing.
 
     >>> steps_watched(torch.arange(1000, 0, -20.0), 4, WatchedTimes.ONE, 0)
     [24, 24, 24, 24]
@@ -77,11 +79,13 @@ def watch(
     times: WatchedTimes = WatchedTimes.NORMAL,
     on_step: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """Draws the `count` pictures for which a model was opened, and watches the inputs of layers at one step of each.
+    """The largest magnitude among each layer's inputs, by the layer's name, seen while `count` pictures are drawn.
 
-    Returns the largest magnitude by the layer's name. Weights are gone after this.
+    `opened`: the model, opened for these pictures; its weights are gone after this. Each picture is watched at one of
+    its steps, chosen by `times`.
 
-    Raises ModelError where weights cannot be read.
+    Raises:
+        ModelError: weights cannot be read.
     """
     predict = opened.predictor(device, PLAIN, _Recorder)
     assert isinstance(predict, _Recorder)

@@ -46,10 +46,10 @@ OnStep = Callable[[int, int], None]
 def draw_in_session(
     session: "Session", wish: SampleRequest, settings: Sequence[SamplingSettings], *, on_step: OnStep | None = None
 ) -> tuple[list[Picture], ...] | None:
-    """Pictures of each of the session's models on the rank that shows them, None on others or without memory for them.
+    """Pictures of each of the session's models on rank 0, None on others or without memory for them.
 
-    Every rank of the job calls it. `settings`: one entry for each model; `on_step` is called with the denoising steps
-    done and all of them.
+    With samples of several sizes only the last model's are returned. Every rank of the job calls it. `settings`: one
+    entry for each model; `on_step` is called with the denoising steps done and all of them.
     """
     sizes = drawn_sizes(session.recipe, len(wish))
     pictures: dict[int, Picture] = {}
@@ -64,7 +64,10 @@ def draw_in_session(
 
 
 def drawn_sizes(recipe: "Recipe", count: int) -> list[int]:
-    """The number of the size of each picture to draw, among those that the model is built for."""
+    """For each of `count` pictures to draw the number of its size, among the sizes that the model is built for.
+
+    By `sampling.sizes`: one for all pictures, or one for each; without it all have size 0.
+    """
     stated, built = recipe.sampling.sizes, sizes_of(recipe.data)
     numbers = [built.index(stated_size(text)) for text in stated]
     return numbers * count if len(numbers) == 1 else numbers or [0] * count
@@ -90,7 +93,7 @@ def _drawn_at(
 
 
 def brought(latents: Tensor | None, shape: Sequence[int], job: Job) -> Tensor:
-    """The latents that the first worker has drawn, on every rank; `shape` is the shape of all latents."""
+    """The latents of rank 0, float32, on every rank; `shape`: of all latents. Every rank calls it, others with None."""
     if job.membership.rank > 0:
         latents = torch.empty(tuple(shape), dtype=torch.float32, device=job.device)
     assert latents is not None
@@ -108,7 +111,14 @@ def draw_from_folders(
     arithmetic: Arithmetic = PLAIN,
     on_step: OnStep | None = None,
 ) -> tuple[list[Picture], ...]:
-    """Pictures of each of the models in these folders, in one process; else as `latents_from_folder`."""
+    """Pictures of each of the models in these folders, drawn one after the other in one process.
+
+    Each model after the first enlarges the pictures of the one before. `settings`: one entry for each model.
+
+    Raises:
+        ModelError: a folder is not one of a supported model, or the adapters are not of that model.
+        RecipeError: prompts and labels do not suit the model.
+    """
     drawn: list[list[Picture]] = []
     latents: Tensor | None = None
     for index, source in enumerate(sources):
@@ -122,7 +132,10 @@ def draw_from_folders(
 
 
 def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index: int) -> OnStep | None:
-    """The function for one model's steps, which counts them among the steps of all models."""
+    """A function of one model's steps that calls `on_step` with the steps done and all steps of all models.
+
+    None for None. `index`: the place of the model in `settings`.
+    """
     if on_step is None or len(settings) == 1:
         return on_step
     before, total = sum(one.steps for one in settings[:index]), sum(one.steps for one in settings)
@@ -131,7 +144,7 @@ def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeMember:
-    """A model of a chain in which each reads what the one before draws."""
+    """A model of a cascade by name: the side of its pictures, and of the small ones that it reads."""
 
     name: str
     resolution: int
@@ -140,7 +153,7 @@ class CascadeMember:
 
 
 def links(members: Sequence["Member"]) -> list[CascadeMember]:
-    """The models of a run as links of a cascade, in the order of sampling."""
+    """The name and the sides of each of a run's models, in the order of drawing."""
     return [
         CascadeMember(
             name=member.name,
@@ -152,10 +165,10 @@ def links(members: Sequence["Member"]) -> list[CascadeMember]:
 
 
 def check_chain(chain: Sequence[CascadeMember]) -> None:
-    """Refuse models that cannot draw one after the other.
+    """Refuses models that cannot draw one after the other, each from the pictures of the one before.
 
     Raises:
-        RecipeError: names the one that does not read what the one before draws.
+        RecipeError: names the model that does not read the pictures of the one before.
     """
     if chain[0].low is not None:
         raise RecipeError(
@@ -178,7 +191,9 @@ def check_chain(chain: Sequence[CascadeMember]) -> None:
 def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
     """Pictures for a grid: of one model its own, of several side by side; of a clip some of its frames.
 
-    the first model's (squares) | ... | the last one's | the first one's, enlarged bicubically
+    `drawn`: the pictures of each model, the last ones the largest. Side by side they are, all of the last one's side:
+
+        the first model's (squares) | ... | the last one's | the first one's, enlarged bicubically
     """
     if len(drawn) == 1:
         return [still(picture) for picture in drawn[0]]

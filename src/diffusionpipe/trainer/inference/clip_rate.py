@@ -20,14 +20,14 @@ _MOST = 1e6
 
 
 def drawn_rate(recipe: Recipe, train: Dataset) -> float | None:
-    """Frames of a second of what the run draws; None for pictures."""
+    """Frames of a second of the clips that the run draws: the recipe's, or its data's middle one; None for pictures."""
     if not recipe.data.has_clips:
         return None
     return train.rate if recipe.data.frame_rate is None else recipe.data.frame_rate
 
 
 def write_rate(folder: Path, rate: float | None) -> None:
-    """Keep the rate in the run's folder, for drawings after the run."""
+    """Writes the rate as clips.json into the run's folder, for drawings after the run; nothing for None."""
     if rate is not None:
         write_atomically(folder / FILE, json.dumps({_KEY: rate}) + "\n")
 

@@ -32,7 +32,7 @@ _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """The samples to draw: prompts for a text model, or labels for a class model."""
+    """The samples to draw: prompts or labels, and the negative prompts and pictures that belong to them."""
 
     prompts: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class SampleRequest:
         return len(self.prompts) or len(self.labels)
 
     def part(self, places: Sequence[int]) -> "SampleRequest":
-        """Some of the samples."""
+        """The request for the samples at these places alone."""
 
         def of(values: tuple[T, ...]) -> tuple[T, ...]:
             return tuple(values[place] for place in places) if values else ()
@@ -66,19 +66,20 @@ class SampleRequest:
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """The texts below the pictures."""
+        """The text below each picture: its prompt, or "class N" for a label."""
         return self.prompts or tuple(f"class {label}" for label in self.labels)
 
 
 def raw_conditions(
     wish: SampleRequest, graph: LayerGraph, folder: Path, settings: SamplingSettings
 ) -> dict[str, Tensor]:
-    """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
+    """The raw inputs of the conditions by name: a row for each sample with its own, then, if guided, one without.
 
     Raises:
         PictureError: a conditioning picture, or one with a hole, cannot be decoded.
         RecipeError: pictures with holes are missing or not read, prompts for a class model, labels for a text model,
             negative prompts without guidance, or not a conditioning picture for each prompt of a ControlNet.
+        ModelError: the model has neither captions nor classes, or its tokenizer cannot be read.
     """
     inputs = {spec.name for spec in graph.inputs}
     if wish.known and not reads_mask(graph):
@@ -170,7 +171,7 @@ NO_CONDITIONS = (
 
 
 def steering_pictures(data: Path, count: int) -> tuple[Path, ...]:
-    """A conditioning picture for each of `count` prompts: the folder's by name, maybe repeated.
+    """The path of a conditioning picture for each of `count` prompts: the data folder's in order, maybe repeated.
 
     Raises:
         DataError: the folder's metadata cannot be used, or a picture has no conditioning picture.
@@ -188,7 +189,7 @@ def is_steered(folder: Path) -> bool:
 
 
 def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
-    """Refuse a level of noise that the small pictures of the model in a folder cannot have.
+    """Refuses a level of noise for the small pictures that is above the last one of the model in a folder.
 
     Raises:
         RecipeError: it is above the last level.
@@ -204,9 +205,9 @@ def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
 def small_conditions(
     small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
 ) -> dict[str, Tensor]:
-    """The tensors that super-resolution reads: small pictures (N, C, r, r), enlarged and noised, and the noise's level.
+    """The tensors that super-resolution reads by name: small pictures (N, C, r, r), enlarged and noised, and the level.
 
-    The same pictures again, if guided: both halves see the same noise.
+    If guided, each is there twice with the same noise, (2 N, ...). `model`: its name among several, a key of the noise.
     """
     augmentation = family_of(folder).augmentation
     assert augmentation is not None
@@ -234,7 +235,11 @@ def num_classes_of(config: Mapping[str, Any]) -> int | None:
 
 
 def null_label(graph: LayerGraph) -> int:
-    """The label that stands for no class: the number of classes, which is the last row of the embedding."""
+    """The label that stands for no class: the number of classes, which is the last row of the embedding.
+
+    Raises:
+        ModelError: the model reads no classes.
+    """
     for component in graph.components.values():
         classes = num_classes_of(getattr(component, "config", {}))
         if classes is not None:
@@ -265,7 +270,7 @@ def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
     """The tokenizers of a model folder by the raw inputs that they make; {} for a model without captions.
 
     Raises:
-        ModelError: as `open_tokenizer`.
+        ModelError: one is missing or cannot be read.
     """
     names = {spec.name for spec in graph.inputs}
     return {name: open_tokenizer(folder, name) for name in TOKENS if name in names}

@@ -26,16 +26,17 @@ def open_vae(folder: Path, device: torch.device, variant: str | None = None) -> 
     """The folder's VAE on the device, in float32.
 
     Raises:
-        ModelError: as `open_component`.
+        ModelError: the folder has none, or its configuration or weights cannot be read.
     """
     return open_component(folder, "vae", device=device, variant=variant)
 
 
 def decoded(vae: Any, latents: Tensor, *times: Tensor | None, **options: Any) -> Tensor:
-    """The pictures that the VAE makes of latents, (N, 3, ...) in host memory, in float32.
+    """The pictures that the VAE makes of latents, (N, 3, ...) in host memory, in float32, before any scaling.
 
-    A picture has the same bits beside any others. diffusers' own slicing would mix up latents and times where a VAE
-    reads times. `times` and `options` are further arguments of the VAE's `decode`.
+    They are decoded one by one, so a picture has the same bits beside any others; by tiles, with a warning, where a
+    whole picture does not fit into memory. diffusers' own slicing would mix up latents and times where a VAE reads
+    times. `times` and `options` are further arguments of the VAE's `decode`.
     """
     if _needs_tiles(vae, latents):
         decode_in_tiles(vae)

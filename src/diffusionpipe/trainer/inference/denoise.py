@@ -38,7 +38,7 @@ FeedBack = Callable[[Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How samples are drawn."""
+    """Steps, guidance, seed and scheduler with which samples are drawn."""
 
     steps: int
     guidance: float
@@ -71,7 +71,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spacing:
-    """How diffusers' pipeline of a model spaces the time steps."""
+    """The facts about a model by which diffusers' pipeline spaces its time steps."""
 
     num_tokens: int | None = None
     """Tokens of a sample; None for a denoiser without tokens."""
@@ -80,23 +80,24 @@ class Spacing:
 
 
 class Scheduler(Protocol):
-    """The part of diffusers' schedulers that we use."""
+    """The methods of diffusers' schedulers that are called here."""
 
     timesteps: Tensor
 
     def set_timesteps(self, num_inference_steps: int, **extra: object) -> None:
-        """Choose the time steps."""
+        """Sets `timesteps` to this number of times."""
 
     def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, **extra: object) -> tuple[Tensor, ...]:
-        """One denoising step."""
+        """The sample after one denoising step, as a tuple of one, from the denoiser's output at `timestep`."""
         ...
 
 
 def build_scheduler(config: Mapping[str, object], class_name: str | None = None) -> Scheduler:
-    """The diffusers scheduler of a configuration, as another class if `class_name` says so.
+    """The diffusers scheduler of a configuration, by its own class or, where given, by `class_name`.
 
     Raises:
-        RecipeError: diffusers has no such scheduler, or it samples what the model does not predict, or at other times.
+        RecipeError: diffusers has no such scheduler, its values make none, or it does not suit the model's predictions
+            and times.
     """
     import diffusers
 
@@ -205,7 +206,7 @@ def draw(
 def drawn_noise(
     purpose: str, settings: SamplingSettings, num_samples: int, shape: tuple[int, ...], model: str = ""
 ) -> Tensor:
-    """Noise of samples, (num_samples, *shape), keyed by purpose, seed, sample and, of several, the model."""
+    """Standard normal noise, (num_samples, *shape), keyed by purpose, seed, sample and the `model`'s name."""
     return normal(
         seed=settings.seed,
         purpose=f"{model}/{purpose}" if model else purpose,
@@ -216,7 +217,7 @@ def drawn_noise(
 
 
 def step_noise(settings: SamplingSettings, model: str = "") -> torch.Generator:
-    """The generator for a scheduler that draws noise; several models draw other noise."""
+    """A generator of torch for a scheduler that draws noise, seeded by the settings and the `model`'s name."""
     seed = settings.seed
     if model:
         seed = int(generator(seed=seed, purpose=f"{model}/steps", step=0, position=0).integers(2**63))
@@ -231,9 +232,11 @@ def _has_learned_variance(scheduler: Scheduler) -> bool:
 
 
 def guided(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
-    """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it.
+    """The guided prediction, a row for each sample, from rows with and then without condition.
 
-    Channels beyond the latents', which state variances, come from the prediction with the condition.
+    Without guidance as it is. Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as
+    diffusers scales it. Channels beyond the latents' `channels`, which state variances, come from the prediction with
+    the condition.
     """
     if not settings.is_guided:
         return prediction
@@ -253,7 +256,7 @@ def _step(
 
 
 class PipelinePredictor:
-    """Predicts through the pipeline's sampling schedule; every worker of the pipeline calls it in the same order."""
+    """A denoiser's prediction through the pipeline's sampling schedule; every worker calls it in the same order."""
 
     def __init__(
         self,
@@ -298,11 +301,11 @@ class PipelinePredictor:
 
     @property
     def reads_estimate(self) -> bool:
-        """Whether this worker reads the denoiser's own estimate."""
+        """Whether this worker's stages read the denoiser's own estimate of the clean sample."""
         return str(self._backbone.estimate) in self._executor.store
 
     def remember(self, estimate: Tensor) -> None:
-        """Let the next step read this estimate, the same for every row of a sample; (samples or rows, ...)."""
+        """Keeps an estimate of the clean samples for the next step; (samples, ...) is repeated for all rows."""
         copies = self._num_rows // len(estimate)
         self._executor.store.write(
             str(self._backbone.estimate), Range(0, self._num_rows), torch.cat([estimate] * copies)
@@ -310,12 +313,12 @@ class PipelinePredictor:
 
     @property
     def capacity(self) -> int:
-        """Rows that the schedule takes at a time."""
+        """The number of rows that the schedule takes at a time."""
         return self._pipeline.num_samples
 
     @property
     def holds_latents(self) -> bool:
-        """Whether this worker has noisy latents: it reads or shows them."""
+        """Whether this worker has the noisy latents, because it reads or shows them."""
         return self._worker in self._holders
 
     @property

@@ -48,7 +48,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The pictures to draw."""
+    """The pictures that diffusers' pipeline of a folder is to draw: number, size, settings and device."""
 
     folder: Path
     settings: SamplingSettings
@@ -113,12 +113,12 @@ class _StandIn:
 def draw_by_pipeline(
     order: Order, predict: Predict, *, decodes: bool, on_step: Callable[[int, int], None] | None = None
 ) -> Tensor | None:
-    """Pictures (N, H, W, 3) or clips (N, F, H, W, 3) with values in [0, 1], on the CPU.
+    """Pictures (N, H, W, 3) or clips (N, F, H, W, 3) with values in [0, 1], on the CPU, or None.
 
     None without `decodes`, which saves the VAE. None too, with a warning, if the order can do without pictures and
     there is no memory to decode them.
 
-    `predict` takes and gives rows as in `sampling.draw`; every rank needs its result. The first noise of sample i
+    `predict` takes and gives rows as in `denoise.draw`; every rank needs its result. The first noise of sample i
     depends on (seed, i) only.
 
     Raises:
@@ -162,10 +162,10 @@ def _named(order: Order) -> str:
 
 
 def check_pipeline(order: Order) -> None:
-    """Refuses what the pipeline would refuse, by its own loop with latents for predictions: that takes milliseconds.
+    """Refuses an order that diffusers' pipeline would refuse, by its own loop without the denoiser, in milliseconds.
 
     Raises:
-        RecipeError: as `draw_by_pipeline`.
+        RecipeError: the pipeline refuses the size, the steps or the scheduler.
     """
     draw_by_pipeline(order, lambda noisy, timestep: noisy, decodes=False)
 
@@ -213,7 +213,7 @@ class _Decoder:
 
 
 def warn_of_shortage(error: BaseException) -> None:
-    """Say that there is no memory to decode pictures, and that training continues."""
+    """Logs a warning that there is no memory to decode pictures, and that training continues."""
     logger.warning(
         'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
         'leave more memory free"; training continues',

@@ -46,7 +46,7 @@ _FRAMES_SHOWN = 4
 
 
 def still(picture: Picture) -> Picture:
-    """A picture as it is; of a clip up to four frames side by side, from the first to the last."""
+    """A picture as it is; of a clip up to four frames side by side, from the first to the last, (H, 4 W, 3)."""
     if picture.ndim == _PICTURE:
         return picture
     count = min(_FRAMES_SHOWN, len(picture))
@@ -55,12 +55,15 @@ def still(picture: Picture) -> Picture:
 
 
 def decode(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture]:
-    """Pictures of latents through the folder's own VAE; diffusers' own pipelines have decoded theirs already."""
+    """Pictures as uint8 levels from latents, through the folder's own VAE.
+
+    For families that diffusers' own pipeline draws, `latents` are decoded pictures already.
+    """
     return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents, variant))
 
 
 def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture] | None:
-    """The pictures; None where this rank has no memory for them. The others wait for none of it and train on."""
+    """Pictures as uint8 levels from latents; None, with a warning, where this rank has no memory to decode them."""
     try:
         return decode(folder, latents, variant)
     except (RuntimeError, MemoryError) as error:
@@ -74,7 +77,7 @@ def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = Non
 
 
 def in_levels(values: Tensor) -> list[Picture]:
-    """Pictures of 256 levels from values in [0, 1], (N, H, W, 3)."""
+    """Pictures as uint8 levels from values in [0, 1]; (N, H, W, 3), or clips (N, F, H, W, 3)."""
     return [picture.numpy() for picture in (values * 255).round().byte()]
 
 
@@ -106,11 +109,11 @@ def latents_in_session(
 
     Where diffusers' pipeline draws, decoded pictures on the first rank, or None without memory for them.
 
-    `small`: the small pictures that the model reads. `size`: the number of the samples' size.
-    `on_step` is called with the denoising steps done and all of them.
+    `small`: the small pictures that the model reads. `size`: the number of the samples' size. `on_step` is called with
+    the denoising steps done and all of them.
 
-    The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
-    that they are gathered together: then all draw the same.
+    The first pipeline draws. Other data-parallel groups draw the same only where the groups share its parameters, so
+    that these are gathered together.
     """
     worker = session.worker
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
@@ -160,7 +163,10 @@ def drawn_by_stages(
     is_shown: bool = True,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """The pictures of `drawn`, through the stages of a pipeline; `is_shown`: the pipeline's first worker decodes."""
+    """The latents or pictures that `drawn` returns, predicted through the stages of a pipeline.
+
+    `is_shown`: the pipeline's first worker decodes.
+    """
     return drawn(
         order,
         predict,
@@ -195,10 +201,10 @@ def drawn(
     on_step: Callable[[int, int], None] | None = None,
     crew: BlockRanks = ALONE,
 ) -> Tensor | None:
-    """Latents by our loop, or decoded pictures by diffusers' pipeline, as the family wants it; None where are none.
+    """Latents by our loop, or pictures (N, H, W, 3) in [0, 1] by diffusers' pipeline, as the model's family wants it.
 
-    `feed_back` gets the last estimate, for a denoiser that reads it. `is_shown`: this rank decodes.
-    `crew`: the ranks that share the steps, where these are computed at the same time.
+    None on ranks that hold no latents or decode none. `feed_back` gets the last estimate, for a denoiser that reads it.
+    `is_shown`: this rank decodes. `crew`: the ranks that share the steps, where these are computed at the same time.
     """
     if order.settings.tolerance is not None:
         refined = latents_in_time(
@@ -233,7 +239,7 @@ def drawn(
 
 
 def with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The raw inputs of conditions, with the mask of a denoiser that reads its own estimate: all rows do."""
+    """The raw inputs, and a 1 for each row that says that a denoiser reads its own estimate."""
     return {**raw, CONDITIONED: torch.ones(len(next(iter(raw.values()))))}
 
 
@@ -249,7 +255,7 @@ def _remembered(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """How rows go through the denoiser; the same pictures bit for bit need the same."""
+    """The rows at a time and the precision with which rows go through the denoiser; equal ones give equal bits."""
 
     rows: int | None = None
     """Rows at a time, the last ones filled up; None: all."""
@@ -257,11 +263,11 @@ class Arithmetic:
 
     @property
     def narrow(self) -> torch.dtype | None:
-        """The dtype of autocast; None for none."""
+        """The dtype of autocast, bfloat16, or None without autocast."""
         return torch.bfloat16 if self.precision is RecipePrecision.BFLOAT16 else None
 
     def context(self, device: torch.device) -> torch.autocast:
-        """Autocast for layers, where they compute in bfloat16."""
+        """A context of torch's autocast for layers on the device, which does nothing where they compute in float32."""
         is_narrow = self.narrow is not None
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
 
@@ -271,5 +277,5 @@ PLAIN = Arithmetic()
 
 
 def spacing_of(graph: LayerGraph) -> Spacing:
-    """How time steps are spaced for this model."""
+    """The facts about this model by which its time steps are spaced."""
     return Spacing(num_tokens=graph.num_tokens, has_even_sigmas=graph.has_even_sigmas)

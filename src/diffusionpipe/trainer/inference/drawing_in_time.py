@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def check_in_time(folder: Path, settings: SamplingSettings) -> None:
-    """Refuse a model or a scheduler whose steps cannot be computed at the same time, before weights are read.
+    """Refuses a model or a scheduler whose steps cannot be computed at the same time, before weights are read.
+
+    It passes where the settings ask for steps in turn.
 
     Raises:
         RecipeError: names the reason.
@@ -46,7 +48,11 @@ def check_in_time(folder: Path, settings: SamplingSettings) -> None:
 
 
 def check_ranks(settings: SamplingSettings, ranks: int) -> None:
-    """Refuse more ranks than blocks. Raises RecipeError."""
+    """Refuses more ranks than there are blocks of denoising steps.
+
+    Raises:
+        RecipeError: there are too many.
+    """
     count = len(blocks_of(settings.steps))
     if ranks > count:
         raise RecipeError(
@@ -67,7 +73,13 @@ def latents_in_time(
     model: str = "",
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Latents of new samples, (num_samples, *latent_shape), on every rank; else as `denoise.draw`."""
+    """Latents of new samples, (num_samples, *latent_shape), on every rank, whose steps are computed at the same time.
+
+    `crew`: the ranks that share the blocks of steps. `predict` and noise are as in `denoise.draw`.
+
+    Raises:
+        RecipeError: the scheduler's steps cannot be computed at the same time.
+    """
     assert settings.tolerance is not None
     scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
     set_times(scheduler, settings.scheduler, settings.steps, spacing)

@@ -10,7 +10,9 @@ Run = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 def in_parts(run: Run, inputs: Mapping[str, Tensor], size: int | None) -> dict[str, Tensor]:
-    """The results of `run` on `size` rows at a time, the last ones filled up; None: on all at once.
+    """The results of `run` for all rows by name, computed on `size` rows at a time; None: on all at once.
+
+    The last part is filled up with copies of its last row, which are cut off again.
 
     >>> ones = {"x": torch.ones(5, 2)}
     >>> in_parts(lambda part: {"count": torch.full((len(part["x"]),), len(part["x"]))}, ones, 2)

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class Predictor:
-    """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
+    """A denoiser's prediction in one process; it keeps the last estimate for a denoiser that reads it."""
 
     def __init__(
         self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic, times: torch.dtype | None
@@ -71,24 +71,27 @@ class Predictor:
         return self.predicted(inputs)
 
     def predicted(self, moving: Mapping[str, Tensor], rows: Tensor | None = None) -> Tensor:
-        """The prediction for these latents, times and estimates of all rows, or of the given rows of the samples."""
+        """The prediction for these latents, times and estimates by name.
+
+        `rows`: the numbers of their rows, None for all.
+        """
         given = self._conditions if rows is None else {key: value[rows] for key, value in self._conditions.items()}
         with self._arithmetic.context(moving["noisy"].device):
             return in_parts(self._stage, {**moving, **given}, self._arithmetic.rows)["prediction"]
 
     @property
     def reads_estimate(self) -> bool:
-        """Whether the denoiser reads its own estimate."""
+        """Whether the denoiser reads its own estimate of the clean sample."""
         return ESTIMATE in self._stage.reads
 
     def remember(self, estimate: Tensor) -> None:
-        """Let the next step read this estimate, the same for every row of a sample."""
+        """Keeps an estimate of the clean samples for the next step; it is repeated for every row of a sample."""
         self._estimate = estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A diffusers folder that is drawn from, in one process."""
+    """A diffusers folder to draw from, with the size of its pictures, adapters, and the way it reads texts."""
 
     folder: Path
     resolution: int
@@ -110,7 +113,7 @@ class Source:
 
     @property
     def low(self) -> LowResolution | None:
-        """The small pictures that it reads."""
+        """The side of the small pictures that the model reads, with the largest noise; None: it reads none."""
         return None if self.small is None else LowResolution(resolution=self.small, augmentation=1.0)
 
 
@@ -128,7 +131,12 @@ def draw_from_folder(
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
-    """Pictures or clips of one model, else as `latents_from_folder`."""
+    """Pictures or clips of one model in a diffusers folder, as uint8 levels, drawn in one process.
+
+    Raises:
+        ModelError: the folder is not one of a supported model, or the adapters are not of that model.
+        RecipeError: prompts and labels do not suit the model.
+    """
     source = Source(
         folder=folder, resolution=resolution, adapters=adapters, clip=clip, variant=variant, captions=captions
     )
@@ -147,7 +155,7 @@ def latents_from_folder(
     on_step: Callable[[int, int], None] | None = None,
     crew: BlockRanks = ALONE,
 ) -> Tensor:
-    """Latents of pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
+    """Latents of the wished samples from a diffusers folder in one process; pictures, where diffusers' pipeline draws.
 
     `small`: the small pictures that the model reads. `crew`: this and other processes that do the same, and share the
     steps where these are computed at the same time.
@@ -164,7 +172,7 @@ def latents_from_folder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSource:
-    """A source's model, and the pictures that are asked of it."""
+    """A folder's model on the meta device, and the raw inputs of the pictures that it is to draw."""
 
     source: Source
     graph: LayerGraph
@@ -183,7 +191,10 @@ class OpenedSource:
         return self.trained[-1].component
 
     def store(self) -> None:
-        """Puts stored layers in place, as the source says; before anything is materialized."""
+        """Puts layers of a narrow form in place of linear ones, as `source.frozen` says.
+
+        Before anything is materialized.
+        """
         flags = [(p, p.requires_grad) for one in self.graph.components.values() for p in one.parameters()]
         for parameter, _ in flags:
             parameter.requires_grad_(False)
@@ -192,7 +203,7 @@ class OpenedSource:
             parameter.requires_grad_(is_trained)
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
-        """The tensors that the denoiser reads beside latents and times.
+        """The tensors by name that the denoiser reads beside latents and times, a row for each row of the raw inputs.
 
         The encoders have their weights as long as this takes.
         """
@@ -234,9 +245,10 @@ class OpenedSource:
                 load_adapters(self.graph.components[adapted], adapters, adapted)
 
     def predictor(self, device: torch.device, arithmetic: Arithmetic, kind: type[Predictor] = Predictor) -> Predictor:
-        """The denoiser with its weights and the conditions of the pictures.
+        """The denoiser on the device, with its weights and the conditions of the pictures; `kind` is the class to make.
 
-        Raises ModelError as `materialize`.
+        Raises:
+            ModelError: a weight is missing, or the adapters are not of that model.
         """
         conditions = self.conditions(device, arithmetic)
         self.materialize(self.trained, device, arithmetic)
@@ -255,7 +267,10 @@ class OpenedSource:
         on_step: Callable[[int, int], None] | None = None,
         crew: BlockRanks = ALONE,
     ) -> Tensor:
-        """Latents, or pictures by diffusers' pipeline. The denoiser's weights are gone after this."""
+        """Latents of `num_samples` samples, or pictures by diffusers' pipeline.
+
+        The denoiser's weights are gone after this.
+        """
         remember = predict.remember if predict.reads_estimate else None
         order = self.order(settings, num_samples, device)
         with torch.no_grad():
@@ -276,7 +291,7 @@ class OpenedSource:
         return found
 
     def order(self, settings: SamplingSettings, num_samples: int, device: torch.device) -> Order:
-        """The pictures to draw with these settings."""
+        """The number, size and settings of the pictures to draw, for `drawn`."""
         return Order(
             folder=self.source.folder,
             variant=self.source.variant,
@@ -290,7 +305,7 @@ class OpenedSource:
         )
 
     def release(self) -> None:
-        """Free the weights of the denoiser, which has drawn by now."""
+        """Frees the weights of the denoiser, by moving it to the meta device."""
         for name in {layer.component for layer in self.trained}:
             self.graph.components[name].to("meta")
 
@@ -298,9 +313,9 @@ class OpenedSource:
 def open_source(
     source: Source, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None = None, *, tells: bool = True
 ) -> OpenedSource:
-    """A source's model on the meta device; else as in `latents_from_folder`.
+    """A folder's model on the meta device, with the raw inputs of the wished samples.
 
-    `tells`: rank 0 says which prompts are longer than the model reads.
+    `small`: the small pictures that the model reads. `tells`: rank 0 warns of prompts that are longer than it reads.
 
     Raises:
         ModelError: the folder is not one of a supported model.
@@ -338,10 +353,10 @@ def open_source(
 
 
 def graph_of(source: Source) -> LayerGraph:
-    """A source's model as it is drawn from, on the meta device.
+    """The layers of a folder's model on the meta device, built for the size of the pictures to draw.
 
     Raises:
-        ModelError: the folder is not one of a supported model.
+        ModelError: the folder is not one of a supported model, or a narrow export is given adapters.
     """
     graph = build_graph(
         source.folder,

@@ -25,7 +25,7 @@ Lead = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPart:
-    """The work of frozen layers for a rank's stages."""
+    """The outputs of frozen layers for a rank's stages: conditions, and layers to be run at every time step."""
 
     graph: LayerGraph
     tensors: Mapping[str, Tensor]
@@ -36,7 +36,10 @@ class FrozenPart:
     """The outputs of leading layers that the stages read."""
 
     def leader(self, autocast: AbstractContextManager[object], rows: int) -> Lead | None:
-        """Runs the leading layers, on `rows` rows at a time; None where there are none."""
+        """A function that runs the denoiser's first frozen layers, `rows` rows at a time; None where there are none.
+
+        It takes the times and latents by name, and returns the outputs that the stages read.
+        """
         reads = {name for layer in self.lead for name in layer.reads}
         given = {name: tensor for name, tensor in self.tensors.items() if name in reads}  # the others may be freed
         layers, components, led = self.lead, self.graph.components, self.led
@@ -58,10 +61,10 @@ def frozen_part(
     changing: Collection[str],
     weights: Mapping[str, BroughtLayer] = MappingProxyType({}),
 ) -> FrozenPart:
-    """The tensors of these names that the given ones lead to, and the layers that make the others of latents and times.
+    """Computes the tensors among `names` that follow from the given ones, and finds the layers that make the others.
 
-    `changing`: latents and times, which change from one denoising step to the next. `weights`: of
-    the layers whose weights are elsewhere while they do not run.
+    `changing`: the names of latents and times, which change from one denoising step to the next. `weights`: of the
+    layers whose weights are elsewhere while they do not run.
     """
     moving = set(changing)
     lead, before = [], []

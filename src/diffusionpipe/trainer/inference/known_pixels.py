@@ -20,7 +20,7 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_nois
 
 @dataclass(frozen=True, slots=True)
 class KnownPixels:
-    """A picture that is known but for its hole."""
+    """The file of a picture that is known but for its hole, and the file of the hole's mask."""
 
     picture: Path
     """The file of the picture; a clip has it as its first frame, and all other frames are a hole."""
@@ -29,10 +29,10 @@ class KnownPixels:
 
 
 def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tuple[KnownPixels, ...]:
-    """A picture with its mask for each of `count` samples, of one for each or one for all; () where none is given.
+    """A picture with its mask for each of `count` samples; one of either serves all; () where none is given.
 
     Raises:
-        RecipeError: they are not as many, or a file is missing.
+        RecipeError: there are neither one nor `count` of them, or a file is missing.
     """
     if not pictures and not masks:
         return ()
@@ -52,7 +52,7 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
 
 
 def known_conditions(known: Sequence[KnownPixels], graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
-    """The raw inputs of a model that fills holes: pictures, masks and noise; the same ones again, if guided.
+    """The raw inputs by name of a model that fills holes: pictures, masks and noise; each row twice, if guided.
 
     Raises:
         PictureError: a picture or a mask cannot be read, or do not belong together.
@@ -78,9 +78,12 @@ def _first_of(values: Tensor, other: float, frames: int) -> Tensor:
 
 
 def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[KnownPixels]) -> list[NDArray[np.uint8]]:
-    """Drawn pictures with the known pixels in their places, bit for bit; `known` () changes none.
+    """The drawn pictures with the known pixels in their places, bit for bit; `known` () changes none.
 
     Pictures are (H, W, 3) each, clips (F, H, W, 3), whose first frame has known pixels.
+
+    Raises:
+        PictureError: a picture or a mask cannot be read.
     """
     if not known:
         return list(pictures)

@@ -84,12 +84,12 @@ class FlowWalk:
 
 
 def walk_of(scheduler: object) -> Walk:
-    """The time steps of a scheduler after its `set_timesteps`, and its step from any of them to any later one.
+    """A scheduler's times after its `set_timesteps`, with its step from any of them to any later one.
 
     Known are DDIM without noise and Euler along a flow.
 
     Raises:
-        RecipeError: it makes more than one deterministic step at a time, or changes samples otherwise.
+        RecipeError: it is another scheduler, or an option makes its steps depend on more than the sample and times.
     """
     check_scheduler(scheduler)
     config, name = scheduler.config, type(scheduler).__name__  # type: ignore[attr-defined]  # diffusers has no types
@@ -106,10 +106,10 @@ def walk_of(scheduler: object) -> Walk:
 
 
 def check_scheduler(scheduler: object) -> None:
-    """Refuse a scheduler whose steps cannot be computed at the same time.
+    """Refuses a scheduler whose steps cannot be computed at the same time.
 
     Raises:
-        RecipeError: names it, and one that fits.
+        RecipeError: names it, and one that fits, or the option that must be off.
     """
     name, config = type(scheduler).__name__, getattr(scheduler, "config", {})
     if name not in ONE_STEP:
@@ -128,17 +128,20 @@ def check_scheduler(scheduler: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlockRanks:
-    """The ranks that share the blocks."""
+    """The number of this rank, and of the ranks that share the blocks of denoising steps."""
 
     rank: int = 0
     ranks: int = 1
 
     def owns(self, block: int) -> bool:
-        """Whether a block is this rank's."""
+        """Whether this rank computes the block: every `ranks`-th one from its own number on."""
         return block % self.ranks == self.rank
 
     def share(self, sample: Tensor | None, block: int, like: Tensor) -> Tensor:
-        """The sample that the rank of the block has made, on every rank."""
+        """The sample of the rank that owns the block, on every rank; all ranks call it, others with None.
+
+        `like`: a tensor of its shape and type.
+        """
         if self.ranks == 1:
             assert sample is not None
             return sample
@@ -154,7 +157,7 @@ ALONE = BlockRanks()
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """The result of a drawing."""
+    """A drawn sample, the refinements that it took, and the number of evaluations of the denoiser."""
 
     sample: Tensor
     refinements: int
@@ -192,10 +195,11 @@ def draw_in_time(
     on_refined: Callable[[int, Tensor], None] | None = None,
     on_tick: Callable[[int, int], None] | None = None,
 ) -> Refined:
-    """The end of a walk from the sample `first`, refined until its mean absolute change is below `tolerance`.
+    """The sample at the end of a walk from `first`, refined until its mean absolute change is below `tolerance`.
 
     `predict(sample, step)` is the (guided) prediction at the start of a step. With a tolerance of 0 as many refinements
-    are made as there are blocks; the result is then the sequential one. `on_refined(k, sample)` gets each result.
+    are made as there are blocks; the result is then the sequential one. `on_refined(k, sample)` gets each result,
+    `on_tick` the ticks done and the most that there may be.
     """
     blocks = blocks_of(len(walk.timesteps))
     count, period = len(blocks), len(blocks[0])

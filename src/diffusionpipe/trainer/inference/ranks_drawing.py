@@ -44,7 +44,7 @@ _MICROBATCHES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks that draw."""
+    """The job whose ranks draw, the function that plans for them, and the arithmetic."""
 
     job: Job
     make_plan: MakePlan
@@ -57,7 +57,7 @@ class Ranks:
 
 
 def rows_together(count: int) -> int:
-    """Rows of a micro-batch where there are `count` rows: the same on any number of ranks.
+    """The rows of a micro-batch, where `count` rows make at most 32; the same on any number of ranks.
 
     >>> [rows_together(count) for count in (1, 16, 32, 33, 320)]
     [1, 1, 1, 2, 10]
@@ -75,8 +75,11 @@ def draw_on_ranks(
 ) -> tuple[list[Picture], ...] | None:
     """Pictures of each of the models in these folders on rank 0, None on others. Every rank of the job calls it.
 
+    Each model after the first enlarges the pictures of the one before. `settings`: one entry for each model.
+
     Raises:
-        ConfigError: on every rank; as `open_source`, or there are too many ranks for the model.
+        ConfigError: a folder, prompts or labels do not suit, or there are too many ranks for the model.
+        PeerError: that was found on another rank only.
     """
     drawn: list[list[Picture]] = []
     small: Tensor | None = None

@@ -55,7 +55,7 @@ _CLIP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrigin:
-    """How one picture came about."""
+    """The facts by which one picture can be drawn again: model, settings, prompt or label, size, place among others."""
 
     settings: SamplingSettings
     prompt: str | None = None
@@ -95,12 +95,12 @@ class SampleOrigin:
 
     @property
     def captions(self) -> CaptionReading:
-        """How its texts were read."""
+        """The number of chunks and the skipped layers of CLIP with which its texts were read."""
         return CaptionReading(chunks=self.caption_chunks or 1, clip_skip=self.clip_skip)
 
     @property
     def caption(self) -> str:
-        """The text below the picture."""
+        """The text below the picture: its prompt, or "class N"."""
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
@@ -111,7 +111,7 @@ def file_name(origin: SampleOrigin) -> str:
 
 
 def write_sample(picture: NDArray[np.uint8], origin: SampleOrigin, path: Path) -> None:
-    """Write a PNG of the picture, (H, W, 3), or of the clip, (F, H, W, 3), with its origin.
+    """Writes a PNG of the picture, (H, W, 3), or of the clip, (F, H, W, 3), with its origin as text; makes the folder.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -134,7 +134,7 @@ def write_sample(picture: NDArray[np.uint8], origin: SampleOrigin, path: Path) -
 
 
 def read_origin(path: Path) -> SampleOrigin:
-    """How the picture in a file was drawn.
+    """The facts by which the picture in a PNG file was drawn.
 
     Raises:
         ConfigError: it is not a picture, or one that does not say how it was drawn.

@@ -29,7 +29,7 @@ def transfers(
 
 
 def ends_of(worker: Worker, backbone: Backbone) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
-    """Workers that have noisy latents, and the rows that each writer predicts.
+    """The workers that have noisy latents, ascending, and by worker the rows (first, end) that it predicts.
 
     The first worker shows the pictures, so it has latents also where it reads none: its stage may hold the layers of
     the time alone. The others read them, or what frozen layers make of them.

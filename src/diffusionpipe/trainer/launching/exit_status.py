@@ -5,7 +5,10 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """How a training ended. A signal n that ends it outside of training gives 128 + n, and nothing new is saved."""
+    """The exit status by which a training ended.
+
+    A signal n that ends it outside of training gives 128 + n, and nothing is saved.
+    """
 
     FINISHED = 0
     """The last step is done and the results are written."""
@@ -19,12 +22,12 @@ class ExitStatus(IntEnum):
 
 
 def of_signal(number: int) -> int:
-    """The exit status of a program that a signal has ended, as shells give it."""
+    """The exit status of a program that signal `number` has ended, 128 + number, as shells give it."""
     return 128 + number
 
 
 def signal_name(number: int) -> str:
-    """The signal's name, e.g. "SIGTERM"."""
+    """The signal's name, e.g. "SIGTERM"; "unknown" for a number without one."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -38,9 +38,10 @@ class ForwardedSignals:
             signal.signal(number, handler)
 
     def forward(self, pids: Sequence[int]) -> None:
-        """Send what has arrived to the ranks; kept until there are any. Ctrl-Z pauses the whole job here.
+        """Sends the signals that have arrived to the ranks `pids`, or keeps them while there are none.
 
-        Only the ranks get it, not their data workers, which end with them; SIGKILL ends both.
+        After Ctrl-Z it pauses the whole job here. Only the ranks get a signal, not their data workers, which end with
+        them; SIGKILL ends both.
         """
         if self._is_to_pause:
             self._is_to_pause = False
@@ -87,7 +88,7 @@ def _send_to_groups(leaders: Sequence[int], number: int) -> None:
 
 
 def pause(seconds: Seconds) -> int | None:
-    """Wait; the signal that ended the wait early, None if none did."""
+    """Waits this time; returns the number of the signal that ended the wait early, None if none did."""
     end = time.monotonic() + seconds
     with ForwardedSignals() as signals:
         while signals.ending is None and time.monotonic() < end:

@@ -24,7 +24,7 @@ _ENDED = ("", "Z", "X")
 
 
 class FrozenRanks:
-    """Watches the processes of a job's ranks. Mutable: remembers which have been frozen, and since when."""
+    """Watches the processes of a job's ranks, and kills the ones that are frozen while the job ends."""
 
     def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
         self.killed: dict[int, str] = {}
@@ -33,7 +33,7 @@ class FrozenRanks:
         self._since: dict[int, tuple[str, Seconds]] = {}
 
     def look(self, pids: Sequence[int], is_failing: Callable[[], bool]) -> None:
-        """Kill the ranks that are frozen, if the job ends; `pids` are the process ids by rank.
+        """Kills the ranks that are frozen, if the job ends; `pids` are the process ids by rank. Called again and again.
 
         `is_failing`: whether a rank has left a note; only asked if one is frozen. Ranks end well only after all have
         done their work. Without a note and with all ranks alive, a rank that was paused can continue later.

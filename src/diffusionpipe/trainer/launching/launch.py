@@ -50,7 +50,7 @@ _HOST = "127.0.0.1"
 
 
 def is_under_torchrun(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a rank of a job already, so that it joins instead of launching one."""
+    """Whether the environment has torchrun's RANK, WORLD_SIZE and MASTER_ADDR, so that this process joins a job."""
     return all(name in environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
@@ -76,8 +76,8 @@ def launch(
         devices: the number of each rank's device on this machine; (): 0, 1, ...
 
     Raises:
-        ConfigError: the port is in use, the environment names a wrong interface or token, or the rank that failed first
-            raised one: its text.
+        ConfigError: there is no rank, the port is in use, the folder cannot be made, the environment names a wrong
+            interface or token, or the rank that failed first raised one: its text.
         TrainingError: of the loss or the weights; the same would happen again.
         PeerError: a rank failed in another way; the text names it.
     """
@@ -104,7 +104,10 @@ def launch(
 
 
 def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int | None:
-    """OpenMP threads for each of `ranks` on this machine; None where the user has chosen."""
+    """The OpenMP threads for each of `ranks` on this machine: its share of the cores, at least 1.
+
+    None where the user has set OMP_NUM_THREADS.
+    """
     if "OMP_NUM_THREADS" in environ:
         return None
     return max(1, num_cores() // ranks)

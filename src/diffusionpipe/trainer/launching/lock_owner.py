@@ -11,7 +11,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How often an owner beats, and how long others wait for it."""
+    """How often the owner of a lock shows a sign of life, and how long others wait for it, in seconds."""
 
     beat: Seconds = 5.0
     stale: Seconds = 60.0
@@ -25,7 +25,7 @@ USUAL = Timing()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The process that holds a lock."""
+    """The process that holds a lock: its host, process id, machine and the time at which it took the lock."""
 
     host: str
     pid: int
@@ -43,7 +43,7 @@ class Owner:
 
 
 class Life(StrEnum):
-    """The facts about the owner of a lock."""
+    """Whether the owner of a lock is alive, as far as another process can see."""
 
     NONE = "no owner"
     GONE = "its process is gone"
@@ -53,7 +53,7 @@ class Life(StrEnum):
 
 
 def life_of(owner: Owner | None, me: RankProcess, *, is_locked: bool | None) -> Life:
-    """The facts that a process can read of a lock's owner at once.
+    """Whether a lock's owner is alive, as far as a process can see at once.
 
     Args:
         owner: the file's content; None: it is empty.
@@ -73,7 +73,10 @@ def life_of(owner: Owner | None, me: RankProcess, *, is_locked: bool | None) -> 
 
 
 def refusal(folder: Path, owner: Owner | None, life: Life, *, age: Seconds, take_over: bool) -> str:
-    """Why a second job may not use the folder, and the remedy."""
+    """The message that a second job may not use the folder: its owner, and the remedy.
+
+    `age`: seconds since the owner's last sign of life; `take_over`: the second job asked for the lock.
+    """
     who = str(owner) if owner is not None else "a job that is just starting"
     text = f"{folder} is in use by {who}"
     if life is not Life.ELSEWHERE:

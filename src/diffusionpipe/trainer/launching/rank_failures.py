@@ -19,7 +19,7 @@ _STOPPED = "The other ranks have stopped."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How one rank ended that did not end well."""
+    """The end of one rank that failed: exit code, time, and the note that it left."""
 
     rank: int
     exit_code: int
@@ -34,7 +34,7 @@ class RankFailure:
 
 
 def status_of_signals(failures: Sequence[RankFailure], asked: int | None) -> int | None:
-    """The exit status of a job that ended as a signal or a signal file wants it; None if it failed.
+    """The exit status of a job that ended by request, 75 after saving or 128 + n after signal n; None if it failed.
 
     Args:
         failures: of all ranks that did not end with 0.
@@ -74,7 +74,7 @@ def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
 
 
 def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | TrainingError | PeerError:
-    """The error that tells the user about `failure`."""
+    """The error to raise for `failure`: its note's text, or how the rank ended with the end of its log."""
     rank, note = failure.rank, failure.note
     if note is not None:
         if note.would_recur:
@@ -115,5 +115,5 @@ def _end_of_log(log_folder: Path, rank: int) -> list[str]:
 
 
 def output_file(log_folder: Path, rank: int, stream: str) -> Path:
-    """The file to which a rank above 0 writes its stream "out" or "err"."""
+    """The path of the file to which a rank above 0 writes its `stream`, "out" or "err"."""
     return log_folder / f"rank_{rank}.{stream}"

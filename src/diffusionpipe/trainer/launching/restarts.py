@@ -36,7 +36,7 @@ class RunProgress:
     """The number of checkpoints written."""
 
     def at_least(self, other: "RunProgress") -> "RunProgress":
-        """The further of both in each respect."""
+        """The higher step and the higher number of checkpoints of both."""
         return RunProgress(max(self.step, other.step), max(self.checkpoints, other.checkpoints))
 
 
@@ -50,7 +50,7 @@ def reason_to_give_up(history: Sequence[RunProgress], max_restarts: int) -> str 
 
     Args:
         history: how far the run had ever come after the first start and after each restart.
-        max_restarts: as the user allows.
+        max_restarts: the most restarts that the user allows.
     """
     restarts = len(history) - 1
     if restarts >= FRUITLESS and history[-1] == history[-1 - FRUITLESS]:
@@ -61,7 +61,7 @@ def reason_to_give_up(history: Sequence[RunProgress], max_restarts: int) -> str 
 
 
 def pause_before(restart: int) -> Seconds:
-    """The pause before the n-th restart, counted from 1: 1, 2, 4, ... seconds."""
+    """The pause before restart `restart`, counted from 1: 1, 2, 4, ... seconds, at most 60."""
     return min(LONGEST, 2.0 ** min(restart - 1, 30))
 
 
@@ -74,13 +74,14 @@ def resume_of_restart(resume: str | None, *, has_saved: bool) -> str | None:
 def with_restarts(
     launch: Launch, run_folder: Path, resume: str | None, *, max_restarts: int, wait: Wait = pause
 ) -> int:
-    """Run a job, restart it after crashes, and return its exit status.
+    """Runs a job by `launch`, restarts it after crashes, and returns its exit status.
 
-    Only a crash or a killed rank is worth a restart: errors that the user has to fix, a loss that is not finite and a
-    stop that was asked for end the job at once.
+    `resume`: the `--resume` of the first start. Only a crash or a killed rank is worth a restart: errors that the user
+    has to fix, a loss that is not finite and a stop that was asked for end the job at once.
 
     Raises:
         PeerError: the last crash, if it is given up.
+        ConfigError, TrainingError: as `launch` raises them.
     """
     history: list[RunProgress] = []
     before = reached_in(run_folder)

@@ -40,7 +40,7 @@ _CONTEST: Seconds = 1.0
 
 
 class RunLock:
-    """A lock that this process holds. Mutable: the thread that beats notices its loss."""
+    """The lock of a run folder that this process holds, with a thread that shows signs of life and notices its loss."""
 
     def __init__(
         self, path: Path, descriptor: int, *, beats: bool, timing: Timing, on_loss: Callable[[str], None] | None
@@ -52,14 +52,14 @@ class RunLock:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another job has taken it over."""
+        """Whether another job has put its own file in the place of this lock's."""
         try:
             return self._path.exists() and not _is_current(self._descriptor, self._path)
         except OSError:
             return False  # a network file system that is away for a moment
 
     def share(self) -> None:
-        """Let the launched rank 0 hold it too.
+        """Lets the launched rank 0 hold the lock too.
 
         Raises:
             ConfigError: another job was quicker.
@@ -68,7 +68,7 @@ class RunLock:
             raise ConfigError(f"another job has taken {self._path} just now; choose another run.folder")
 
     def release(self) -> None:
-        """Give it back; the file goes with its owner."""
+        """Gives the lock back; its file is removed if this process is the owner."""
         self._ended.set()
         self._thread.join()
         try:
@@ -108,7 +108,9 @@ def acquire(
     timing: Timing = USUAL,
     me: RankProcess | None = None,
 ) -> RunLock:
-    """The lock of a run folder, which is made if it is missing; nothing else in it is touched.
+    """Takes the lock of a run folder, which is made if it is missing; nothing else in it is touched.
+
+    It waits up to 15 s for the ranks of a launcher that was killed.
 
     Args:
         folder: the run folder.
@@ -156,7 +158,10 @@ def is_held(folder: Path) -> bool:
 
 
 def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None], timing: Timing = USUAL) -> RunLock | None:
-    """The lock that this rank's launcher holds, held by this rank too; None if the launcher holds none."""
+    """Takes part in the lock of this rank's launcher; None if that holds none.
+
+    `launcher`: its process id. `on_loss` is called in a thread when another job has taken the lock over.
+    """
     try:
         descriptor = _open(folder / NAME)
     except OSError:

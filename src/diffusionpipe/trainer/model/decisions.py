@@ -27,15 +27,17 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device trains in bfloat16 unless a recipe says otherwise: a GPU that computes in it."""
+    """Whether the device computes in bfloat16, in which it then trains by default: a GPU of capability 8.0 or later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
-    """The recipe with the arithmetic that all devices of the job have. Every rank calls it.
+    """The recipe with its "auto" precision and storage set to one that all devices of the job have.
+
+    Every rank calls it.
 
     Raises:
-        RecipeError: on every rank, as `decided`.
+        RecipeError: it states storage in bfloat16, which its arithmetic would read with a loss.
     """
     if recipe.training.precision is not RecipePrecision.AUTO and recipe.model.frozen_dtype is not FrozenDtype.AUTO:
         return recipe
@@ -45,9 +47,12 @@ def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
 
 
 def decided_for_run(recipe: Recipe, job: Job, checkpoint: Path | None) -> Recipe:
-    """The recipe of a run with nothing left open: of one that continues, with the values that it has.
+    """The recipe of a run with nothing left open: of one that continues from `checkpoint`, with the values that it has.
 
     Every rank calls it, and rank 0 logs what was decided.
+
+    Raises:
+        RecipeError: it states storage in bfloat16, which its arithmetic would read with a loss.
     """
     chosen = recipe
     if checkpoint is not None:

@@ -17,7 +17,7 @@ TRAINED_GUIDANCE = 1.0
 
 
 def guidance_of(folder: Path, given: float | None, true_cfg_scale: float, *, has_negative: bool) -> Guidance:
-    """How the model in a folder is drawn from; `given` is the guidance, None for the value of diffusers' pipeline.
+    """The scales of guidance with which the model in a folder draws; `given` None: the value of diffusers' pipeline.
 
     Some of these pipelines guide only where they are given a negative prompt. So do we, and warn where they are not.
 
@@ -49,13 +49,17 @@ def _wanted(folder: Path, given: float | None, true_cfg_scale: float) -> Guidanc
 
 
 def drawn_guidance(recipe: Recipe, folder: Path) -> Guidance:
-    """How a run draws from its model. Raises RecipeError as `guidance_of`."""
+    """The scales of guidance with which a run draws from the model in a folder.
+
+    Raises:
+        RecipeError: `sampling.true_cfg_scale` has no effect.
+    """
     drawn = recipe.sampling
     return guidance_of(folder, drawn.guidance, drawn.true_cfg_scale, has_negative=bool(drawn.negatives))
 
 
 def trained_guidance(recipe: Recipe) -> float:
-    """The guidance that a distilled model reads while it is trained."""
+    """The guidance that a distilled model reads while it is trained: the recipe's, or 1, which is without guidance."""
     return TRAINED_GUIDANCE if recipe.objective.guidance is None else recipe.objective.guidance
 
 

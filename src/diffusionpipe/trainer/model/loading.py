@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The source of a model's weights and the form that they get."""
+    """The stored weights of a model, the types that they get, and the seed of those that are not stored."""
 
     graph: LayerGraph
     model: ModelGraph
@@ -55,13 +55,13 @@ def load_weights(
     screen: Screen,
     node: NodeMemory | None = None,
 ) -> dict[int, Divided] | None:
-    """Give the layers of a rank their weights; its blocks in parts by id, None where the plan leaves them whole.
+    """Gives the layers that a rank runs their weights; returns its divided blocks by id, None where all stay whole.
 
     Weights that the plan leaves in host memory, which the ranks of a machine share as `node`, are read by its first
     rank alone.
 
     Raises:
-        ModelError: as `materialize`.
+        ModelError: a weight is missing or cannot be read.
         RecipeError: this torch has no gradients of another type than their parameters, and they are wanted.
     """
     rank, frozen = sharder.rank, weights.model.frozen_layers

@@ -10,7 +10,7 @@ from diffusionpipe.trainer.recipe.model_section import AdaptedLayers, FrozenStor
 
 
 def lora_of(recipe: Recipe) -> LoraSettings | None:
-    """The adapters that a recipe trains; None where it trains whole components."""
+    """The settings of the adapters that a recipe trains; None where it trains whole components."""
     section = recipe.lora
     if section.rank is None:
         return None
@@ -32,7 +32,7 @@ def _targets(stated: tuple[str, ...] | AdaptedLayers) -> Targets:
 
 
 def lora_identity(recipe: Recipe) -> str | None:
-    """The facts about the adapters that must not change between a run and its continuation."""
+    """The facts about the adapters that must not change when a run continues, in words; None without adapters."""
     lora = lora_of(recipe)
     if lora is None:
         return None
@@ -48,17 +48,17 @@ def lora_identity(recipe: Recipe) -> str | None:
 def frozen_dtype_of(recipe: Recipe) -> torch.dtype | None:
     """The dtype of frozen linear layers and convolutions that are not stored in a form of their own.
 
-    None for the dtype of the trained weights.
+    bfloat16 where the recipe stores frozen weights narrow, else None: the dtype of the trained weights.
     """
     return torch.bfloat16 if is_narrow_store(recipe.model.frozen_dtype) else None
 
 
 def form_of(recipe: Recipe, component: str) -> Form | None:
-    """The form in which the frozen linear layers of a component are stored; None for a dtype of torch."""
+    """The form in which the recipe stores a component's frozen linear layers, e.g. nf4; None for a dtype of torch."""
     return form_in(recipe.model.frozen_dtype, component)
 
 
 def form_in(stated: FrozenStore, component: str) -> Form | None:
-    """The form of a component's frozen linear layers where a recipe states `frozen_dtype` so; None for none."""
+    """The form of a component's frozen linear layers by a stated `frozen_dtype`; None for a dtype of torch."""
     form = stored_form(stated, component)
     return None if form is None else Form(form.value)

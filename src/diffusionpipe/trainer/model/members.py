@@ -50,7 +50,7 @@ from diffusionpipe.trainer.recipe.training_section import KeptWeights, Rounded, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One of the models that a recipe trains; the only one has no name."""
+    """One of the models that a recipe trains, on the meta device; its name is "" where it is the only one."""
 
     name: str
     recipe: Recipe
@@ -97,18 +97,26 @@ class RecipeModels:
 
 
 def only(members: Sequence[Member]) -> Member:
-    """The one model of a run; keys that need it are refused before, where there are several."""
+    """The one model of a run; several are an error of the caller."""
     (member,) = members
     return member
 
 
 def folder_of(recipe: Recipe) -> Path:
-    """The diffusers folder of a recipe of one model. Raises ModelError, as `resolve_folder`."""
+    """The diffusers folder of a recipe of one model; a hub id or a file becomes a folder first.
+
+    Raises:
+        ModelError: there is no such model.
+    """
     return resolve_folder(recipe.model.path, recipe.model.variant, recipe.model.config)
 
 
 def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
-    """The quantity that the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
+    """The quantity that the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does.
+
+    Raises:
+        ConfigError: the scheduler names none that can be trained.
+    """
     if recipe.objective.kind is not ObjectiveKind.AUTO:
         return Prediction(recipe.objective.kind.value)
     return stored_prediction(folder)
@@ -118,7 +126,7 @@ def stored_prediction(folder: Path) -> Prediction:
     """The quantity that the denoiser in a diffusers folder predicts, by its scheduler.
 
     Raises:
-        ConfigError: nothing that can be trained.
+        ConfigError: the scheduler is not supported, or it names a quantity that cannot be trained.
     """
     config = scheduler_config(folder)
     refuse_unknown(str(config.get("_class_name")))
@@ -134,7 +142,7 @@ def stored_prediction(folder: Path) -> Prediction:
 
 
 def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
-    """The objective as the recipe and the folder's scheduler state it."""
+    """The settings of the loss as the recipe and the folder's scheduler state them."""
     return ObjectiveSettings(
         prediction=prediction_of(recipe, folder),
         min_snr_gamma=recipe.objective.snr_gamma,
@@ -146,7 +154,10 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
 
 
 def learns_variance(recipe: Recipe, folder: Path) -> bool:
-    """Whether the denoiser also learns variances: as the recipe says or, if it does not, as the scheduler draws."""
+    """Whether the denoiser also learns variances.
+
+    As the recipe says or, if it does not, as the folder's scheduler draws.
+    """
     stated = recipe.objective.variance
     if stated is not None:
         return stated is Variance.LEARNED_RANGE
@@ -156,7 +167,9 @@ def learns_variance(recipe: Recipe, folder: Path) -> bool:
 
 
 def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | None) -> LowResolution | None:
-    """The small pictures that the model of a recipe reads, by default `before` pixels a side; None if it reads none.
+    """The side and noise of the small pictures that a recipe's model reads, None if it reads none.
+
+    The side is by default `before`, the side of the pictures that the model before draws.
 
     Raises:
         RecipeError: their size is not known, or it has no effect; the keys belong to the model called `name`.
@@ -179,7 +192,7 @@ def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | Non
 
 
 def clip_of(recipe: Recipe) -> Clip | None:
-    """The size of the recipe's samples, of several the largest, where they are not square pictures."""
+    """The size of the recipe's samples, of several the largest; None for squares of `data.resolution`."""
     sizes = sizes_of(recipe.data)
     if sizes:
         return None if sizes[0] == Clip.square(recipe.data.resolution) else sizes[0]
@@ -187,19 +200,19 @@ def clip_of(recipe: Recipe) -> Clip | None:
 
 
 def sample_size(recipe: Recipe) -> Clip:
-    """The size of the recipe's samples."""
+    """The size of the recipe's samples, width, height and frames; of several the largest."""
     return clip_of(recipe) or Clip.square(recipe.data.resolution)
 
 
 def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:
-    """The size of samples by the keys of [data]; None: square pictures."""
+    """The size of samples by the keys of [data]; None for square pictures, where neither height nor frames is given."""
     if frames is None and height is None:
         return None
     return Clip(width=resolution, height=height or resolution, frames=frames or 1)
 
 
 def captions_of(recipe: Recipe) -> CaptionReading:
-    """How the recipe's captions are read."""
+    """The number of chunks and the skipped layers of CLIP with which the recipe's captions are read."""
     return CaptionReading(chunks=recipe.data.caption_chunks, clip_skip=recipe.data.clip_skip)
 
 
@@ -226,7 +239,7 @@ def open_members(recipe: Recipe) -> tuple[tuple[Member, ...], LayerGraph]:
 
 
 def build_model(recipe: Recipe, device: str) -> RecipeModels:
-    """The models of a recipe on the meta device, and the description of all as they will run on `device`.
+    """The models of a recipe on the meta device, with the description of their layers as they will run on `device`.
 
     Raises:
         ConfigError: a folder or the objective is not one that can be trained.
@@ -241,10 +254,12 @@ def build_model(recipe: Recipe, device: str) -> RecipeModels:
 
 
 def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
-    """One of the models of a recipe; `recipe` is the one of it alone, `before` the resolution of the model before it.
+    """One of the models of a recipe on the meta device; `recipe` is the one of it alone.
+
+    `name`: of the model among several; `before`: the resolution of the model before it, None for the first.
 
     Raises:
-        ConfigError: the folder or the objective is not one that can be trained.
+        ConfigError: the folder, the objective or another key is not one that can be trained.
     """
     check_guidance(recipe, folder)
     check_masks(folder, is_masked=recipe.data.masks is not None, is_placed=recipe.data.patches is not None)
@@ -288,7 +303,7 @@ def class_embeddings_of(member: Member) -> dict[str, Tensor]:
     """The embeddings of classes that are read from a file, by canonical name; {} where the recipe names none.
 
     Raises:
-        ModelError: as `values_of_tables`.
+        ModelError: the file cannot be read, or its table does not fit the model.
     """
     place = member.recipe.model.class_embeddings
     return {} if place is None else values_of_tables(place, member.graph.components)
@@ -351,17 +366,23 @@ def _cast(graph: LayerGraph, recipe: Recipe) -> None:
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
-    """Parameters, gradients and optimizer: float32, or float64 in tests."""
+    """The type of parameters, gradients and optimizer: float64 for the precision of that name, else float32."""
     return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
 
 
 def trained_dtype(recipe: Recipe) -> torch.dtype | None:
-    """The type of the trained weights that layers read in bfloat16, where it is another than `parameter_dtype`."""
+    """bfloat16 for a recipe that keeps the trained weights in it.
+
+    None where they have the type of `parameter_dtype`.
+    """
     return torch.bfloat16 if recipe.training.weights is KeptWeights.BFLOAT16 else None
 
 
 def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
-    """The type of the gradients of weights in bfloat16."""
+    """The type in which gradients of weights in bfloat16 are summed: as the recipe says, else float32.
+
+    For "auto" it is bfloat16 where a step is one micro-batch of one model on one pipeline: nothing is summed.
+    """
     stated, pipeline = recipe.training.gradients, recipe.pipeline
     if stated is not Summed.AUTO:
         return torch.bfloat16 if stated is Summed.BFLOAT16 else torch.float32
@@ -370,7 +391,7 @@ def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
 
 
 def rounding_of(recipe: Recipe) -> Rounding | None:
-    """How weights in bfloat16 are rounded after an update; None where there are none."""
+    """The way in which weights in bfloat16 are rounded after an update; None where no weights are in bfloat16."""
     training = recipe.training
     if trained_dtype(recipe) is None:
         return None
@@ -378,15 +399,15 @@ def rounding_of(recipe: Recipe) -> Rounding | None:
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:
-    """The dtype of torch.autocast, None for none."""
+    """The dtype of torch.autocast, bfloat16, by the recipe's precision; None for none."""
     return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
 
 
 def open_model(recipe: Recipe, job: Job) -> RecipeModels:
-    """The model of a job's recipe. Every rank calls it.
+    """The models of a job's recipe on the meta device, with the precision that its devices have. Every rank calls it.
 
     Raises:
-        ConfigError: on every rank, as `build_model`.
+        ConfigError: a folder, the objective or another key is not one that can be trained.
     """
     chosen = decided_by_job(recipe, job)
     return on_all(lambda: build_model(chosen, job.device.type))
@@ -396,7 +417,7 @@ def sources_of(member: Member) -> dict[str, StoredWeights | None]:
     """The stored weights of a model's components, by the components' names in the graph of all models.
 
     Raises:
-        ModelError: as `weight_sources`.
+        ModelError: a component has no weights, or they cannot be read.
     """
     own = member.recipe.model
     found = weight_sources(member.folder, member.graph, variant=own.variant, from_scratch=own.from_scratch)
@@ -407,7 +428,7 @@ def started_of(opened: RecipeModels) -> StartedAdapters:
     """The values of the adapters that start from a file; none where the recipe names no file.
 
     Raises:
-        ModelError: as `started_adapters`.
+        ModelError: the file cannot be read, or its adapters do not fit.
     """
     lora, place = lora_of(opened.recipe), opened.recipe.lora.start
     if lora is None or place is None:

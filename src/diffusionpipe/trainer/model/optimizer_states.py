@@ -21,10 +21,11 @@ _EXAMPLE: Shape = (128, 128)
 
 
 def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | None, Bytes]:
-    """The optimizer's states of a recipe's parameters, None if it keeps none; and its bytes once on each rank.
+    """The states that the optimizer keeps for a recipe's parameters, None if it keeps none.
 
-    Classes of torch.optim keep whole tensors of each parameter's shape: their bytes for each number are enough. Of
-    others, of Adafactor, and where two classes share the parameters, the states of each shape are counted.
+    And bytes that ranks hold once. Classes of torch.optim keep whole tensors of each parameter's shape: their bytes for
+    each number are enough. Of others, of Adafactor, and where two classes share the parameters, the states of each
+    shape are counted.
 
     Raises:
         RecipeError: they cannot be counted.
@@ -54,7 +55,7 @@ def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | 
 def stated_states(
     name: str, arguments: Mapping[str, object], model: ModelGraph, *, is_wide: bool
 ) -> tuple[State | None, Bytes]:
-    """The states of one class for all trained parameters of a model, and its bytes once on each rank.
+    """The states that one class keeps for all trained parameters of a model, and bytes that each rank holds once.
 
     `is_wide`: parameters are float64.
 
@@ -67,14 +68,14 @@ def stated_states(
 
 
 def with_optimizer(state: State | None, states: Sequence[State], rest: Rest = RESTS["device"]) -> tuple[State, ...]:
-    """The states with this one of the optimizer in place of any other, in the form that it has between updates."""
+    """The states with `state` in place of the optimizer's own, None for none, in the form between updates, `rest`."""
     others = [one for one in states if one.item is not Item.OPTIMIZER]
     place = sum(one.item in (Item.PARAMETERS, Item.GRADIENTS) for one in others)
     return (*others[:place], *(() if state is None else rest.kept(state)), *others[place:])
 
 
 def counted_state(sizes: Mapping[str, Bytes], model: ModelGraph) -> State:
-    """The state of these bytes by parameter."""
+    """The optimizer's state for a model whose bytes are given by parameter."""
     numbers = sum(prod(p.shape) for p in model.parameters if p.name in sizes)
     mean = sum(sizes.values()) // max(1, numbers)
     return State(item=Item.OPTIMIZER, width=mean, sizes=tuple(Sized(*one) for one in sorted(sizes.items())))

@@ -30,7 +30,7 @@ from diffusionpipe.trainer.recipe.optimizer_section import EMBEDDINGS, Optimizer
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroups:
-    """The groups of a run."""
+    """The group of each trained parameter of a run, and the recipe as it holds for each group."""
 
     recipes: Mapping[str, Recipe]
     """The recipe as it holds for each group."""
@@ -38,7 +38,10 @@ class ParameterGroups:
     """Trained parameter -> its group."""
 
     def rates(self, backbone: str) -> dict[str, LearningRateSchedule]:
-        """The learning rates of a model's groups."""
+        """The learning rate schedule of each group of a model, by the group's name.
+
+        Of all groups for the backbone "".
+        """
         return {
             name: learning_rates(recipe)
             for name, recipe in self.recipes.items()
@@ -46,7 +49,7 @@ class ParameterGroups:
         }
 
     def group(self, parameter: str) -> Group:
-        """The optimizer's group of a trained parameter."""
+        """The optimizer's group of a trained parameter: its name, class and arguments."""
         name = self.group_of[parameter]
         settings = self.recipes[name].optimizer
         return Group(name, dict(settings.arguments), optimizer=settings.name, is_flat=self._is_flat(name))
@@ -67,7 +70,10 @@ class ParameterGroups:
     def average(
         self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer | None
     ) -> Ema | ReadWeights | None:
-        """The average of a rank's parameters, the recipe's or the optimizer's; None on all ranks without one."""
+        """The average of a rank's parameters: the optimizer's own, or the recipe's moving one.
+
+        None on all ranks without one.
+        """
         if any(has_modes(optimizer_class(recipe.optimizer.name)) for recipe in self.recipes.values()):
             return ReadWeights(parameters, optimizer)
         if not has_average(self.recipes):
@@ -79,10 +85,11 @@ class ParameterGroups:
 
 
 def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
-    """The groups of a recipe's models.
+    """The groups of the trained parameters of a recipe's models.
 
     Raises:
-        RecipeError: a component with values of its own is not trained.
+        RecipeError: a component with values of its own is not trained, a pattern of [optimizer.groups] or
+            [optimizer.rest] fits no parameter, or all belong to [optimizer.rest]; every problem is listed.
     """
     general, group_of = recipe.groups(), {}
     shapes = {parameter.name: parameter.shape for parameter in model.parameters}
@@ -124,7 +131,7 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
 
 
 def is_of_rest(group: str) -> bool:
-    """Whether a group of this name is stepped by [optimizer.rest]."""
+    """Whether [optimizer.rest] steps the group of this name."""
     return "rest" in group.split("|")[1:2]
 
 
@@ -174,7 +181,7 @@ def has_average(recipes: Mapping[str, Recipe]) -> bool:
 
 
 def learning_rates(recipe: Recipe) -> LearningRateSchedule:
-    """The learning rate's course as the recipe states it."""
+    """The learning rate as a function of the step, as the recipe states it."""
     schedule = recipe.learning_rate.schedule
     return LearningRateSchedule(
         peak=recipe.optimizer.learning_rate,

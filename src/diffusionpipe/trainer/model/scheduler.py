@@ -49,7 +49,7 @@ def sampling_scheduler(
 
 
 def refuse_unknown_times(scheduler: object) -> None:
-    """Refuse times that a scheduler without sigmas, such as DDIM's, cannot look up in its table of noise.
+    """Refuses a scheduler without sigmas, such as DDIM's, whose times lie beyond its table of noise.
 
     diffusers adds `steps_offset` to its times, so with as many steps as the model has times the first is too late.
 
@@ -72,7 +72,10 @@ def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
 
 
 def shift_contradiction(folder: Path, graph: LayerGraph, prediction: Prediction, shift: float | None) -> str | None:
-    """A warning with both numbers where the recipe's shift differs from the folder's scheduler, else None."""
+    """A warning where the recipe's shift of a flow differs from the folder's scheduler's, with both numbers.
+
+    Else None.
+    """
     config = scheduler_config(folder)
     if prediction is not Prediction.FLOW_MATCHING or shift is None or not is_flow_scheduler(config):
         return None

@@ -14,14 +14,13 @@ from diffusionpipe.trainer.recipe.training_section import Average, Rounded
 
 
 def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
-    """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
+    """The memory that a recipe's training keeps of each parameter: its type, gradient, optimizer's states and average.
 
-    Where groups of parameters differ in what the optimizer keeps, the most counts for all. States that do not follow
-    from the number of parameters are counted for the parameters of `model`; without one a matrix stands for all.
-    With `training.weights = "bfloat16"` parameters that `model` has in bfloat16 take 2 bytes a number.
-    With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
-    are counted as wide as the model's description says, which has them as they will be stored.
-    Where the frozen part rests is the search's to say, if there is one.
+    All are float32, or float64 in that precision, unless `training.weights`, `training.ema_states` or
+    `optimizer.states` say otherwise. Where groups of parameters differ in what the optimizer keeps, the most counts for
+    all. States that do not follow from the number of parameters are counted for the parameters of `model`; without one
+    a matrix stands for all. Frozen parameters are counted as wide as the model's description says, which has them as
+    they will be stored. Where the sizes are searched, the search chooses the place of the frozen part.
 
     Raises:
         RecipeError: the states of the optimizer cannot be counted.
@@ -63,10 +62,13 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
 
 
 def samples_drawn_together(recipe: Recipe) -> int:
-    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none.
+    """The rows that go through the denoiser at a time where the run draws: its samples, twice with guidance.
+
+    0 for none.
 
     Raises:
         ModelError: there is no model folder.
+        RecipeError: a key of guidance has no effect on the model.
     """
     sampling = recipe.sampling
     if not sampling.every:

@@ -29,7 +29,7 @@ _SUBCLASSES = ("torchao",)
 
 
 def optimizer_class(name: str) -> OptimizerClass:
-    """The class with this name, which the recipe or an option gives.
+    """The class of a name: of torch.optim for a word, of any package for a path such as "package.module.Class".
 
     Raises:
         RecipeError: there is none, its package is not installed, or a pipeline cannot run it.
@@ -134,7 +134,7 @@ def _need(of: OptimizerClass, takes: Mapping[str, inspect.Parameter]) -> str | N
 
 
 def why_refused(of: OptimizerClass | None, arguments: Mapping[str, object], error: Exception) -> str:
-    """Why a library refuses the arguments of a recipe, in words that suit who wrote them.
+    """Why a library refuses the arguments of a recipe, in a sentence for the recipe's author.
 
     `of`: the class, where its constructor refuses them; the one of a wrong kind is then named with its default.
     """
@@ -169,7 +169,7 @@ def with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides what a library prints and warns of while its optimizers are only tried."""
+    """A context that hides output and warnings of a library, while its optimizers are only tried."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -182,7 +182,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def warned_once(say: Callable[[str], None]) -> Iterator[None]:
-    """Says each warning of a library once, which would else come for every parameter."""
+    """A context that collects the library's warnings, and calls `say` at its end once for each different text."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         yield
@@ -191,19 +191,19 @@ def warned_once(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def set_mode(optimizer: torch.optim.Optimizer, *, is_training: bool) -> None:
-    """Puts an optimizer that has modes, such as those without schedules, into the one for training or for reading."""
+    """Calls the optimizer's `train` or `eval`, if it has such modes, as schedule-free ones do."""
     change = getattr(optimizer, "train" if is_training else "eval", None)
     if callable(change):
         change()
 
 
 def has_modes(of: OptimizerClass) -> bool:
-    """Whether the class has a mode for training and one for reading the weights."""
+    """Whether the class has a mode for training and one for reading the weights, `train` and `eval`."""
     return callable(getattr(of, "train", None)) and callable(getattr(of, "eval", None))
 
 
 def stand_in_of(parameter: torch.Tensor, shape: tuple[int, ...]) -> nn.Parameter:
-    """A small parameter of the same type on the same device, with a gradient."""
+    """A new parameter of this shape with values and gradients 0.01, of the type and on the device of `parameter`."""
     stand_in = nn.Parameter(torch.full(shape, 0.01, dtype=parameter.dtype, device=parameter.device))
     stand_in.grad = torch.full_like(stand_in, 0.01)
     return stand_in

@@ -24,7 +24,9 @@ _ROOT = re.compile(r"[\[:]")
 
 
 def entries_of(state: Mapping[str, object]) -> dict[str, Tensor]:
-    """The state of one parameter, or of one group, as tensors by name; tensors are not copied.
+    """The state of one parameter, or of one group, as tensors by name; numbers and lists become tensors of their own.
+
+    Tensors are not copied. The names are described at the top of this module.
 
     Raises:
         RecipeError: it holds something else than tensors, numbers and lists of them.
@@ -33,7 +35,7 @@ def entries_of(state: Mapping[str, object]) -> dict[str, Tensor]:
 
 
 def state_of(entries: Mapping[str, Tensor]) -> dict[str, object]:
-    """The state that has these entries; its tensors are the same objects.
+    """The state from which `entries_of` has made these tensors; its tensors are the same objects.
 
     Raises:
         KeyError: an entry of a list is missing.
@@ -42,7 +44,7 @@ def state_of(entries: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 def roots_of(entries: Mapping[str, object]) -> list[str]:
-    """The keys of the state, each once and in the order of its entries."""
+    """The keys of the state from which `entries_of` has made these entries, each once and in their order."""
     return list(dict.fromkeys(_ROOT.split(name, maxsplit=1)[0] for name in entries))
 
 

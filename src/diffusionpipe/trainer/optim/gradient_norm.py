@@ -16,16 +16,16 @@ def global_norm_clip(
     owned: Sequence[nn.Parameter] | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Scales the gradients of this rank's parameters in place, and returns the norm of the whole model's before that.
+    """Scales the gradients of this rank's parameters in place; returns the norm of the whole model's before that.
 
     `owned` are the parameters that this rank counts, all of `parameters` if None: of a parameter with replicas exactly
-    one rank counts it, yet every rank scales its own copy. `sum_over` returns the sum of its argument, a tensor
-    without dimensions, over all ranks. `device` is where a rank without gradients puts its zero.
+    one rank counts it, yet every rank scales its own copy. `sum_over` returns the sum of its argument, a tensor without
+    dimensions, over all ranks. `device` is where a rank without gradients puts its zero.
 
     Each gradient's norm is taken in float32 (float64 for float64 gradients) and their squares are added in float64, so
     that neither the number of stages nor their order shows in more than the last digit. The factor is torch's
-    `clip_grad_norm_`'s, min(1, max_norm / (norm + 1e-6)); nothing waits for the device. None as `max_norm`
-    only measures. A norm that is not finite is returned as it is; the caller decides.
+    `clip_grad_norm_`'s, min(1, max_norm / (norm + 1e-6)); nothing waits for the device. None as `max_norm` only
+    measures. A norm that is not finite is returned as it is; the caller decides.
     """
     counted = [p.grad for p in (parameters if owned is None else owned) if p.grad is not None]
     scaled = [p.grad for p in parameters if p.grad is not None]
@@ -36,12 +36,12 @@ def global_norm_clip(
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """The factor for gradients of this norm; 1 if they are short enough."""
+    """The factor for gradients of this norm, min(1, max_norm / (norm + 1e-6)), a tensor without dimensions."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
-    """Multiply all gradients in place; nothing waits for the device."""
+    """Multiplies all gradients in place by the factor; nothing waits for the device."""
     for dtype in {gradient.dtype for gradient in gradients}:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(wide))

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.optim.optimizer import RankOptimizer
 
 
 class InBackward:
-    """Steps the parameters of a rank within its backward. Mutable: it counts the gradients of a step."""
+    """Steps each parameter of a rank within the backward, as soon as its gradient is there, and frees the gradient."""
 
     def __init__(self, parameters: Collection[nn.Parameter], optimizer: RankOptimizer, device: torch.device) -> None:
         """From now on each gradient is taken as soon as a backward has added it, if a step has begun."""
@@ -33,7 +33,7 @@ class InBackward:
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def begin(self, number: int) -> None:
-        """Let the next backward be the one of update `number`, whose learning rates are set."""
+        """Makes the next backward the one of update `number`, whose learning rates are set."""
         self._number, self._left, self.squares = number, set(self._all), self._nothing()
 
     def _take(self, parameter: Tensor) -> None:

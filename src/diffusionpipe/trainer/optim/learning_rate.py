@@ -9,7 +9,7 @@ from diffusionpipe.trainer.optim.named_rates import factor_at
 
 
 class Decay(StrEnum):
-    """How the learning rate falls after the warm-up."""
+    """The form in which the learning rate falls after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def predict(optimizer: torch.optim.Optimizer | None, rates: Sequence[Mapping[str, float]]) -> None:
-    """Move the parameters along the direction of the last step.
+    """Moves the parameters along the direction of the last step, as far as the steps to come would at their rates.
 
     `rates`: for each step to come, the learning rate of each group. Parameters that have made no step stay as they are.
     """

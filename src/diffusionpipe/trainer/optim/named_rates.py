@@ -23,7 +23,9 @@ _KEY = "learning_rate_state"
 
 
 def factor_at(step: int, name: str, arguments: str, *, peak: float, warmup_steps: int, total_steps: int) -> float:
-    """The factor of the peak in update `step`, counted from 0; `arguments` are JSON.
+    """The factor of the peak learning rate in update `step`, counted from 0, by a schedule of transformers.
+
+    1 for the schedules that read losses. `arguments` are JSON.
 
     Raises:
         RecipeError: the schedule refuses its arguments.
@@ -58,7 +60,7 @@ def _scheduler(name: str, arguments: Mapping[str, Any], peak: float, warmup_step
 
 
 def problem_of_schedule(name: str, arguments: Mapping[str, Any], *, warmup_steps: int, total_steps: int) -> str | None:
-    """Why the schedule cannot be had with these arguments; None if it can."""
+    """Why a schedule of transformers refuses these arguments; None if it takes them."""
     try:
         if name in BY_LOSS:
             _scheduler(name, arguments, 1.0, warmup_steps, total_steps)
@@ -70,7 +72,7 @@ def problem_of_schedule(name: str, arguments: Mapping[str, Any], *, warmup_steps
 
 
 class LossRates:
-    """The factor of the learning rate by a schedule that reads the loss of each step. Mutable.
+    """The factor of the learning rate by a schedule that reads the loss of each step.
 
     A loss is the mean over the whole batch, so every rank has the same factor.
     """
@@ -96,13 +98,13 @@ class LossRates:
 
     @property
     def factor(self) -> float:
-        """The factor of the peak for the next update; 1 for schedules of the step alone."""
+        """The factor of the peak for the next update; 1 for schedules that read no losses."""
         if self._scheduler is None:
             return 1.0
         return float(self._scheduler.optimizer.param_groups[0]["lr"]) / self._peak
 
     def note(self, loss: float) -> None:
-        """Take in the loss of a step."""
+        """Gives the schedule the loss of a step, which may change the factor."""
         if self._scheduler is not None:
             self._scheduler.step(loss)
 

@@ -41,7 +41,7 @@ keep wider numbers."""
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters with one learning rate, in a parameter group of torch."""
+    """A group of parameters with the optimizer's class and arguments that hold for it."""
 
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class RankOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all classes."""
+        """The parameter groups of all classes, dicts as torch has them; the objects themselves."""
         return [group for part in self._parts for group in part.optimizer.param_groups]
 
     @property
@@ -95,16 +95,16 @@ class RankOptimizer:
 
     @property
     def defaults(self) -> dict[str, object]:
-        """The arguments of the first class."""
+        """The default arguments of the first class, as torch keeps them."""
         return self._parts[0].optimizer.defaults
 
     @property
     def name(self) -> str:
-        """The names of its classes."""
+        """The names of its classes with "and" between."""
         return " and ".join(type(one).__name__ for one in self.parts)
 
     def step(self, number: int = 0) -> None:
-        """Change the parameters that have gradients; a library's warnings are shown once, with the first step.
+        """Changes the parameters that have gradients; a library's warnings are shown once, with the first step.
 
         `number`: of the update, counted from 0; weights in bfloat16 are rounded by it.
         """
@@ -116,7 +116,7 @@ class RankOptimizer:
         self._is_new = False
 
     def step_alone(self, parameter: nn.Parameter, number: int) -> None:
-        """Change one parameter, which has a gradient, as `step` does it with all."""
+        """Changes one parameter, which has a gradient, to the same bits as `step`; `number`: of the update."""
         if parameter in self._flat:
             self._flatten(parameter)
         stepped, part = self._place(parameter)
@@ -139,7 +139,7 @@ class RankOptimizer:
             self._resting.step(optimizer, number)
 
     def rest(self, rest: Rest) -> None:
-        """Keep the states in that form between updates from now on; none of them is there yet.
+        """Sets the form in which the states are kept between updates, before any of them is there.
 
         A class that counts its steps for all parameters together cannot be stepped so (`optimizer_check`).
         """
@@ -148,21 +148,21 @@ class RankOptimizer:
         self._resting = Resting(rest, shared, narrow) if narrow or not rest.is_plain else None
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
+        """Sets the gradients of all its parameters to None."""
         for part in self._parts:
             part.optimizer.zero_grad()
         for parameter in (*self._flat, *self._narrow):
             parameter.grad = None
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """The state of a parameter; an empty one before its first step, which is not kept."""
+        """The state of a parameter by key, with the rounding error of one in bfloat16; {} before its first step."""
         stepped, part = self._place(parameter)
         state: dict[str, Any] = part.optimizer.state.get(stepped, {})
         narrow = self._narrow.get(parameter)
         return state if narrow is None or narrow.error is None else {**state, ERROR: narrow.error}
 
     def set_state(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
-        """Replace the state of a parameter."""
+        """Replaces the state of a parameter by this dict, which is kept and changed."""
         stepped, part = self._place(parameter)
         if parameter in self._narrow:
             error = state.pop(ERROR, None)
@@ -172,18 +172,18 @@ class RankOptimizer:
             self._resting.put(stepped, state)
 
     def forget(self) -> None:
-        """Forget the states of all parameters."""
+        """Removes the states of all parameters; the groups keep their values."""
         for part in self._parts:
             part.optimizer.state.clear()
         for narrow in self._narrow.values():
             narrow.error = None
 
     def group_values(self) -> list[dict[str, Any]]:
-        """The values that steps change in each group; the objects themselves."""
+        """For each parameter group the values that steps change, by key; the objects themselves."""
         return [{key: group[key] for key in keys} for group, keys in self._changing]
 
     def set_group_values(self, values: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the values that steps change in each group."""
+        """Puts values that `group_values` has returned into the groups, and removes keys that they lack."""
         for (group, keys), own in zip(self._changing, values, strict=True):
             for key in set(keys) - own.keys():
                 del group[key]
@@ -195,7 +195,7 @@ class RankOptimizer:
         return [(group, keys_in_groups(type(one), group)) for one in self.parts for group in one.param_groups]
 
     def example(self, parameter: nn.Parameter) -> "StateExample":
-        """The entries that the class keeps of a smaller parameter of the same group and device after steps."""
+        """The entries that the class keeps after steps for a smaller parameter of the same group, type and device."""
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)
         found = _example(part, str(group["group"]), stepped)
@@ -205,13 +205,13 @@ class RankOptimizer:
         return replace(found, at_once={**found.at_once, **error}, later={**found.later, **error})
 
     def kind_of(self, parameter: nn.Parameter) -> object:
-        """Parameters of the same kind have the same example."""
+        """A key that is equal for parameters whose `example` is the same: small shape, types, device and group."""
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)["group"]
         return _small(stepped.shape), parameter.dtype, stepped.dtype, stepped.device, group
 
     def shared_keys(self) -> frozenset[str]:
-        """Entries whose memory all parameters share, such as the code tables of 8-bit optimizers."""
+        """The names of entries whose memory all parameters share, such as the code tables of 8-bit optimizers."""
         return frozenset(key for part in self._parts for key in _shared(part))
 
     def _place(self, parameter: nn.Parameter) -> tuple[nn.Parameter, _Part]:
@@ -244,7 +244,7 @@ def _group_of(part: _Part, parameter: nn.Parameter) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StateExample:
-    """The entries that a class keeps of a small parameter, and of its group."""
+    """The entries that a class keeps of a small parameter after one and after three steps, and of its group."""
 
     at_once: Mapping[str, Tensor]
     """After one step."""
@@ -332,7 +332,9 @@ def _parameters(group: Mapping[str, Any]) -> list[nn.Parameter]:
 def problem_of_shapes(
     name: str, shapes: Mapping[str, Sequence[int]], learning_rate: float, arguments: Mapping[str, object]
 ) -> str | None:
-    """Which parameters of these shapes the optimizer refuses, such as biases for Muon; None if it takes them all.
+    """A sentence on the parameters whose shapes the optimizer refuses, such as biases for Muon; None if it takes all.
+
+    `shapes`: by parameter name.
 
     Raises:
         RecipeError: no such optimizer, or one that a pipeline cannot run.
@@ -360,7 +362,10 @@ def problem_of_shapes(
 def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object], device: str) -> str | None:
     """Why the optimizer cannot step on this kind of device, as with `capturable` on a CPU; None if it can.
 
-    A parameter of `dimensions` dimensions is tried; the constructor must take the arguments.
+    A parameter of `dimensions` dimensions is tried.
+
+    Raises:
+        RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that its constructor refuses.
     """
     parameter = nn.Parameter(torch.zeros((2,) * dimensions, device=device))
     with quiet():
@@ -378,26 +383,26 @@ def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object],
 
 
 def set_learning_rates(optimizer: RankOptimizer | torch.optim.Optimizer | None, rates: Mapping[str, float]) -> None:
-    """Sets the learning rate of the next update of each group."""
+    """Sets the learning rate of the next update of each group, by the group's name; None as optimizer does nothing."""
     for group in optimizer.param_groups if optimizer is not None else ():
         group["lr"] = rates[str(group["group"])]
 
 
 def state_per_parameter(name: str, arguments: Mapping[str, object]) -> int:
-    """Numbers that the optimizer keeps for each parameter: state tensors of a parameter's own shape.
+    """How many state tensors of a parameter's own shape the optimizer keeps: 2 for AdamW, 0 for plain SGD.
 
     Raises:
-        RecipeError: as `build_optimizer`.
+        RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
     """
     state, shape = _state_of_one(name, arguments)
     return sum(value.shape == shape for value in state.values())
 
 
 def kept_state(name: str, arguments: Mapping[str, object]) -> frozenset[str]:
-    """Names of the tensors that the optimizer keeps for each parameter after a step, as a checkpoint has them.
+    """Names of the entries that the optimizer keeps for each parameter after a step, as a checkpoint has them.
 
     Raises:
-        RecipeError: as `build_optimizer`.
+        RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
     """
     return frozenset(_state_of_one(name, arguments)[0])
 
@@ -415,7 +420,7 @@ def _state_of_one(name: str, arguments: Mapping[str, object]) -> tuple[Mapping[s
 def optimizer_tensors(
     optimizer: RankOptimizer | None, named_parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """The optimizer's state by "parameter.entry" ("unet.conv_in.weight.exp_avg"), step counters included.
+    """The optimizer's state by "parameter.entry" ("unet.conv_in.weight.exp_avg"), step counters included; {} for None.
 
     State that the optimizer has not created yet is not there: torch creates the state of a parameter in its first step.
     """
@@ -429,7 +434,10 @@ def optimizer_tensors(
 
 
 def group_tensors(optimizer: RankOptimizer | None) -> dict[str, Tensor]:
-    """The values that steps change in the optimizer's groups, by "group.entry": counters, Prodigy's d."""
+    """The values that steps change in the optimizer's groups, by "group.entry": counters, Prodigy's d.
+
+    {} for None, and before the first step.
+    """
     if optimizer is None or all(not optimizer.state_of(p) for g in optimizer.param_groups for p in _parameters(g)):
         return {}
     return {
@@ -444,7 +452,7 @@ def empty_optimizer_tensors(
     named_parameters: Mapping[str, nn.Parameter],
     stored: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """New tensors to load the state that a checkpoint has of these parameters into, for `restore_optimizer`.
+    """New tensors by "parameter.entry" into which a checkpoint's state can be loaded, for `restore_optimizer`.
 
     `stored` describes the checkpoint's optimizer tensors (shape and type count). Neither parameters nor optimizer are
     touched: which keys the state has, and on which device, is seen from the steps of a smaller copy. Creating the state
@@ -487,9 +495,10 @@ def empty_optimizer_tensors(
 def empty_group_tensors(
     optimizer: RankOptimizer | None, stored: Mapping[str, Tensor], *, is_new: bool
 ) -> dict[str, Tensor]:
-    """New tensors to load what a checkpoint has of this rank's groups into, for `restore_groups`.
+    """New tensors by "group.entry" into which a checkpoint's values of the groups can be loaded, for `restore_groups`.
 
-    `is_new`: the checkpoint is from before the first step, when groups hold nothing yet.
+    `stored` describes the checkpoint's tensors. `is_new`: the checkpoint is from before the first step, when groups
+    hold nothing yet.
 
     Raises:
         CheckpointError: the checkpoint holds the values of another optimizer, or of other groups.

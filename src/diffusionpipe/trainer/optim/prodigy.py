@@ -27,7 +27,7 @@ SumOver = Callable[[Tensor], Tensor]
 
 @dataclass(slots=True)
 class SharedProdigy:
-    """Steps of a rank's Prodigy with the sums of all ranks. Mutable: it keeps the last rate."""
+    """Steps a rank's Prodigy with the two sums over the parameters of all ranks; it keeps the last rate."""
 
     optimizer: torch.optim.Optimizer | None
     """None on a rank without parameters, which takes part in the sums."""
@@ -40,7 +40,7 @@ class SharedProdigy:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Step with the d of all ranks; every rank calls it."""
+        """Steps the rank's parameters with the d that follows from all ranks' gradients; every rank calls it."""
         owned = set(self.owned)
         own, local = torch.zeros(4, dtype=torch.float64, device=self.device), 0.0
         if self.optimizer is not None:

@@ -17,7 +17,7 @@ from diffusionpipe.trainer.optim.optimizer import RankOptimizer
 
 
 class ReadWeights:
-    """A rank's parameters as they are to be read; it is used as an `Ema` is.
+    """The averages that a schedule-free optimizer has learnt, as they are to be read; used as an `Ema` is.
 
     Nothing is kept, but while they are read there is a copy of the trained parameters: the way back through the
     optimizer would round them.
@@ -28,7 +28,7 @@ class ReadWeights:
         self._is_swapped = False
 
     def update(self, step: int) -> None:
-        """The optimizer itself has taken in the step."""
+        """Does nothing: the optimizer itself has taken in the step."""
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from diffusionpipe.trainer.optim.rounding import NarrowParameter
 
 
 class Resting:
-    """The states of an optimizer between its updates. Mutable: it owns the memory in which they are kept."""
+    """Keeps the states of an optimizer in another form between its updates: in host memory, or in bfloat16."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Resting:
         self._wide: dict[str, torch.dtype] = {}
 
     def step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Step the parameters that have gradients, a bucket at a time; `number`: of the update."""
+        """Steps the parameters that have gradients, a bucket at a time; `number`: of the update."""
         stepped = [p for group in optimizer.param_groups for p in group["params"] if self._has_gradient(p)]
         gradients = [parameter.grad for parameter in stepped]
         try:
@@ -67,7 +67,7 @@ class Resting:
 
     @torch.no_grad()
     def put(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
-        """Keep a parameter's states in their form between updates."""
+        """Replaces the tensors in a parameter's state by ones in the form between updates."""
         for key, value in self._own(state):
             dtype = value.dtype
             if self._rest.dtype is not None and dtype.is_floating_point:

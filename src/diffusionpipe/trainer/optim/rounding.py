@@ -28,14 +28,14 @@ _LOW = 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """The way in which a run rounds its weights."""
+    """The seed and the kind, stochastic or Kahan's, by which a run rounds its weights to bfloat16."""
 
     seed: int
     is_kahan: bool = False
 
 
 class NarrowParameter:
-    """A parameter that is kept in bfloat16. Mutable: its stand-in is wide during an update only."""
+    """A parameter that is kept in bfloat16, with a stand-in that is float32 during an update and empty otherwise."""
 
     def __init__(self, name: str, parameter: nn.Parameter, shape: tuple[int, ...], rounding: Rounding) -> None:
         """`shape`: the one in which it is stepped."""
@@ -49,12 +49,12 @@ class NarrowParameter:
 
     @property
     def keeps_error(self) -> bool:
-        """Whether a second number is kept."""
+        """Whether a second bfloat16 number is kept for each, the error of the rounding (Kahan's way)."""
         return self._rounding.is_kahan
 
     @torch.no_grad()
     def widen(self) -> None:
-        """Give the stand-in the values and the gradient in float32."""
+        """Gives the stand-in the parameter's values and gradient in float32."""
         wide = self.parameter.detach().float()
         if self.error is not None:
             wide += self.error
@@ -65,7 +65,7 @@ class NarrowParameter:
 
     @torch.no_grad()
     def narrow(self, step: int) -> None:
-        """Round what the update `step` has made of the stand-in, and free that."""
+        """Rounds the stand-in's values after update `step` into the parameter, and frees the stand-in."""
         wide = self.stand_in.detach().reshape(-1)
         own = self.parameter.detach().view(-1)
         if self.keeps_error:
@@ -79,14 +79,14 @@ class NarrowParameter:
 
 
 def round_into(own: Tensor, wide: Tensor, key: tuple[int, int]) -> None:
-    """Write float32 numbers (N,) into bfloat16 ones, up or down by the random bits of the key."""
+    """Writes float32 numbers (N,) into bfloat16 ones `own`, rounded up or down by the random bits of the key."""
     for start in range(0, len(wide), _CHUNK):
         part = slice(start, start + _CHUNK)
         own[part] = rounded(wide[part], key, start)
 
 
 def rounded(values: Tensor, key: tuple[int, int], start: int = 0) -> Tensor:
-    """Float32 numbers (N,) as bfloat16, up or down by random bits, which follow from key and place.
+    """Float32 numbers (N,) as bfloat16, rounded up or down by random bits, which follow from key and place.
 
     `start`: the place of the first one. Numbers that are not finite stay as they are.
     """
@@ -108,6 +108,6 @@ def _mixed(words: Tensor) -> Tensor:
 
 
 def key_of(seed: int, name: str, step: int) -> tuple[int, int]:
-    """The key of the random bits for a named tensor's update `step`."""
+    """Two 32-bit numbers from seed, tensor name and update `step`, the key of the bits for rounding."""
     digest = blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

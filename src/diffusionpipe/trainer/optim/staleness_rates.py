@@ -17,6 +17,8 @@ from diffusionpipe.ir.versions import staleness_of
 def factor_at(step: int, staleness: float, num_steps: int) -> float:
     """The factor of the learning rate of update `step`, counted from 0; 1 from update `num_steps` on.
 
+    `staleness`: how many steps the weights are old that a stage's forwards read, in the mean.
+
     >>> [factor_at(step, 4.0, 4) for step in (0, 2, 4)]
     [0.25, 0.5, 1.0]
     """
@@ -25,7 +27,9 @@ def factor_at(step: int, staleness: float, num_steps: int) -> float:
 
 
 def fading_staleness(by_staleness: int | None, window: Schedule) -> Mapping[int, float]:
-    """Block -> the mean staleness of its forwards; {} where the rates do not depend on it, with None.
+    """The mean age in steps of the weights that each block's forwards read in a window, by block.
+
+    {} where `by_staleness` is None, so that the rates do not depend on it.
 
     Raises:
         ConfigError: they shall depend on it, but no stage reads weights that are older than one step in the mean.

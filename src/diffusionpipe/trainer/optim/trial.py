@@ -51,7 +51,7 @@ _SHORT = 32
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
-    """The tensor states of some parameters."""
+    """The bytes of an optimizer's states by the shape of the parameter, and the bytes that all parameters share."""
 
     by_shape: Mapping[Shape, Bytes]
     shared: Bytes
@@ -72,11 +72,11 @@ class _Tensor:
 def kept_bytes(
     name: str, arguments: Mapping[str, object], shapes: Sequence[Shape], dtype: torch.dtype = torch.float32
 ) -> KeptStates:
-    """The bytes of tensors that the class keeps of each of these shapes after three steps.
+    """The bytes of tensors that the class keeps for a parameter of each of these shapes after three steps.
 
     Raises:
-        RecipeError: it cannot step by gradients alone on a CPU, it keeps objects, its states follow no rule, or they
-            are many times as large as a parameter.
+        RecipeError: it cannot step by gradients alone on a CPU, it keeps objects, its states follow no rule or are many
+            times as large as a parameter, its arguments are not plain values, or the trials take over 10 s.
     """
     try:
         key = json.dumps(arguments, sort_keys=True)

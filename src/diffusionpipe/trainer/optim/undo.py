@@ -20,7 +20,10 @@ from diffusionpipe.trainer.optim.optimizer import RankOptimizer
 
 
 class Backup:
-    """Parameters, their gradients and the optimizer's state before a step. Costs as much memory as these together."""
+    """A copy of parameters, their gradients and the optimizer's state before a step.
+
+    It costs as much memory as these.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizer: RankOptimizer | None) -> None:
         self._parameters = list(parameters)
@@ -33,7 +36,7 @@ class Backup:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copy the present values, into the same memory each time."""
+        """Copies the present values, into the same memory each time."""
         present = self._present()
         copies = {key: self._room(key, value) for key, value in present.items()}
         if present:
@@ -50,7 +53,7 @@ class Backup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the kept values back: the same bits in parameters, gradients and optimizer."""
+        """Puts the kept values back: the same bits in parameters, gradients and optimizer."""
         for i, parameter in enumerate(self._parameters):
             if (i, ".grad") not in self._copies:
                 parameter.grad = None
