@@ -15,7 +15,7 @@ _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_S
 
 
 class AccelerateTracker:
-    """One of accelerate's trackers."""
+    """A tracker that records a run through one of accelerate's classes, such as W&B or MLflow."""
 
     def __init__(self, name: TrackerName, opening: Opening) -> None:
         """Start it, or raise the program's own error."""
@@ -33,7 +33,7 @@ class AccelerateTracker:
 
     @property
     def identity(self) -> str | None:
-        """How the program finds its run again; None where the name is enough, or it cannot."""
+        """The id by which the program finds its run again; None where the name is enough, or it cannot."""
         run = self._tracker.tracker
         match self._name:
             case TrackerName.WANDB | TrackerName.SWANLAB | TrackerName.CLEARML:
@@ -48,7 +48,7 @@ class AccelerateTracker:
                 return None
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """The recipe's keys as what the program calls configuration or parameters."""
+        """Records the recipe's keys as the program's configuration or parameters; its text is not recorded."""
         if self._name is TrackerName.TRACKIO:  # was told at the start; later changes are not kept
             return
         if self._name is TrackerName.MLFLOW and self._is_resumed:  # parameters of its runs cannot change
@@ -56,11 +56,11 @@ class AccelerateTracker:
         self._tracker.store_init_configuration(dict(values))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """All numbers in one call."""
+        """Records all numbers of a step in one call."""
         self._tracker.log(dict(values), step=step)
 
     def pictures(self, step: int, shown: Sequence[Shown]) -> None:
-        """Each picture under "samples/" and its file's name, with its caption where the program has room for one."""
+        """Records each picture as "samples/" and its file's name, with its caption where the program has room."""
         run = self._tracker.tracker
         for one in shown:
             tag = f"samples/{one.name}"
@@ -83,7 +83,7 @@ class AccelerateTracker:
                     run.log_image(f"{one.path.parent.name}/{one.path.name}", one.picture)
 
     def close(self) -> None:
-        """End the run in the tracker's program."""
+        """Ends the run in the tracker's program."""
         self._tracker.finish()
 
 

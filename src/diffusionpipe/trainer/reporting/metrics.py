@@ -44,18 +44,21 @@ class MetricsWriter:
         self._trackers = trackers or Trackers()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the values of a step; they are in the file when this returns."""
+        """Appends a line of a step's values and records them in the trackers.
+
+        The line is in the file when this returns.
+        """
         finite = {name: value if isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
         self._file.flush()
         self._trackers.scalars(step, values)
 
     def show(self, step: int, shown: "Sequence[Shown]") -> None:
-        """Hand what was drawn after a step to the trackers."""
+        """Records the pictures that were drawn after a step in the trackers."""
         self._trackers.pictures(step, shown)
 
     def close(self) -> None:
-        """Close the file and the trackers."""
+        """Closes the file and the trackers."""
         self._file.close()
         self._trackers.close()
 
@@ -67,14 +70,18 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float | None]]:
-    """All complete lines of a run's metrics.jsonl, in order; [] if there is no such file."""
+    """The values of all complete lines of a run's metrics.jsonl, in order; [] if there is no such file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a regular file.
+    """
     path = folder / METRICS
     _refuse_stranger(path)
     return [row for _, row in _lines(path)] if path.exists() else []
 
 
 def last_step(folder: Path) -> int:
-    """The last step in a run's metrics.jsonl, 0 without any; reads only the end of the file."""
+    """The highest step in the last 64 KiB of a run's metrics.jsonl; 0 without any, or where it cannot be read."""
     if problem_of_file(folder / METRICS):
         return 0
     try:
@@ -101,7 +108,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
 
 
 def row_of(line: str | bytes) -> dict[str, float | None] | None:
-    """The values of a complete line; None where a crash cut it off, or somebody else wrote it."""
+    """The values of a line of metrics.jsonl; None where a crash cut it off, or another program wrote it."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -19,12 +19,11 @@ WIDE = 100
 
 
 class TrainingProgress:
-    """Steps done, the loss, samples per second and the time left.
+    """A context that shows steps done, the loss, samples per second and the time left; call `update` after each step.
 
-    Used as a context; `update` after each step. On a terminal it draws one bar, elsewhere it logs a line like
-    "step=120 steps=1000 loss=0.0312 step_s=0.42 samples_per_s=152.4 mean_samples_per_s=155.3 left_s=363" at the first
-    step, every `log_every` seconds and at the end. The mean is over about the last twenty steps, without the time of
-    validations, checkpoints and samples.
+    On a terminal it draws one bar, elsewhere it logs a line like "step=120 steps=1000 loss=0.0312 step_s=0.42
+    samples_per_s=152.4 mean_samples_per_s=155.3 left_s=363" at the first step, every `log_every` seconds and at the
+    end. The mean is over about the last twenty steps, without the time of validations, checkpoints and samples.
     """
 
     def __init__(
@@ -41,9 +40,9 @@ class TrainingProgress:
         self._bar: ScreenWork | None = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Show that step `step`, counted from 0, is done; the bar shows loss and memory, the log all `values`.
+        """Shows that step `step`, counted from 0, is done; the bar shows loss and memory, the log all `values`.
 
-        The first step counts for no rate: it holds what happens only once.
+        The first step counts for no rate: it holds work that happens only once.
         """
         now = self._clock()
         self._done = step + 1
@@ -60,7 +59,7 @@ class TrainingProgress:
         self._is_first = False
 
     def pause(self) -> None:
-        """Leave the time until now out of the rate, after a validation, a checkpoint or samples."""
+        """Leaves the time since the last step out of the rate, after a validation, a checkpoint or samples."""
         self._last = self._clock()
 
     def __enter__(self) -> Self:

@@ -18,12 +18,12 @@ _FURTHER, _CHANGED = 1.02, 0.01
 
 
 def memory_file(folder: Path, rank: int) -> Path:
-    """The file of a rank in a run folder."""
+    """The path of a rank's file of memory use in a run folder: memory/rank_N.jsonl."""
     return folder / FOLDER / f"rank_{rank}.jsonl"
 
 
 class RankMemory:
-    """Writes the memory of this rank. Mutable: remembers the last line, and a failure that ended the writing."""
+    """Writes the memory that this rank uses by step into its file; an error of the disk ends the writing only."""
 
     def __init__(self, folder: Path, rank: int, *, is_new: bool) -> None:
         """`is_new`: the run begins at its first step, so lines of an earlier one go."""
@@ -36,7 +36,7 @@ class RankMemory:
         """The reason why the file cannot be written; "" where it can. The run continues without it."""
 
     def note(self, step: int, memory: Mapping[str, float]) -> None:
-        """Append what is in use after a step, if it differs from the last line."""
+        """Appends the memory in use after a step, if the step is 2 % further or a number has changed by 1 %."""
         if self.problem or not memory or not self._is_news(step, memory):
             return
         self._step, self._memory = step, dict(memory)
@@ -57,7 +57,10 @@ class RankMemory:
 
 
 def read_memory(folder: Path) -> dict[int, list[dict[str, float]]]:
-    """The complete lines of each rank, in the order of steps; {} where no rank has written any."""
+    """The memory by step that each rank has written, by rank, in the order of steps.
+
+    {} where no rank has written any.
+    """
     found: dict[int, list[dict[str, float]]] = {}
     for path in sorted((folder / FOLDER).glob("rank_*.jsonl")):
         number = path.stem.removeprefix("rank_")

@@ -29,19 +29,19 @@ Clock = Callable[[], Seconds]
 
 
 class Listener(Protocol):
-    """An interface for others that follow the work that is under way."""
+    """Another part of the program that follows the work that the screen shows."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """The block is work of this title."""
+        """A context whose block is work of this title."""
         ...
 
     def advance(self) -> None:
-        """Note that a part of the work is done."""
+        """Notes that the work has come further."""
         ...
 
 
 class ScreenWork:
-    """One piece of work under way. Mutable: `show` says how far it is."""
+    """One piece of work under way on the screen, with its title, progress and time left."""
 
     def __init__(
         self, title: str, clock: Clock, listener: Listener | None = None, budget: Seconds | None = None
@@ -55,7 +55,7 @@ class ScreenWork:
         self._task: TaskID | None = None
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
-        """Show that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        """Shows that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
         if self._listener is not None:
             self._listener.advance()
         self._done, self._total, self._words = done, total, words or {}
@@ -63,7 +63,7 @@ class ScreenWork:
         self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
 
     def write(self, done: float, total: float, text: str) -> None:
-        """Show the progress on a terminal alone, with a text of one's own."""
+        """Shows the progress on a terminal alone, with `text` beside the bar."""
         if self._bars is None or self._task is None:
             return
         self._bars.update(self._task, completed=done, total=total, text=text)
@@ -73,17 +73,17 @@ class ScreenWork:
             self._bars.refresh()
 
     def draw_on(self, bars: Progress) -> None:
-        """Have the bar among these from now on."""
+        """Adds the work's bar to these bars."""
         self._bars, self._task = bars, bars.add_task(self._title, total=None, text="")
         bars.refresh()
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Removes the work's bar, if it has one."""
         if self._bars is not None and self._task is not None:
             self._bars.remove_task(self._task)
 
     def line(self) -> str:
-        """The progress of the work in a line for the log."""
+        """A line for the log: the title, the words shown last, and the seconds elapsed and left."""
         pairs = dict(self._words) | {"elapsed_s": f"{self._clock() - self._started:.0f}"}
         if (left := self._left()) is not None:
             pairs["left_s"] = f"{left:.0f}"
@@ -104,12 +104,12 @@ class ScreenWork:
 
 
 def steps_of(work: ScreenWork) -> Callable[[int, int], None]:
-    """A function (steps done, all steps) that shows them."""
+    """A function (steps done, all steps) that shows them as the progress of the work."""
     return lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})
 
 
 class Screen:
-    """The place that shows work under way. Mutable: holds the bars that are there."""
+    """Shows work under way: as bars on a terminal, else as lines in the log; nothing on ranks that do not speak."""
 
     def __init__(
         self,
@@ -135,9 +135,10 @@ class Screen:
 
     @contextmanager
     def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[ScreenWork]:
-        """Work for the length of the block, e.g. "loading weights"; its bar goes with it.
+        """A context that shows its block as work of this title, e.g. "loading weights"; its bar goes with it.
 
-        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: see `ScreenWork`.
+        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: the seconds after which it
+        is over.
         """
         work = ScreenWork(title, self.clock, self.listener, budget)
         with self.listener.phase(title) if self.listener is not None else nullcontext():
@@ -152,7 +153,7 @@ class Screen:
 
     @contextmanager
     def bar(self, title: str) -> Iterator[ScreenWork]:
-        """A bar that stays when the block is over; nothing but on a terminal."""
+        """A context with a bar that stays when the block is over; it shows nothing but on a terminal."""
         work = ScreenWork(title, self.clock)
         if self.is_terminal:
             with self._drawn(work, is_kept=True, is_timed=False):

@@ -21,16 +21,16 @@ class TensorBoard:
         self._has_captions = False
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """The recipe as a text, under the step at which this part of the run begins."""
+        """Records the recipe as a text, under the step at which this part of the run begins."""
         self._writer.add_text("recipe", f"```toml\n{recipe}\n```", self._first_step)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """A scalar for each."""
+        """Records each number of a step as a scalar under its tag."""
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
 
     def pictures(self, step: int, shown: Sequence[Shown]) -> None:
-        """A picture for each, under its file's name, and once a list of the captions in full."""
+        """Records each picture under its file's name, and the first time a list of the captions in full."""
         if not self._has_captions:
             lines = (f"- `{one.name}`: {one.caption}" for one in shown)
             self._writer.add_text("samples/captions", "\n".join(lines), step)
@@ -40,7 +40,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the event file."""
         self._writer.close()
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A picture that was drawn."""
+    """A picture that was drawn: its name, caption, levels and file."""
 
     name: str
     """The name of the picture's file without its ending."""
@@ -23,24 +23,27 @@ class Shown:
 
 
 class Tracker(Protocol):
-    """One place that records a run."""
+    """The methods of a place that records a run besides its folder."""
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """Record what the run is: the recipe's text, and its keys ("training.batch")."""
+        """Records the recipe: its text, and the values of its keys ("training.batch")."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers of a step."""
+        """Records numbers of a step by their tags, such as "train/loss"."""
 
     def pictures(self, step: int, shown: Sequence[Shown]) -> None:
-        """Record what was drawn after a step."""
+        """Records the pictures that were drawn after a step."""
 
     def close(self) -> None:
-        """Write all that is not yet written."""
+        """Writes all that is not yet written, and ends the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The facts about the run with which a tracker is opened."""
+    """The facts about the run with which a tracker is opened.
+
+    Folder, names, the recipe's values, the step to resume.
+    """
 
     folder: Path
     """The run's folder."""

@@ -25,26 +25,29 @@ _VALIDATION = "validation_"
 
 
 class Trackers:
-    """All trackers of a run. One that fails is left out from then on, with a warning: it must not end the training."""
+    """All trackers of a run as one.
+
+    One that fails is left out from then on, with a warning: it must not end the training.
+    """
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
         self._trackers = dict(trackers or {})
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """Record the recipe in every tracker, as `Tracker.describe` does."""
+        """Records the recipe in every tracker: its text, and the values of its keys."""
         self._each(lambda tracker: tracker.describe(recipe, values))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers in every tracker, by the keys of metrics.jsonl."""
+        """Records numbers in every tracker; `values` have the keys of metrics.jsonl, and get the tags of `tag_of`."""
         tagged = {tag_of(key): value for key, value in values.items()}
         self._each(lambda tracker: tracker.scalars(step, tagged))
 
     def pictures(self, step: int, shown: Sequence[Shown]) -> None:
-        """Record pictures in every tracker, as `Tracker.pictures` does."""
+        """Records the pictures that were drawn after a step in every tracker."""
         self._each(lambda tracker: tracker.pictures(step, shown))
 
     def close(self) -> None:
-        """Close all trackers."""
+        """Closes all trackers, after which nothing is recorded."""
         self._each(lambda tracker: tracker.close())
         self._trackers.clear()
 
@@ -63,7 +66,7 @@ class Trackers:
 
 
 def tag_of(key: str) -> str:
-    """The trackers' name of a number of metrics.jsonl: its group and its name.
+    """The trackers' name for a number of metrics.jsonl: its group and its key.
 
     >>> tag_of("loss"), tag_of("step_s"), tag_of("validation_loss_t0.1")
     ('train/loss', 'speed/step_s', 'validation/loss_t0.1')
@@ -74,16 +77,16 @@ def tag_of(key: str) -> str:
 
 
 def problems_of_trackers(run: RunSection) -> Iterator[str]:
-    """Trackers that are named but not installed."""
+    """A sentence for each tracker that is named but not installed."""
     for name in run.trackers:
         if name in _OURS and name is not TrackerName.AUTO and not _is_installed(name):
             yield f"run.trackers: {name} is not installed; run pip install {name}, or remove it from run.trackers"
 
 
 def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
-    """The trackers that a recipe names, opened with the run's facts.
+    """The trackers that a recipe names, opened with the run's facts, after the recipe is recorded in each.
 
-    A resumed run continues in their own runs where they can.
+    A resumed run, whose last step is `resume_step`, continues in their own runs where they can.
 
     Raises:
         RecipeError: one is not installed.
@@ -122,7 +125,7 @@ def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
 
 
 def flat_values(recipe: Recipe) -> dict[str, object]:
-    """The resolved recipe as "section.key" -> text, number or bool."""
+    """The recipe's values by "section.key": texts, numbers and bools as they are, others as JSON, None as "none"."""
     values: dict[str, object] = {}
     for name in SECTIONS:
         for key, value in getattr(recipe, name).model_dump(mode="json").items():

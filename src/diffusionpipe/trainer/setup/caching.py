@@ -53,7 +53,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cacheable:
-    """The tensors of a model that a recipe's cache keeps, before weights and plan."""
+    """The results of frozen layers that a recipe's cache keeps, their number and bytes, and parts it does not keep."""
 
     kept: tuple[KeptTensor, ...]
     counts: Counts
@@ -73,7 +73,7 @@ class Cacheable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheVerdict:
-    """The worth of a cache in a run, as the planning half judges it."""
+    """Whether a cache pays in a run, with the numbers in words."""
 
     lines: tuple[str, ...]
     """The numbers, in words."""
@@ -82,14 +82,14 @@ class CacheVerdict:
 
 
 def cache_folder(recipe: Recipe) -> Path:
-    """The folder of a recipe's cache."""
+    """The folder of a recipe's cache: `pipeline.cache`, or cache in the run's folder."""
     return recipe.pipeline.cache or recipe.run.folder / FOLDER
 
 
 def cacheable(
     graph: LayerGraph, model: ModelGraph, recipe: Recipe, dataset: Dataset, assignment: Assignment | None = None
 ) -> Cacheable:
-    """The tensors that can be kept of these samples, all keys of the recipe considered.
+    """The results of frozen layers that can be kept for these samples, with all keys of the recipe considered.
 
     `assignment`: the sizes of the samples, where there are several.
     """
@@ -137,14 +137,14 @@ def _spared_layers(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGr
 
 
 def num_entries(kept: KeptTensor, counts: Counts, draws: int) -> int:
-    """The most results of one tensor that a run keeps which sees this number of samples."""
+    """The most results of one tensor that a run keeps: one for each picture, text or pair, at most `draws` samples."""
     pictures = round(counts.pictures * counts.views)
     of_both = {(True, True): pictures * max(1, counts.texts), (True, False): pictures, (False, True): counts.texts}
     return min(draws, of_both[_reads_pictures(kept.reads), _reads_texts(kept.reads)])
 
 
 def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
-    """Why nothing can be kept, or why it has no room; None where it can be and has."""
+    """Why nothing can be kept, or why the cache's disk has no room, in a sentence; None where the cache can be used."""
     if not found.kept:
         if not found.encoded_anew:
             return refusal(Feature.CACHE, Feature.NO_ENCODERS)
@@ -175,7 +175,7 @@ def _sizes_of_each(assignment: Assignment | None) -> float:
 
 
 def check_cache(found: Cacheable, recipe: Recipe) -> None:
-    """Refuse a cache that nothing could be kept in, or that has no room, before anything is measured.
+    """Refuses a cache in which nothing could be kept, or that has no room, before anything is measured.
 
     Raises:
         ConfigError: names the keys, or the sizes.
@@ -188,12 +188,14 @@ def check_cache(found: Cacheable, recipe: Recipe) -> None:
 def open_cache(
     found: Cacheable, graphs: Sequence[LayerGraph], models: Sequence[ModelGraph], recipe: Recipe, *, encodes: bool
 ) -> tuple[CachedPart, ...]:
-    """The tensors in a run's cache, for each size of samples; every rank calls it, once its weights are there.
+    """The tensors in a run's cache with their folders, for each size of samples.
 
-    `encodes`: whether this rank has the frozen layers. Rank 0 says which results in the folder have other settings.
+    Every rank calls it, after loading weights. `graphs`, `models`: one for each size. `encodes`: whether this rank has
+    the frozen layers. The first rank that has them writes the settings and warns of results in the folder that have
+    others.
 
     Raises:
-        ConfigError: on every rank, where the folder cannot be written.
+        ConfigError: where the folder cannot be written, on the rank that writes the settings.
     """
     own = [json.dumps(_settings(one, graphs[0], recipe), sort_keys=True) for one in found.kept] if encodes else []
     gathered = gather(tuple(own), form_of(tuple[str, ...]))

@@ -32,10 +32,11 @@ HOST_COPY: Bytes = 2**26
 
 
 def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None:
-    """The cluster of exactly this job's ranks; every rank calls this and all get the same.
+    """The devices and links of exactly this job's ranks; every rank calls this and all get the same.
 
-    It is kept in the run's folder and read again, so that a resumed run on as many ranks has the same plan. None: the
-    run began with the links of its profile alone, and continues so.
+    It is named by the recipe, read from the run's folder, or measured, and then kept there, so that a resumed run on
+    the same number of ranks has the same plan. None: the run began with the links of its profile alone, and continues
+    so.
 
     Raises:
         ConfigError: on every rank, if the recipe names a cluster that cannot be this one.

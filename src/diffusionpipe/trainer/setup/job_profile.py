@@ -43,7 +43,7 @@ PROFILE_BUDGET: Seconds = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """The facts on which a joint measurement depends, besides the versions of packages."""
+    """The key of a measurement of layers by all ranks: model, precision, batch sizes, devices and kind of update."""
 
     model: ModelGraph
     precision: str
@@ -55,10 +55,10 @@ class Measurement:
 
 
 class ProfileCache(Protocol):
-    """Profiles of other runs, handed in from above; only rank 0 looks there."""
+    """A store of profiles of other runs, handed in from above; only rank 0 uses it."""
 
     def find(self, measurement: Measurement) -> Profile | None:
-        """The earlier result of the measurement, None if there is nothing.
+        """The profile that an earlier run has kept for this measurement, None if there is none.
 
         Raises:
             ConfigError: it cannot be read.
@@ -66,7 +66,7 @@ class ProfileCache(Protocol):
         ...
 
     def keep(self, measurement: Measurement, profile: Profile) -> None:
-        """Keep the profile, so that later runs find it."""
+        """Stores the profile under this measurement, so that later runs find it."""
         ...
 
 
@@ -120,11 +120,12 @@ def agree_on_profile(
     screen: Screen,
     links: Cluster | None,
 ) -> Profile:
-    """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
+    """The times and sizes of the layers.
 
-    Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
-    the same plan and continues bit for bit. `links` is the measured cluster of this job, if there is one. `shares`: the
-    part of the samples that has each of the model's sizes; then two sizes are measured (`profile_of_sizes`).
+    Of an earlier start of the run, from the `shelf`, or measured by all ranks at once. Every rank calls this and all
+    get the same. It is kept in the run's folder and read again, so that a resumed run has the same plan and continues
+    bit for bit. `links` is the measured cluster of this job, if there is one. `shares`: the part of the samples that
+    has each of the model's sizes; then two sizes are measured (`profile_of_sizes`).
 
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
@@ -155,9 +156,10 @@ def agree_on_profile(
 
 
 def layer_words(done: int, total: int, num_layers: int, sizes: Sequence[int]) -> dict[str, object]:
-    """The last layer that was measured: each counts as many times as the samples of a batch size, one after the other.
+    """The words "layer" (its number of all) and "batch_size" for a progress of `done` of `total`.
 
-    The update and the links, which come after the last layer, have no words.
+    {} after the last layer. Batch sizes are measured one after the other, and each layer counts as many times as the
+    samples of the size.
     """
     for size in sizes if done < total else ():
         if 0 < done <= num_layers * size:
@@ -215,7 +217,7 @@ def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Reci
 
 
 def has_other_profile(model: ModelGraph, recipe: Recipe, job: Job) -> bool:
-    """Whether the run's folder holds a profile that `agree_on_profile` would replace by another one."""
+    """Whether the run's folder holds a profile of another model, precision or device than this job's."""
     path = recipe.run.folder / PROFILE
     return path.exists() and not _is_of(read_profile(path), model, recipe, job)
 
@@ -227,7 +229,7 @@ def _is_of(profile: Profile, model: ModelGraph, recipe: Recipe, job: Job) -> boo
 
 
 def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
-    """A function to time: the work of a step on these parameters after their gradients are there."""
+    """A function that does the work of a step after the gradients: norm, clipping, optimizer, average; to be timed."""
     names = dict(parameters)
     settings = recipe.optimizer
     rest = settings.rest

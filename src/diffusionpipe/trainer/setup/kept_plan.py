@@ -28,10 +28,11 @@ _CHANGES_NO_PLAN = {"replan"}
 
 
 def kept_plan(model: ModelGraph, recipe: Recipe, job: Job) -> Plan | None:
-    """The plan in the folder of a run that is resumed; None to plan again, with the reason in the log.
+    """The plan in the folder of a run that is resumed; None to plan again.
 
-    It is kept where it is of this model and as many ranks, and the recipe states the same sizes. A plan file or a file
-    of orders that the recipe names is read again, and a window without a flush follows from the recipe alone.
+    It is kept where model, number of ranks and stated sizes are the same; else the log has the reason. None without a
+    word where there is no plan, where the recipe names a plan file or a file of orders, which is read again, and for a
+    training without flushes, whose window follows from the recipe alone.
     """
     path, pipeline = recipe.run.folder / PLAN, recipe.pipeline
     if pipeline.plan_file is not None or pipeline.orders is not None or pipeline.versions is not Versions.FLUSHED:

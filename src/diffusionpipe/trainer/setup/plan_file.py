@@ -20,11 +20,11 @@ MAX_PROBLEMS = 5
 
 
 def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int) -> Plan:
-    """The plan of a file, if this run can train by it.
+    """The plan in a file, if this run can train by it.
 
     Raises:
         FileFormatError: it cannot be read, or is not a plan.
-        ConfigError: it is illegal, or of another model, batch or number of ranks; all problems are listed.
+        ConfigError: it is illegal, or does not fit the model, recipe or number of ranks; five problems are shown.
     """
     plan = read_plan(path)
     problems = list(_illegal(plan))
@@ -37,7 +37,7 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
 
 
 def check_plan_file(path: Path, *, batch: int, num_ranks: int) -> None:
-    """Check all that can be checked before the model is read.
+    """Refuses a plan file that is illegal, or for another batch or number of ranks, before the model is read.
 
     Raises:
         FileFormatError: it cannot be read, or is not a plan.

@@ -35,7 +35,7 @@ CheckPlan = Callable[[Plan, RecipeModels, Sequence[Device]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """The functions that make a plan, cut steps of unequal tokens and check a plan file; the cache of profiles."""
+    """The functions, handed in from above, that make a plan, cut steps of unequal tokens and check a plan file."""
 
     make_plan: MakePlan
     make_cutting: MakeCutting
@@ -52,7 +52,9 @@ class Planning:
 
 
 def agree_on_plan(opened: RecipeModels, recipe: Recipe, job: Job, planning: Planning) -> Plan:
-    """The plan, made on rank 0 or read from the recipe's plan file or the folder of a resumed run, for all ranks.
+    """The plan for all ranks: from the recipe's plan file, from the folder of a resumed run, or made on rank 0.
+
+    Every rank calls it. Where the recipe wants that, links and layers are measured first.
 
     Raises:
         ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
@@ -79,7 +81,9 @@ def agree_on_plan(opened: RecipeModels, recipe: Recipe, job: Job, planning: Plan
 
 
 def check_plan_file(plan: Plan, opened: RecipeModels, job: Job, planning: Planning) -> None:
-    """Refuse a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
+    """Refuses a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
+
+    It passes without a plan file, or without a check in `planning`.
 
     Raises:
         ConfigError: on every rank, as the check that is handed in.

@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Session:
-    """One rank, ready to train. Mutable: parameters, optimizer and average change with every step."""
+    """One rank, ready to train: plan, worker, optimizer and average; these change with every step."""
 
     recipe: Recipe
     job: Job
@@ -97,7 +97,10 @@ class Session:
 
     @property
     def state(self) -> TrainingState:
-        """The state of this rank that a checkpoint holds."""
+        """The parameters, optimizer and average of this rank, from which a checkpoint is made.
+
+        The objects themselves.
+        """
         return TrainingState(
             model=self.worker.parameters,
             trainable=self.worker.parameters,
@@ -112,21 +115,24 @@ class Session:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions in the step's global batch that this rank encodes."""
+        """The positions in the step's global batch that this rank encodes, by row; () if it encodes none."""
         return self.encoded_positions(self.plan.encoding)
 
     @property
     def group_positions(self) -> tuple[int, ...]:
-        """Positions in the global batch of all rows of this rank's pipeline."""
+        """The positions in the global batch of all rows of this rank's pipeline, by row."""
         return self._positions
 
     def encoded_positions(self, schedule: Schedule) -> tuple[int, ...]:
-        """Positions in the global batch that this rank encodes in one of the plan's schedules."""
+        """The positions in the global batch that this rank encodes in one of the plan's schedules.
+
+        () if it encodes none.
+        """
         rows = encoded_rows(schedule, self.worker.place.worker)
         return self.positions_of(rows.start, rows.stop) if rows is not None else ()
 
     def positions_of(self, start: int, stop: int) -> tuple[int, ...]:
-        """Positions in the global batch of rows of this rank's pipeline."""
+        """The positions in the global batch of the rows `start` up to `stop` of this rank's pipeline."""
         return self._positions[start:stop]
 
     @cached_property
@@ -175,12 +181,13 @@ def _in_backward(
 def open_session(
     recipe: Recipe, job: Job, planning: Planning, opened: RecipeModels | None = None, kept: Sequence[str] = ()
 ) -> Session:
-    """Everything that a rank needs to train, from a recipe; `opened` is its model, None to open it here.
+    """Everything that a rank needs to train, from a recipe: it plans, loads the weights and connects the ranks.
 
-    `kept`: the tensors of frozen layers that batches may bring from a cache.
+    Every rank calls it. `opened` is its model, None to open it here. `kept`: the tensors of frozen layers that batches
+    may bring from a cache.
 
     Raises:
-        ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
+        ConfigError: something in the recipe, the model or the sizes does not fit, or weights cannot be read.
     """
     if job.device.type == "cpu":
         disable_malloc_trim()

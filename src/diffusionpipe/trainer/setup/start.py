@@ -19,7 +19,7 @@ from diffusionpipe.trainer.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """All facts about a run that are settled when training begins."""
+    """The facts about a run that are settled before its first step: plan, devices, samples, checkpoint."""
 
     recipe: Recipe
     model: ModelGraph
@@ -43,15 +43,15 @@ class Start:
 
 
 def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Host and device of every rank; every rank calls it."""
+    """The host name and the device name of every rank, by rank; every rank calls it."""
     text = form_of(str)
     return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))
 
 
 def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> JobDataWorkers | None:
-    """The value of `Start.loading` for a run with this loader; every rank calls it, and all get the same.
+    """The cores and the time for a batch of every rank's data workers; every rank calls it, and all get the same.
 
-    None on GPUs, whose hosts have cores to spare.
+    None on GPUs, whose hosts have cores to spare, and without data workers.
     """
     if job.device.type != "cpu" or not loader.workers:
         return None

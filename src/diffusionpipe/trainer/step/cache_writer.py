@@ -27,7 +27,7 @@ _MOST_WAITING = 4
 
 
 class CacheWriter:
-    """Takes results from a rank's rows and writes them in another thread. Mutable.
+    """Takes results of encoders from a rank's rows and writes the missing ones into the cache in another thread.
 
     A full disk ends the writing, by name, and training continues: the missing results are computed in later epochs.
     """
@@ -50,7 +50,7 @@ class CacheWriter:
         """Results that are in shards."""
 
     def feed(self, batch: Mapping[str, Tensor]) -> None:
-        """Note which results of a batch are in the cache, and the keys of all; the batch is run next."""
+        """Keeps the keys of a batch's results and whether each came from the cache; this batch is run next."""
         marks: list[list[int]] = []
         keys: list[list[bytes]] = []
         for part in runs_of(batch)[1]:
@@ -60,7 +60,10 @@ class CacheWriter:
         self._fed = marks, keys
 
     def take(self, store: RowStore, rows: Range | None) -> None:
-        """Take the results of the batch from the rows that hold it now; None: this rank encodes nothing."""
+        """Copies the missing results of the batch from its rows in the store; `rows` None: this rank encodes nothing.
+
+        They are written once there are 32 MiB, or after 10 s.
+        """
         if rows is None:
             return
         for row, marks, keys in zip(range(rows.start, rows.stop), *self._fed, strict=True):
@@ -78,7 +81,7 @@ class CacheWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Have all that was taken written."""
+        """Hands all copied results to the thread that writes; waits only where more than four files are due."""
         self._since = monotonic()
         for folder, own in self._pending.items():
             if own and not self._is_over:
@@ -89,18 +92,18 @@ class CacheWriter:
             self._waiting.pop(0).result()
 
     def settle(self) -> None:
-        """Wait until what was flushed is on the disk."""
+        """Waits until all results that were handed to the thread are on the disk."""
         while self._waiting:
             self._waiting.pop(0).result()
 
     def close(self) -> None:
-        """Write the rest, and end the thread."""
+        """Writes the rest, and ends the thread."""
         self.flush()
         self.settle()
         self._pool.shutdown()
 
     def counts(self) -> dict[str, int]:
-        """The results that were computed, read and written so far on this rank."""
+        """The number of results that were computed, read and written so far on this rank: "num_encoded" and others."""
         return {"num_encoded": self.num_encoded, "num_read": self.num_read, "num_written": self.num_written}
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:

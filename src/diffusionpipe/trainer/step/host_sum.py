@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class HostSum:
-    """A sum under way. Mutable: it holds the memory of the copies."""
+    """A sum of a few float64 numbers over all ranks on its way to the host, beside later work of the device."""
 
     def __init__(self, own: Tensor, numbers: Sequence[float]) -> None:
         """Start the sum over all ranks of `own`, a vector on the device, followed by the rank's `numbers`; float64."""
@@ -38,7 +38,7 @@ class HostSum:
         self._wait = event.synchronize
 
     def wait(self) -> Tensor:
-        """Wait for the sum; the total in host memory."""
+        """Waits for the sum; returns the total as a float64 vector in host memory."""
         self._wait()
         return self._host
 

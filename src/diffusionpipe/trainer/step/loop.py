@@ -58,14 +58,14 @@ number could change the order in which the others are summed, and so the last di
 
 
 class Saves(Protocol):
-    """A checkpoint that is written during training, as the steps see it."""
+    """The methods of a checkpoint on its way to the disk that the steps call."""
 
     def vote(self) -> int:
-        """A number to be summed over all ranks, at most the number of ranks."""
+        """A number from 0 to the number of ranks, to be summed over all ranks."""
         ...
 
     def protect(self) -> None:
-        """Returns when the weights may change."""
+        """Returns when the weights may change, because they are copied."""
         ...
 
 
@@ -107,7 +107,7 @@ class _Unsettled:
 
 
 class Stepper:
-    """Runs training steps on one rank.
+    """Runs training steps on one rank: schedule, sum over all ranks, clipping, optimizer, average.
 
     A step is settled when the sums over all ranks are there. Mostly that is at once; a post-validated step is settled
     during the next one, see `post_validation`.
@@ -145,7 +145,7 @@ class Stepper:
         self._noise = NoiseMeter(session.worker, session.job.device) if self._noise_every else None
 
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of this rank since the last iteration's end. On GPUs it waits for the device."""
+        """The spans of this rank's work after the last iteration, such as clipping and optimizer. On GPUs it waits."""
         times = self._session.worker.train.recording.times_after()
         rank = self._session.job.membership.rank
         return tuple(
@@ -159,14 +159,15 @@ class Stepper:
         self._phases.append(name)
 
     def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
-        """Run step `step`, counted from 0, and return what is settled now, in order.
+        """Run step `step`, counted from 0, and return the results that are settled now, in order: none, one or two.
 
         `inputs` are the raw inputs of the samples that this rank encodes: of this step or, where the plan encodes
         ahead, of the next one.
 
         Raises:
-            NonFiniteLossError: on all ranks, naming the step and the samples; nothing was updated.
-            LossSpikeError: on all ranks, where the recipe stops at spikes, or after many in a row.
+            NonFiniteLossError: on all ranks, naming the step and the samples; nothing was updated, unless the optimizer
+                steps within the backward.
+            LossSpikeError: on all ranks, where the recipe stops at spikes, or after more than ten in a row.
             PeerError: another rank died.
         """
         started = perf_counter()
@@ -195,7 +196,10 @@ class Stepper:
         return times
 
     def finish_times(self) -> None:
-        """Make the times of the last settled step known as well; every rank calls it, and it waits for the device."""
+        """Makes the times of the last settled step known too, for `take_times`.
+
+        Every rank calls it, and waits for its device.
+        """
         times = self._own_times()
         if times is not None:
             device = self._session.job.device
@@ -204,7 +208,7 @@ class Stepper:
                 self._note_times(times, float(total.wait()[0]))
 
     def settle(self) -> list[StepResult]:
-        """The result of the step that is not settled yet, if there is one; then the weights are final."""
+        """The result of the step that is not settled yet, [] if there is none; after it the weights are final."""
         pending, self._pending = self._pending, None
         return [] if pending is None else [self._settle(pending)]
 

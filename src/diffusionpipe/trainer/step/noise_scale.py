@@ -28,7 +28,7 @@ NOTHING_SMALLER = (
 
 
 class NoiseMeter:
-    """Measures the two numbers on one rank. Mutable: it switches the watching of gradients on and off."""
+    """Measures |G|² and tr S of the gradient noise scale on one rank, from gradients that are watched in a step."""
 
     def __init__(self, worker: Worker, device: torch.device) -> None:
         """The worker must be measurable, see `unmeasurable`."""
@@ -43,12 +43,12 @@ class NoiseMeter:
         self._counts = {block: len(holders[block]) for block in self._blocks}
 
     def watch(self, is_on: bool) -> None:
-        """Watch the gradients of the steps that come, or no longer."""
+        """Switches the watching of gradients on or off, for the steps that come."""
         for gradients in self._blocks.values():
             gradients.is_watched = is_on
 
     def own(self) -> Tensor:
-        """The rank's parts of |G|² and tr S of the step that ran, (2,) float64; their sums over all ranks are these."""
+        """The rank's terms of |G|² and tr S for the step that ran, (2,) float64, to be summed over all ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         for block, gradients in self._blocks.items():
             if gradients.part is None:
@@ -69,7 +69,7 @@ def both_of(of_small: Tensor, of_whole: Tensor, small: float, whole: float) -> t
 
 
 def unmeasurable(plan: Plan) -> str | None:
-    """The reason for which a run of this plan has no noise scale; None: it has one. The same on all ranks."""
+    """The reason for which a run of this plan has no noise scale, in words; None: it has one. The same on all ranks."""
     if plan.train.lead:
         return "batches follow each other without a flush, so gradients of a batch are of several weights"
     if plan.mesh.parts > 1:
@@ -88,7 +88,7 @@ def unmeasurable(plan: Plan) -> str | None:
 
 
 def parts_of(plan: Plan) -> Mapping[int, float]:
-    """Block -> the samples of the part of its gradients that is measured by itself."""
+    """For each block the number of samples in the part of the batch whose gradient is measured by itself."""
     placement, found = plan.train.placement, dict[int, float]()
     for block, ranks in holders_of(plan).items():
         worker = plan.mesh.place(ranks[0])[1]

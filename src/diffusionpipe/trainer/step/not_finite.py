@@ -19,7 +19,10 @@ NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
 def bad_positions(
     session: Session, trained: Sequence[TrainedBackbone], outputs: Sequence[Output], found: BackboneResult
 ) -> tuple[int, ...]:
-    """The positions in the global batch of this rank's losses that are not finite."""
+    """The positions in the global batch of this rank's losses of the backbone `found` that are not finite.
+
+    () for none.
+    """
     loss_name = next(one.backbone.loss for one in trained if one.backbone.name == found.name)
     return tuple(
         session.positions_of(output.rows.start + int(row), output.rows.start + int(row) + 1)[0]
@@ -41,7 +44,10 @@ def not_finite(
     bad: tuple[int, ...],
     consequence: str = NOTHING_UPDATED,
 ) -> NonFiniteLossError:
-    """The error; every rank calls it, with its own bad positions."""
+    """The error of a step whose loss or norm, in `found`, is not finite; it names the samples and weights of all ranks.
+
+    Every rank calls it, with its own bad positions. `consequence`: the end of the sentence, on the updates.
+    """
     names = canonical_names(session.graph.components)
     frozen = {name: p for p, name in names.items() if not (p.requires_grad or p.is_meta)}
     weights = {**frozen, **session.worker.parameters}

@@ -26,14 +26,14 @@ _KEY = "past_values"
 
 
 class Spikes:
-    """The past values of a run, and the judgement of the next."""
+    """Judges whether a step's loss or norm is a spike, by the values of the last 100 steps."""
 
     def __init__(self, reaction: OnSpike, kept: Mapping[str, Iterable[float]] | None = None) -> None:
         self.reaction = reaction
         self._past = {name: deque((kept or {}).get(name, ()), maxlen=WINDOW) for name in _NAMES}
 
     def judge(self, loss: float, gradient_norm: float) -> str | None:
-        """Why this step is a spike, in words; None if it is none, and then its values count for the next steps."""
+        """Why this step is a spike, in words; None if it is not one, and then its values count for the next steps."""
         if self.reaction is OnSpike.NONE:
             return None
         values = dict(zip(_NAMES, (loss, gradient_norm), strict=True))
@@ -46,13 +46,16 @@ class Spikes:
         return None
 
     def state(self) -> dict[str, object]:
-        """The past values, for the state of a checkpoint: a resumed run judges alike. Empty where nothing is judged."""
+        """The past values, for the state of a checkpoint, so that a resumed run judges alike.
+
+        {} where nothing is judged.
+        """
         past = {name: list(values) for name, values in self._past.items()}
         return {} if self.reaction is OnSpike.NONE else {_KEY: past}
 
 
 def kept_values(state: Mapping[str, object]) -> dict[str, list[float]]:
-    """The past values in a checkpoint's state; none in one that judged nothing.
+    """The past values by name in a checkpoint's state; {} in one that judged nothing.
 
     Raises:
         CheckpointError: no run has written such values.

@@ -9,7 +9,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The results of one step, the same on all ranks."""
+    """The loss, norms, rates and decisions of one step, the same on all ranks but for the host's times."""
 
     step: int
     """Steps done, this one included."""
@@ -39,7 +39,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The times that the device needed for a step."""
+    """The device's time for the schedule of a step, in seconds, and the idle part of all ranks."""
 
     step: int
     """Number of the step, as in its `StepResult`."""

@@ -44,7 +44,7 @@ SAVE, SAVE_AND_STOP, DRAW = "save", "save_quit", "draw"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The action of all ranks at the end of this step."""
+    """Whether all ranks save, stop or draw at the end of this step."""
 
     saves: bool
     stops: bool
@@ -52,11 +52,11 @@ class Decision:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether something of it reads the weights of the step."""
+        """Whether the decision reads the weights of the step: it saves, stops or draws."""
         return self.saves or self.stops or self.draws
 
     def joined(self, other: "Decision") -> "Decision":
-        """Both together."""
+        """The decision that does all that either of the two does."""
         return Decision(
             saves=self.saves or other.saves, stops=self.stops or other.stops, draws=self.draws or other.draws
         )
@@ -79,7 +79,7 @@ def _is_one_of_several() -> bool:
 
 
 class Stopping:
-    """Collects the wishes of one process to save, to draw or to stop.
+    """Collects the wishes of one process to save, to draw or to stop, from signals and signal files.
 
     `folder` is the run folder on the one rank that looks for signal files (rank 0), else None. `peer_failure` tells
     which other rank has died, None while all live.
@@ -96,12 +96,13 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator["Stopping"]:
-        """Take the signals while the block runs; call it in the main thread. Signal files of an earlier run go.
+        """Takes the signals while the block runs; call it in the main thread.
 
-        A rank of several stays deaf to SIGTERM after it has failed: the launcher sends it to all who are left as soon
-        as one has died, and this one has yet to leave the note that says why it ends. It also stays deaf to SIGTERM
-        and SIGHUP after all have agreed to stop: a signal reaches the ranks one by one, and the last of them may have
-        saved with the others before its own signal comes. It would die of it, and the job would count as killed.
+        Signal files of an earlier run are removed. A rank of several stays deaf to SIGTERM after it has failed: the
+        launcher sends it to all who are left as soon as one has died, and this one has yet to leave the note that says
+        why it ends. It also stays deaf to SIGTERM and SIGHUP after all have agreed to stop: a signal reaches the ranks
+        one by one, and the last of them may have saved with the others before its own signal comes. It would die of it,
+        and the job would count as killed.
         """
         for file in self._signal_files():
             logger.warning("removed a leftover signal file file=%s", file)
@@ -127,14 +128,14 @@ class Stopping:
                 signal.signal(number, handler)
 
     def votes(self) -> Votes:
-        """The wishes of this process since the last call, to be summed over all ranks."""
+        """The wishes of this process as numbers to be summed over all ranks; a wish to save or to draw counts once."""
         self._look()
         votes = int(self._wants_save), int(self._wants_stop) + _DRAWING * int(self._wants_drawing)
         self._wants_save = self._wants_drawing = False
         return votes
 
     def decision(self, total: Votes) -> Decision:
-        """The decision of the summed votes of all ranks.
+        """Whether all ranks save, stop or draw, by the sum of all ranks' votes; a stop saves too.
 
         Raises:
             PeerError: another rank has died, so no rank saves.
@@ -150,7 +151,7 @@ class Stopping:
         return Decision(saves=saves > 0 or stops > 0, stops=stops > 0, draws=draws > 0)
 
     def agree(self, sum_over_ranks: Callable[[Votes], Votes]) -> Decision:
-        """The decision of all ranks, with a sum of its own.
+        """The decision of all ranks, by votes that are summed only for it; every rank calls it.
 
         Raises:
             PeerError: another rank has died, so no rank saves.

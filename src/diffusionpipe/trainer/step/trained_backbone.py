@@ -16,7 +16,7 @@ from diffusionpipe.trainer.setup.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneResult:
-    """The results of one step for a backbone."""
+    """The loss, gradient norm and learning rates of one step for one backbone."""
 
     name: str
     loss: float
@@ -27,7 +27,10 @@ class BackboneResult:
     """The learning rates of its components that have their own."""
 
     def numbers(self) -> dict[str, float]:
-        """The backbone's own numbers in the metrics; its components' own learning rates if there are no others."""
+        """The backbone's own numbers for the metrics, as "loss/NAME", and its components' rates as "learning_rate/NAME".
+
+        The only backbone, whose name is "", has its loss, norm and rate in the step's result alone.
+        """
         found = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": self.learning_rate}
         own = {f"{key}/{self.name}": value for key, value in found.items()} if self.name else {}
         return {**own, **{f"learning_rate/{name}": rate for name, rate in self.of_components.items()}}
@@ -35,7 +38,7 @@ class BackboneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedBackbone:
-    """A backbone on one rank: the parameters that it trains there, and how."""
+    """The parameters of a backbone that one rank trains, with their learning rates and clipping."""
 
     backbone: Backbone
     parameters: list[nn.Parameter]
@@ -47,14 +50,14 @@ class TrainedBackbone:
     clip_norm: float | None
 
     def sums(self, outputs: Sequence[Output], device: torch.device) -> Tensor:
-        """The rank's part of its squared gradient norm and of its loss, (2,)."""
+        """The rank's part of the backbone's squared gradient norm and of the sum of its losses, (2,) float64."""
         squares = sum_of_squares([p.grad for p in self.owned if p.grad is not None], device)
         losses = (output.value.double().sum() for output in outputs if output.name == self.backbone.loss)
         loss = sum(losses, torch.zeros((), dtype=torch.float64, device=device))
         return torch.stack([squares, loss])
 
     def result(self, step: int, sums: Tensor, batch: int, factor: float = 1.0) -> BackboneResult:
-        """The result of the sums over all ranks; learning rates are multiplied by `factor`."""
+        """The loss, norm and rates of step `step` from the `sums` over all ranks; `factor` multiplies the rates."""
         rates = {name: rate * factor for name, rate in self.rates_at(step).items()}
         own = {name for name in rates if self.rates[name] != self.rates.get(name.partition("|")[0])}
         components = {name for name in rates if "|" not in name and name != self.backbone.name}
@@ -67,20 +70,23 @@ class TrainedBackbone:
         )
 
     def rates_at(self, step: int) -> dict[str, float]:
-        """The learning rates of its groups in update `step`, counted from 0."""
+        """The learning rate of each of its groups in update `step`, counted from 0, by the group's name."""
         return {group: learning_rate_at(step, rates) for group, rates in self.rates.items()}
 
     def factor(self, sums: Tensor) -> Tensor | None:
-        """The factor of its gradients; None where they are never clipped."""
+        """The factor that clips its gradients, at most 1, from the `sums` over all ranks.
+
+        None where they are never clipped.
+        """
         return None if self.clip_norm is None else clip_factor(sums[0].sqrt(), self.clip_norm)
 
     def clip(self, factor: Tensor) -> None:
-        """Multiply its gradients with the factor; other backbones' gradients stay as they are."""
+        """Multiplies its gradients by the factor in place; other backbones' gradients stay as they are."""
         scale([p.grad for p in self.parameters if p.grad is not None], factor)
 
 
 def trained_backbone(session: Session, backbone: Backbone) -> TrainedBackbone:
-    """A backbone of the session's model on its rank."""
+    """The parameters of one backbone on the session's rank, with their learning rates and clipping."""
     recipe = session.recipe.alone(backbone.name)
     names = session.model.parameters_of(session.model.layers_of(backbone))
     own = {name: p for name, p in session.worker.parameters.items() if name in names}

@@ -68,7 +68,7 @@ class _Window:
 
 
 class WindowStepper:
-    """Runs training steps on one rank, as `trainer.step.loop.Stepper` does with a flush at the end of each."""
+    """Runs the steps of a training without flushes on one rank, in place of `trainer.step.loop.Stepper`."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class WindowStepper:
         """The wait for data in the window under way, in seconds."""
 
     def phases(self) -> tuple[Phase, ...]:
-        """There is nothing between windows."""
+        """(), because no work lies between windows."""
         return ()
 
     def step(self, step: int, _: dict[str, Tensor]) -> list[StepResult]:
-        """Run the window of step `step`, counted from 0, and return what is settled now, in order.
+        """Run the window of step `step`, counted from 0, and return the results that are settled now, in order.
 
         Raises:
             NonFiniteLossError: on all ranks, after the flush that follows the step; names the step and the samples.
@@ -141,7 +141,7 @@ class WindowStepper:
         return [*settled[:-1], replace(settled[-1], decision=decision)]
 
     def settle(self) -> list[StepResult]:
-        """Nothing is left to settle after a flush, and it is not asked for elsewhere."""
+        """[], because nothing is left to settle after a flush, where alone it is called."""
         return []
 
     def take_times(self) -> list[StepTimes]:
@@ -150,7 +150,10 @@ class WindowStepper:
         return times
 
     def finish_times(self) -> None:
-        """Make the times of the last window before a flush known too; every rank calls it, and waits for its device."""
+        """Makes the times of the last window before a flush known too.
+
+        Every rank calls it, and waits for its device.
+        """
         times = self._own_times()
         if times is not None:
             total = HostSum(torch.zeros(0, dtype=torch.float64, device=self._session.job.device), [times.busy])
