@@ -29,13 +29,16 @@ Numbers = Mapping[int, int]
 
 
 class ConsoleReport:
-    """`workflows.training.run_check.CheckReport` on a terminal, or in the log where the console is none."""
+    """Shows the check of a run's prediction: as a table on a terminal, else as lines in the log."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console
 
     def corrected(self, found: "Correction", profile: Path, stages: Numbers) -> None:
-        """Show the table, or log its lines."""
+        """Shows the predicted, measured and corrected times of the checked steps, and the causes of the difference.
+
+        `profile`: the path of the corrected profile; `stages`: the number of each stage as users see it.
+        """
         if self._console.is_terminal:
             self._console.print(check_table(found, profile, stages))
             return
@@ -43,7 +46,7 @@ class ConsoleReport:
             logger.info("%s", line)
 
     def not_judged(self, steps: tuple[int, int], why: str) -> None:
-        """Show why nothing was judged by these steps."""
+        """Shows why the steps `steps`, first and last, judge nothing."""
         if self._console.is_terminal:
             self._console.print(f"Prediction after step {steps[1]}: not judged: {why}", highlight=False)
         else:
@@ -51,7 +54,7 @@ class ConsoleReport:
 
 
 def check_lines(found: "Correction", profile: Path, stages: Numbers) -> Iterator[str]:
-    """Predicted, measured and corrected step; the causes; other programs; where the profile is."""
+    """Lines for the log: the predicted, measured and corrected step, the causes, other programs, the profile's path."""
     first, last = found.recorded.steps
     yield (
         f"checked_steps={first}-{last} predicted_step_s={found.predicted.step:.4f} "
@@ -65,7 +68,7 @@ def check_lines(found: "Correction", profile: Path, stages: Numbers) -> Iterator
 
 
 def check_table(found: "Correction", profile: Path, stages: Numbers) -> "Table":
-    """The check of the prediction as a table for a terminal."""
+    """The predicted, measured and corrected times, and the causes of the difference, as a table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -94,7 +97,10 @@ def check_table(found: "Correction", profile: Path, stages: Numbers) -> "Table":
 
 
 def causes_text(causes: Sequence["Cause"]) -> str:
-    """The causes in milliseconds of the step, the largest first: "forwards 12.0 ms longer, loading 4.0 ms longer"."""
+    """The causes in milliseconds of the step, in their order: "forwards 12.0 ms longer, loading 4.0 ms longer".
+
+    "as predicted" where none takes 0.05 ms.
+    """
     words = [
         f"{cause.name} {_milliseconds(abs(cause.seconds))} {'longer' if cause.seconds > 0 else 'shorter'}"
         for cause in causes
@@ -104,7 +110,7 @@ def causes_text(causes: Sequence["Cause"]) -> str:
 
 
 def others_text(recorded: "Recorded") -> str:
-    """The time that other programs used of the cores, and which steps do not count for it."""
+    """The part of the cores that other programs used, in percent, and how many steps were left out; or "unknown"."""
     if recorded.others is None:
         return "unknown"
     first, last = recorded.steps

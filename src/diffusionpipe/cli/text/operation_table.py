@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def operation_lines(report: OperationReport) -> Iterator[str]:
-    """The operations that hold most of the time, all kinds together, and the gain of running side by side."""
+    """The lines of the screen: the costly operations, all kinds of them, and the gain of running side by side."""
     total, held = report.seconds, holding(report.uses)
     plural = "s" if report.samples > 1 else ""
     yield (
@@ -49,7 +49,7 @@ def operation_lines(report: OperationReport) -> Iterator[str]:
 
 
 def draw_operations(report: OperationReport, path: Path) -> None:
-    """Draw the report as a picture.
+    """Draws the times of the operations beside the roofline as the picture file `path`.
 
     Raises:
         ConfigError: the file cannot be written.

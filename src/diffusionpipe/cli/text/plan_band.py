@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def band_lines(choice: Choice, *, width: int, fill: bool | None = None) -> Iterator[str]:
-    """An empty line and the sentences on the band; nothing for a measured profile."""
+    """An empty line and the sentences on the band of a computed profile's step; no lines for a measured profile.
+
+    `fill`: whether the plan may fill bubbles; None for either.
+    """
     band = band_of(choice, fill=fill)
     if band is None:
         return
@@ -23,7 +26,7 @@ def band_lines(choice: Choice, *, width: int, fill: bool | None = None) -> Itera
 
 
 def band_text(band: Band) -> str:
-    """The band in words, and whether the choice holds in it."""
+    """The least and the longest step of the band, and the layouts that are faster at its ends, in sentences."""
     first = (
         f"band: layer times are computed. If all of them are {UNCERTAINTY:.0%} shorter or longer, a step takes "
         f"{band.shortest * 1e3:.1f} to {band.longest * 1e3:.1f} ms."

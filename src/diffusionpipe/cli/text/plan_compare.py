@@ -34,10 +34,10 @@ SYMBOLS = (
 
 
 def names_of(text: str, *, writes: bool) -> tuple[str, ...]:
-    """The systems that --compare names.
+    """The names of the systems in `text`, the value of --compare; "all" for all. `writes`: a plan is to be written.
 
     Raises:
-        ConfigError: there is no such system, or not one alone is named and a plan is to be written.
+        ConfigError: there is no such system, or several are named and a plan is to be written.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.rivals.planners import PLANNERS
@@ -62,7 +62,7 @@ def names_of(text: str, *, writes: bool) -> tuple[str, ...]:
 
 
 def writable(rivals: Sequence[Rival], names: Sequence[str] = ()) -> Rival:
-    """The one system whose plan is to be written; `names` are those that were asked for.
+    """The one system of `rivals` whose plan is to be written; `names` are those that were asked for.
 
     Raises:
         ConfigError: it has no layout, or one that cannot train.
@@ -91,7 +91,7 @@ def writable(rivals: Sequence[Rival], names: Sequence[str] = ()) -> Rival:
 
 
 def print_rivals(names: Sequence[str], choice: Choice) -> tuple[Rival, ...]:
-    """Print the table, and return the named systems that have a layout."""
+    """Prints our plan beside the plans of these systems, and returns the systems that have a layout."""
     from rich.console import Console
 
     from diffusionpipe.planner.rivals.simulated import simulated
@@ -104,7 +104,10 @@ def print_rivals(names: Sequence[str], choice: Choice) -> tuple[Rival, ...]:
 
 
 def rival_lines(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], *, width: int) -> Iterator[Line]:
-    """The whole screen, at most `width` columns wide where that is at least 72."""
+    """The lines of the screen of --compare, each with its style.
+
+    They have at most `width` columns where that is at least 72.
+    """
     setting = choice.setting
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"

@@ -45,7 +45,7 @@ def check_plan_memory(plan: "Plan", opened: "RecipeModels", devices: "Sequence[D
 
 
 def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]") -> str:
-    """A sentence: the plan does not fit, with the rank that lacks most; "" if it fits.
+    """A sentence that the plan does not fit, with the rank that lacks most; "" if it fits.
 
     `needs`: the memory of each worker at its peak; `memories`: the memory of each rank's device.
     """

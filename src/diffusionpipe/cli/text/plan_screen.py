@@ -37,7 +37,11 @@ def screen_lines(
     *,
     width: int = WIDTH,
 ) -> Iterator[Line]:
-    """The whole screen; of at most 7 batches it has at most `MOST_LINES` lines, long commands apart."""
+    """The lines of the short screen of a plan, each with its style: batches, the choice, alternatives, memory, remarks.
+
+    Of at most 7 batches it has at most `MOST_LINES` lines, long commands apart. `tried`: a plan for each batch; `band`:
+    None for a measured profile.
+    """
     above = [(line, "bold") for line in wrap(title, width)[:2]]
     if len(tried) > 1:
         above += [*_batches(tried, choice, width), ("", "")]
@@ -72,7 +76,7 @@ def _batches(tried: Sequence[BatchPlan], choice: Choice, width: int) -> Iterator
 
 
 def layout_of(choice: Choice, *, is_short: bool = False) -> str:
-    """The name and sizes of a choice, and which layers it recomputes."""
+    """The name and sizes of a choice in words, with the layers that it recomputes; `is_short`: in fewer words."""
     sizes = shortened(choice.sizes) if is_short else choice.sizes
     patterns = choice.setting.workload.checkpointed
     if not patterns:
@@ -82,7 +86,7 @@ def layout_of(choice: Choice, *, is_short: bool = False) -> str:
 
 
 def cut(text: str, room: int) -> str:
-    """The text in one line of that many columns."""
+    """The text, shortened with "..." at its end to at most `room` columns where it is longer."""
     indent = len(text) - len(text.lstrip())
     return text if len(text) <= room else " " * indent + shorten(text, room - indent, placeholder=" ...")
 
@@ -166,7 +170,7 @@ def _remark(remark: Remark, width: int) -> list[str]:
 
 
 def title_of(name: str, setting: Setting, *, stored: str) -> str:
-    """The model, the machine and the numbers that it computes with."""
+    """The title of a plan's screen: the model's name, the cluster, the arithmetic, and the types of stored weights."""
     cluster, profile = setting.cluster, setting.profile
     kept = f", frozen weights stored in {stored}" if stored else ""
     kept += ", trained weights in bfloat16" if setting.workload.rounds else ""

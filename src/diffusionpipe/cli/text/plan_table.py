@@ -27,7 +27,7 @@ LEAST_LAYOUT = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One figure of each row."""
+    """A column of the table of plans: its head, its term in the glossary, and its number for a row."""
 
     head: tuple[str, str]
     """The head of the column, in two lines."""
@@ -84,9 +84,10 @@ def _first(comparison: Comparison) -> tuple[Row, ...]:
 def table_lines(
     setting: Setting, comparison: Comparison, *, width: int, versions: Versions = Versions.FLUSHED
 ) -> Iterator[Line]:
-    """The whole screen, but for commands at most `width` columns wide where that is at least 72.
+    """The lines of the long screen of a plan, each with its style: a table of all layouts, a legend, and remarks.
 
-    `versions`: the kind that the recipe asks for.
+    They have at most `width` columns where that is at least 72, but for commands. `versions`: the kind that the recipe
+    asks for.
     """
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
@@ -148,7 +149,7 @@ def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
 
 
 def decimals_of(values: Sequence[float]) -> int:
-    """The number of decimals, at most three, that gives the largest value at least four digits."""
+    """The number of decimals, from 0 to 3, with which the largest value has at least four digits if it can."""
     largest = max(values, default=0.0)
     return next((decimals for decimals, least in ((0, 1e4), (1, 100), (2, 10)) if largest >= least), 3)
 
@@ -159,7 +160,7 @@ def _layout(row: Row, *, is_short: bool = False) -> str:
 
 
 def shortened(sizes: str) -> str:
-    """Sizes in words for narrow tables."""
+    """The sizes of a layout in fewer words, for narrow tables: "mb" for micro-batches."""
     return sizes.replace(" replicas)", ")").replace(" groups", "").replace(" micro-batches", " mb")
 
 

@@ -21,7 +21,13 @@ def make_plan(
     profile: Profile | None = None,
     cluster: Cluster | None = None,
 ) -> Plan:
-    """The plan that the recipe's [pipeline] section asks for."""
+    """The plan of a recipe's [pipeline] section for `num_ranks` ranks: searched, or built from the stated sizes.
+
+    With a `profile` stages are cut by its times, else by the number of layers.
+
+    Raises:
+        ConfigError: the sizes do not fit the model, or nothing fits in memory.
+    """
     from diffusionpipe.planner import build_plan, plan_from_profile
     from diffusionpipe.planner.choosing.explain import slow_links_text
 
@@ -36,7 +42,7 @@ def make_plan(
 
 
 def check_ranks(model: ModelGraph, recipe: Recipe, num_ranks: int) -> None:
-    """Refuse ranks that the model's layers and the batch cannot occupy, before any of them is started.
+    """Refuses ranks that the model's layers and the batch cannot occupy, before any of them is started.
 
     A plan file is left to rank 0, which reads it.
 
@@ -101,7 +107,11 @@ def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
 
 
 def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
-    """The fastest plan, with the reason in the log."""
+    """The fastest plan of the search; its figures and the reason go to the log, its alternatives into the run's folder.
+
+    Raises:
+        ConfigError: nothing fits in memory.
+    """
     from diffusionpipe.planner.choosing.asking import InWords
     from diffusionpipe.planner.choosing.choice import with_alternatives
     from diffusionpipe.trainer.course.documents import PLAN

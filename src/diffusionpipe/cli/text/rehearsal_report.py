@@ -18,7 +18,7 @@ from diffusionpipe.workflows.rehearsing.size import Size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A rehearsal, and the inputs that it ran with."""
+    """The measured times of a rehearsal, with its scales, link and the cores that other programs used."""
 
     result: Rehearsed
     size: Size
@@ -31,7 +31,10 @@ class Outcome:
 
 
 def figures_of(outcome: Outcome, plan: Plan, profile: Profile, costs: Costs) -> dict[str, Any]:
-    """Everything that is reported, in seconds and bytes."""
+    """The figures of a rehearsal for JSON, in seconds and bytes.
+
+    Iteration, bubble, ranks, cores, and the plan's own times.
+    """
     found = outcome.result
     ranks = []
     for rank in range(found.mesh.num_ranks):
@@ -69,7 +72,10 @@ def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
 
 
 def print_report(console: Console, figures: dict[str, Any]) -> None:
-    """Iteration and bubble, measured beside predicted, and each rank's kinds of work."""
+    """Prints the figures of a rehearsal.
+
+    Iteration and bubble, measured beside predicted, and each rank's kinds of work.
+    """
     planned, link, iteration = figures["planned"], figures["link"], figures["iteration"]
     times, bubble, processor = iteration["measured_s"], figures["bubble"], figures["processor"]
     update = f", then an update of {planned['update_s'] * 1e3:.1f} ms (not rehearsed)" if planned["update_s"] else ""

@@ -4,7 +4,11 @@ from collections.abc import Iterator, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Columns with two blanks between; words of a head one below the other, names cut in their middle to fit."""
+    """Lines of a table with two blanks between columns, from rows of which the first is the head.
+
+    Words of a head are one below the other. The columns "from" and "to" have names, which are cut in their middle to
+    fit `width`.
+    """
     count = len(rows[0])
     heads = [head.split() for head in rows[0]]
     deep = max(map(len, heads))

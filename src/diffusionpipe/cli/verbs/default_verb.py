@@ -24,7 +24,7 @@ class DefaultVerb(TyperGroup):
     def make_context(
         self, info_name: str | None, args: list[str], parent: "Context | None" = None, **extra: object
     ) -> "Context":
-        """The context of the sub-verb or of the default command."""
+        """The click context of the sub-verb that the first of `args` names, or else of the default command."""
         if args and args[0] in self.commands and args[0] != DEFAULT:
             return super().make_context(info_name, args, parent, **extra)
         return self.commands[DEFAULT].make_context(info_name, args, parent, **extra)

@@ -184,13 +184,13 @@ def _examine(meeting: Meeting, folder: Path, report: Report) -> tuple[tuple[Fact
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The output of the findings: the terminal, and a file if one is asked for."""
+    """Shows the findings of the doctor on the terminal, and writes them as JSON if a file is asked for."""
 
     out: Path | None
     full: bool
 
     def write(self, facts: Sequence[Facts], found: Sequence[Finding]) -> None:
-        """Print the lines and write the JSON."""
+        """Prints the findings as lines, and writes them with the facts of all ranks as JSON."""
         for line in lines_of(found):
             typer.echo(line)
         if self.out is not None:
@@ -202,7 +202,7 @@ class Report:
 
 
 def lines_of(found: Sequence[Finding]) -> list[str]:
-    """The report as people read it."""
+    """The findings as lines: status, name and text, and the remedy in the next line."""
     width = max(len(one.name) for one in found)
     lines = []
     for one in found:
@@ -213,7 +213,10 @@ def lines_of(found: Sequence[Finding]) -> list[str]:
 
 
 def json_of(facts: Sequence[Facts], found: Sequence[Finding], *, full: bool) -> str:
-    """The report as JSON. Unless it is to be full, it holds no name of a host, device or interface, and no path."""
+    """The facts of all ranks and the findings as JSON text.
+
+    Unless it is to be full, it holds no name of a host, device or interface, and no path.
+    """
     import json
     from dataclasses import asdict
 

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def drawing_work(rank: int | None = None) -> "Iterator[OnStep]":
-    """A function of the denoising steps done and of all of them, which rank 0 and a process without a rank (None) show.
+    """A context with a function (denoising steps done, all steps) that shows them: a bar on a terminal, else lines.
 
-    A bar on a terminal, gone at the end; elsewhere a line of the log now and then.
+    Only rank 0 and a process without a rank (None) show them. The bar is gone at the end.
     """
     from rich.console import Console
 

@@ -20,14 +20,14 @@ NOISY_WARNINGS = ("Mismatch dtype between input and weight",)
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes records on a console, above the bars that may be there."""
+    """A log handler that writes records on a console, above the bars that may be there."""
 
     def __init__(self, console: "Console") -> None:
         super().__init__()
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line; nothing is wrapped, so that it can be searched and copied."""
+        """Writes the record as one line, which is not wrapped, so that it can be searched and copied."""
         from rich.text import Text
 
         try:
@@ -38,17 +38,17 @@ class ConsoleHandler(logging.Handler):
 
 @dataclass(frozen=True)
 class Without:
-    """A filter of records that have these words."""
+    """A log filter that leaves out records whose message has these words."""
 
     words: str
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged."""
+        """Whether the record is logged: its message does not have the words."""
         return self.words not in str(record.msg)
 
 
 def log_to(console: "Console", rank: int | None) -> None:
-    """Send messages of rank 0 and of a process without a rank (None), and warnings of all, to the console.
+    """Sends our log to the console: all messages of rank 0 and of a process without a rank (None), else warnings alone.
 
     On a terminal rank 0 does not name itself. Messages go no longer to the console of an earlier call.
     """
@@ -65,7 +65,7 @@ def log_to(console: "Console", rank: int | None) -> None:
 
 
 def quieten() -> None:
-    """Leave out the messages of other packages that are listed above; all their others stay."""
+    """Leaves out the messages and warnings of other packages that NOISE and NOISY_WARNINGS list; others stay."""
     for name, words in NOISE:
         logging.getLogger(name).addFilter(Without(words))
     for beginning in NOISY_WARNINGS:

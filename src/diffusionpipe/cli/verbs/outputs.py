@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def check_outputs(*files: Path | None, pictures: Sequence[Path | None] = ()) -> None:
-    """Check that all of these files can be written and the pictures drawn; None was not asked for.
+    """Checks that files can be written, and that `pictures` have an ending that can be drawn; None is passed over.
 
     Raises:
         ConfigError: a folder is missing, full or read-only, a file is a folder, or a picture has an unknown ending.

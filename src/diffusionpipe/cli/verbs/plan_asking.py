@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ranks_named(text: str | None) -> tuple[int, ...]:
-    """The ranks of an option, ascending; () for none.
+    """The ranks in the text of --use, e.g. "0,1,3", ascending; () for None.
 
     Raises:
         ConfigError: it is not a list of numbers, or names a rank twice.
@@ -32,7 +32,7 @@ def ranks_named(text: str | None) -> tuple[int, ...]:
 
 
 def batches_named(text: str | None) -> tuple[int, ...]:
-    """The batches of an option, ascending; () for none and for "auto".
+    """The batches in the text of --batch, e.g. "8,16", ascending, each once; () for None and for "auto".
 
     Raises:
         ConfigError: it is not a list of whole numbers from 1 to `MOST_SAMPLES`.
@@ -51,7 +51,7 @@ def batches_named(text: str | None) -> tuple[int, ...]:
 
 
 def check_memory(memory: float | None) -> None:
-    """Refuse a number that is not an amount of memory.
+    """Refuses a value of --memory that is not an amount of memory; None passes.
 
     Raises:
         ConfigError: it is not above 0, or is infinite.
@@ -70,7 +70,7 @@ _OF_LAYERS = ("--frozen-dtype", "--lora-rank", "--resolution")
 
 @dataclass(frozen=True, slots=True)
 class PlanCommand:
-    """An `Asking` in whole commands."""
+    """The given command line of `plan`, from which commands for other plans are made, as text to copy."""
 
     arguments: tuple[str, ...]
     """The arguments of the command line after the program's name."""
@@ -80,15 +80,18 @@ class PlanCommand:
     """Whether the command names a recipe, whose keys change in place of options."""
 
     def use(self, ranks: Sequence[int]) -> str:
-        """For a plan on these ranks alone, which are counted among the used ones."""
+        """The command that plans for these ranks alone; `ranks` are counted among the used ones."""
         return self._with("--use", listed(among(self.used, ranks)))
 
     def memory(self, num_bytes: Bytes) -> str:
-        """The way to a plan that takes at most `num_bytes` of each device."""
+        """The command that plans with at most `num_bytes` of each device."""
         return self._with("--memory", gib_of(num_bytes))
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """For a plan with these options, or for the recipe with these keys; "" where the profile's file forbids it."""
+        """The command with these options (name, value), or for a recipe these `keys`, one for each option.
+
+        "" where the profile's file forbids it, because options change the layers and there is no recipe.
+        """
         command = self
         if self._gives("--profile") and any(option in _OF_LAYERS for option, _ in options):
             if not self.has_recipe:
@@ -105,7 +108,10 @@ class PlanCommand:
         return shlex.join(["diffusionpipe", *self.with_option(option, value)])
 
     def with_option(self, option: str, value: str) -> tuple[str, ...]:
-        """The arguments with another value of an option; a cluster takes the place of devices and their link."""
+        """The arguments with this value of an option, in place of another.
+
+        A cluster replaces devices and their link too.
+        """
         others = ("--devices", "--link") if option == "--cluster" else ()
         return (*self._without(option, *others), option, value)
 

@@ -48,7 +48,7 @@ def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int, out: Pat
 
 
 def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
-    """Refuse to draw where a rank has too little memory.
+    """Refuses to draw where a rank needs more memory than its device has; `rooms`: bytes of each rank's device.
 
     Raises:
         ConfigError: names the rank that lacks most.
@@ -74,7 +74,7 @@ def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
 
 
 def drawing_lines(forecast: DrawingForecast, setting: Setting, *, width: int) -> Iterator[str]:
-    """The lines of the screen about drawing pictures over all devices."""
+    """The lines of the screen on drawing pictures over all devices: times, then a table of each rank's memory."""
     ranks, drawing, steps = setting.cluster.num_ranks, forecast.drawing, forecast.steps
     pictures = "1 picture" if drawing.pictures == 1 else f"{drawing.pictures} pictures at a time"
     there = "it is" if drawing.pictures == 1 else "all are"

@@ -17,7 +17,7 @@ WIDTH = 80
 
 
 def print_models(text: str, cluster: Cluster, batches: Sequence[int], *, uses_cache: bool) -> None:
-    """Print the table.
+    """Prints a table of the shipped models that `text` names: whether each fits the cluster, its rate and memory.
 
     Raises:
         ConfigError: a model is not shipped, several batches are named, or the cluster's devices are not known.
@@ -36,7 +36,7 @@ def print_models(text: str, cluster: Cluster, batches: Sequence[int], *, uses_ca
 
 
 def row_of(answer: ModelAnswer, room: int) -> str:
-    """The row of an answer, cut at `WIDTH` columns; names of models take `room` columns."""
+    """The row of one model in the table, at most `WIDTH` columns; names of models take `room` columns."""
     from diffusionpipe.cli.text.plan_screen import cut, layout_of
     from diffusionpipe.planner.choosing.rows import GIB
 

@@ -36,7 +36,7 @@ def print_quality(run: Path, reached: ReachedLoss, asked: PlanQuestion, batches:
 
 
 def quality_lines(found: Sequence[StagesWay], reached: ReachedLoss) -> Iterator[str]:
-    """The whole screen: the run, a row for each batch and layout, and where pipelines of copies win."""
+    """The lines of the screen: the run, a row for each batch and layout, and from which batch on pipelines win."""
     from diffusionpipe.cli.text.text_table import text_table
 
     yield (

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> PlanQuestion:
-    """The question with the width that is fastest among those that fit; prints a line for each."""
+    """The question with the width of frozen weights that is fastest among those that fit; prints a line for each.
+
+    `ask` makes the question for a model with one width.
+    """
     from diffusionpipe.workflows.planning.widths import fastest_of, tried_widths
 
     widths = []
@@ -25,7 +28,10 @@ def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion
 
 
 def line_of(width: PlannedWidth) -> str:
-    """The cost of a width: the step, the memory of the fullest device, and the layout; or the memory that it lacks."""
+    """The line of one width: the step, the memory of the fullest device, and the layout.
+
+    Or the memory that it lacks.
+    """
     from diffusionpipe.planner.choosing.rows import GIB
 
     begin = f"frozen weights in {width.name}:"

@@ -222,7 +222,7 @@ def _rehearsed(
 
 
 class RehearsalProgress:
-    """How many iterations are done: a bar on a terminal, elsewhere a line now and then. Used as a context."""
+    """A context that shows how many iterations are done: a bar on a terminal, elsewhere a line now and then."""
 
     def __init__(self, console: Console, size: Size, *, clock: Callable[[], Seconds] = perf_counter) -> None:
         self._console, self._size, self._clock = console, size, clock
@@ -270,7 +270,10 @@ def _warn_if_busy(errors: Console, began: Counters | None) -> None:
 
 
 def used_by_others(begin: Counters | None, end: Counters | None) -> float | None:
-    """Cores that other programs kept busy between two readings of this command, whose ranks are its own."""
+    """The number of cores that other programs kept busy between two readings of this command.
+
+    None where it is unknown.
+    """
     from diffusionpipe.runtime.machine.machine_use import StepCounters, other_cpu_load, own_cores
 
     if begin is None or end is None or end.clock <= begin.clock:
@@ -284,7 +287,10 @@ def _say(console: Console, text: str) -> None:
 
 
 def disturbance(processor: dict[str, Any]) -> str | None:
-    """The cause that made the measured times too long; None if nothing did."""
+    """A sentence on the cause that made the measured times too long, other programs or too many ranks.
+
+    None without one. `processor`: "other_cores", "rank_cores" and "cores", numbers of cores.
+    """
     others, ranks, cores = processor["other_cores"], processor["rank_cores"], processor["cores"]
     if others is not None and others > BUSY * cores:
         return (

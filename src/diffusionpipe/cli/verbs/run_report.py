@@ -43,7 +43,7 @@ Pairs = Mapping[str, object]
 
 
 class RunReport:
-    """The report of one run, which rank 0 shows. Mutable: remembers at the end what was said at the start."""
+    """Shows a run's data, facts and median step on rank 0: as tables on a terminal, else as lines in the log."""
 
     def __init__(self, console: "Console", rank: int = 0, check: "RunCheck | None" = None) -> None:
         """`check`: corrects the prediction meanwhile; None: no check."""
@@ -54,11 +54,11 @@ class RunReport:
         """The recipe that the run trains by; None until it is settled."""
 
     def settle(self, recipe: "Recipe") -> None:
-        """Store the recipe with which a run continues; an earlier start may have set other values."""
+        """Stores the recipe with which the run continues; an earlier start may have set other values."""
         self.recipe = recipe
 
     def data(self, lines: "Sequence[Line]") -> None:
-        """Show what the data are."""
+        """Shows the facts about the data, which have warnings among them."""
         if self._console.is_terminal:
             self._console.print(data_block(lines))
         else:
@@ -66,7 +66,10 @@ class RunReport:
                 logger.log(logging.WARNING if line.is_warning else logging.INFO, "%s: %s", line.name, line.text)
 
     def start(self, start: "Start") -> None:
-        """Show what the run is."""
+        """Shows on rank 0 the facts about the run and its expected times and memory, and keeps these in its folder.
+
+        Every rank calls it.
+        """
         self._start = start
         if self._check is not None:
             self._check.begin(start)
@@ -81,7 +84,7 @@ class RunReport:
                 logger.info("%s", line)
 
     def explain(self, error: BaseException) -> None:
-        """If the error means that there is no more memory, add how much of it the plan predicts for this rank."""
+        """Adds a note to the error of a lack of memory: the peak that the plan predicts for this rank; else nothing."""
         if self._start is None or not is_shortage(error):
             return
         expected, mesh = expectation_of(self._start), self._start.plan.mesh
@@ -90,7 +93,10 @@ class RunReport:
         error.add_note(f"The plan predicts a peak of {size:.2f} GiB for this rank{rest}.")
 
     def end(self) -> None:
-        """Show where the time of this process's median step went, beside what was expected."""
+        """Shows where the time of this process's median step went, beside the prediction.
+
+        Nothing without measured steps.
+        """
         from diffusionpipe.trainer.reporting.metrics import read_metrics
 
         if self._start is None or self._expected is None:
@@ -109,7 +115,7 @@ class RunReport:
 
 
 def print_data(lines: "Sequence[Line]") -> None:
-    """Print the facts about data: a table on a terminal, else a line each."""
+    """Prints the facts about the data: a table on a terminal, else a line each."""
     from rich.console import Console
 
     console = Console()
@@ -122,7 +128,7 @@ def print_data(lines: "Sequence[Line]") -> None:
 
 
 def data_block(lines: "Sequence[Line]") -> "Panel":
-    """The facts about the data, for a terminal."""
+    """The facts about the data as a panel for a terminal, warnings in yellow."""
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -138,7 +144,7 @@ def data_block(lines: "Sequence[Line]") -> "Panel":
 
 
 def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
-    """The facts about the run, line by line."""
+    """The facts about the run for the log: a line of key=value pairs for each subject."""
     recipe, plan = start.recipe, start.plan
     shape, parts = shape_of(plan), parts_of(plan, start.model)
     counts = _parameters(start)
@@ -191,7 +197,7 @@ def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
 
 
 def start_block(start: "Start", expected: Expectation) -> "Panel":
-    """The facts about the run, for a terminal."""
+    """The facts about the run as a panel for a terminal, with a table of its stages."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
@@ -287,7 +293,10 @@ def _training(start: "Start") -> str:
 
 
 def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> dict[str, Seconds]:
-    """Medians of a step and its parts over the steps after `after`, without the first of them; {} without any."""
+    """The median seconds of a step and its parts, by name, over the steps after `after`, without the first.
+
+    {} for none. `rows`: the lines of metrics.jsonl.
+    """
     steps = [row for row in rows if row.get("iteration_s") is not None and (row["step"] or 0) > after]
     steps = steps[1:] or steps
     names = ("step", *PARTS_OF_STEP) if steps else ()
@@ -300,7 +309,10 @@ def end_line(
     peak: float | None,
     corrected: "IterationTimes | None" = None,
 ) -> str:
-    """A line of the parts of the median step's time, and of rank 0's peak of memory in GiB, if it is known."""
+    """A line of key=value pairs for the log: the parts of the median step, the prediction, and rank 0's peak of memory.
+
+    `peak`: in GiB, None where it is unknown; `corrected`: the prediction after the check of the first steps.
+    """
     pairs: dict[str, object] = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
     pairs |= _predicted(expected)
     if corrected is not None:
@@ -318,7 +330,10 @@ def end_table(
     peak: float | None,
     corrected: "IterationTimes | None" = None,
 ) -> "Table":
-    """A table of the parts of the median step's time, and of rank 0's peak of memory in GiB, if it is known."""
+    """A table of the parts of the median step, beside the prediction, and of rank 0's peak of memory.
+
+    `peak`: in GiB, None where it is unknown; `corrected`: the prediction after the check of the first steps.
+    """
     from rich.table import Table
 
     predicted = {"step": expected.step, "iteration": expected.iteration, "update": expected.update}

@@ -277,7 +277,7 @@ def sample(
 
 
 def arguments_of_rank(context: typer.Context) -> list[str]:
-    """The command line of each rank: this command's own, without options of the launcher."""
+    """The arguments with which each rank is started: this command's own, without options of the launcher."""
     options, positional = [], []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))

@@ -26,7 +26,7 @@ MAX_SIMULATED = 500_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlapped:
-    """A window, its figures, and its first batches."""
+    """The window of a training without flushes, its steady state and versions of weights, and its first batches."""
 
     window: Schedule
     versions: Versions
@@ -42,7 +42,7 @@ class Overlapped:
 
     @property
     def heading(self) -> str:
-        """One line that says what is drawn."""
+        """A line with the schedule's name, ranks, micro-batches and kind of weights, as a title."""
         ranks, count = self.window.num_workers, self.window.num_microbatches()
         plural = "es" if count > 1 else ""
         return f"{self.window.name}, {ranks} ranks, {count} micro-batch{plural} a batch, weights {self.versions}"
@@ -50,7 +50,7 @@ class Overlapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionOptions:
-    """The request of the command line."""
+    """The schedule, sizes and kind of weights that a command line asks for."""
 
     family: str
     ranks: int
@@ -62,7 +62,7 @@ class VersionOptions:
 def asked(
     family: str, sizes: tuple[int | None, int | None], versions: str | None, delay: int | None, *, is_csv: bool
 ) -> VersionOptions:
-    """The options, once they go together; `sizes` are ranks and micro-batches.
+    """The options, checked that they go together; `sizes` are ranks and micro-batches.
 
     Raises:
         ConfigError: unknown versions, a delay that has no effect, a file in place of a family, or --csv.
@@ -89,7 +89,7 @@ def asked(
 
 
 def overlapped(asking: VersionOptions, costs: WorkerCosts) -> Overlapped:
-    """The window of the family and its steady state.
+    """The window of the family without flushes, its steady state, and its first batches, simulated.
 
     Raises:
         ConfigError: the family has no window, the delay is too short, or the sizes are too large.
@@ -135,10 +135,11 @@ def show_versions(
     as_json: bool,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
-    """Print what the window reaches, and write picture, trace and schedule file where their paths are given.
+    """Prints the steady state of the window, and writes the `files` that are not None: picture, trace, schedule file.
 
     Raises:
-        ConfigError: as `overlapped`; a file cannot be written.
+        ConfigError: the family has no window, the delay is too short, the sizes are too large, or a file cannot be
+            written.
     """
     from diffusionpipe.ir.codec import layout
 
@@ -152,7 +153,7 @@ def show_versions(
 
 
 def print_overlapped(found: Overlapped) -> None:
-    """The sketch of the first batches, the steady state, and for each rank the weights that it reads and holds."""
+    """Prints the sketch of the first batches, the steady state, and the weights that each rank reads and holds."""
     from rich.console import Console
     from rich.table import Table
 
@@ -189,7 +190,7 @@ def print_overlapped(found: Overlapped) -> None:
 
 
 def figures_of(found: Overlapped) -> dict[str, object]:
-    """The figures of the window as plain data."""
+    """The period, idle part, staleness and versions of the window as values for JSON, by name."""
     from diffusionpipe.ir import Op
 
     stages = _stages(found.window)
@@ -206,7 +207,13 @@ def figures_of(found: Overlapped) -> dict[str, object]:
 
 
 def write_overlapped(found: Overlapped, *, png: Path | None, perfetto: Path | None, out: Path | None) -> None:
-    """The picture with versions in colours, the trace of the first batches, the window as a schedule file."""
+    """Writes a picture with versions in colours, a trace of the first batches, and the window as a schedule file.
+
+    A path that is None is not written.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
     from diffusionpipe import viz
     from diffusionpipe.ir.files import write_schedule
     from diffusionpipe.ir.versions import versions_read

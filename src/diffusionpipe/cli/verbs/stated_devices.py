@@ -26,7 +26,9 @@ LinkName = Annotated[
 
 
 def cluster_named(name: str | None, devices: str | None, link: str | None, *, other: str) -> str | None:
-    """The name of the cluster that these options state; `other`: the option or argument that names one directly.
+    """The name of the cluster that the options state, None for none; cards and link become "CARDS@LINK".
+
+    `other`: the option or argument that names a cluster directly, for messages.
 
     Raises:
         ConfigError: two of them name a cluster, or there is a link without cards.

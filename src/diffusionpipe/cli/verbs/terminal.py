@@ -6,7 +6,10 @@ import typer
 
 
 class ProgressBar:
-    """A bar with the time left, as a function (work done, all work); gone at the end."""
+    """A context with a function (work done, all work) that shows a bar with the time left.
+
+    The bar is gone at the end.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -33,14 +36,14 @@ class ProgressBar:
 
 
 class Terminal:
-    """`workflows.telling.Telling` of a command: results go to stdout, so this goes to stderr."""
+    """Shows the messages and the progress of workflows on stderr, because results go to stdout."""
 
     def say(self, text: str) -> None:
-        """Show a line."""
+        """Writes the text as a line to stderr."""
         typer.echo(text, err=True)
 
     def progress(self) -> ProgressBar:
-        """Show a bar while the block runs."""
+        """A context whose function (work done, all work) shows a bar."""
         return ProgressBar()
 
 

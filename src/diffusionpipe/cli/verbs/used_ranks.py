@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def place_among(member: "Membership", ranks: Sequence[int], environ: Mapping[str, str]) -> "Membership | None":
-    """The place of a started rank in the job of these ranks, which ascend; None if it is left out.
+    """The rank and the number of ranks of a started process in the job of `ranks`, which ascend.
 
-    A rank that our launcher has started is in its place already.
+    None if it is left out. A rank that our launcher has started is in its place already.
 
     Raises:
         ConfigError: the process that keeps the job's store would end with the ranks that are left out.

@@ -82,7 +82,7 @@ class Hooks:
     tell_data: Callable[[Sequence[Line]], None] | None = None
     """Called on rank 0 with what is to be said of the data, before anything is measured; None to say nothing."""
     announce: Callable[[Start], None] | None = None
-    """Called on rank 0 before the first step; None to say nothing of the run."""
+    """Called on every rank before the first step; None to say nothing of the run."""
 
 
 def planning_of(hooks: Hooks, screen: Screen, data: Data, *, is_resumed: bool) -> Planning:

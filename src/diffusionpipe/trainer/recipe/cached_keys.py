@@ -11,7 +11,7 @@ from diffusionpipe.trainer.recipe.schema import DataSection
 
 
 class OnCache(StrEnum):
-    """The effect of a key on a cache."""
+    """The effect that a key of [data] has on a cache of encoders' results."""
 
     NOTHING = "nothing that is kept depends on it"
     KEYED = "another value has results of its own, and the old ones stay"
@@ -56,7 +56,7 @@ _CHOICE = re.compile(r"\{([^{}]*\|[^{}]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many results of encoders there are."""
+    """How many results of encoders a cache would keep: pictures, texts, and the number of each for a sample."""
 
     pictures: int
     """Pictures and clips that are kept."""
@@ -69,7 +69,7 @@ class Counts:
 
 
 def new_pictures(data: DataSection) -> list[str]:
-    """The keys for which every picture or clip is another one each time."""
+    """The names of the recipe's keys that make every picture or clip another one each time; [] where none does."""
     asked = (
         ("data.random_crop", data.random_crop),
         ("data.frames", data.has_clips),
@@ -79,13 +79,16 @@ def new_pictures(data: DataSection) -> list[str]:
 
 
 def new_texts(rules: CaptionRules) -> list[str]:
-    """The keys for which every text is another one each time."""
+    """The names of the keys that make every text of these rules another one each time; [] where none does."""
     asked = (("data.captions.shuffle", rules.shuffle), ("data.captions.tag_dropout", rules.tag_dropout > 0))
     return [key for key, is_set in asked if is_set]
 
 
 def counts_of(data: DataSection, samples: Iterable[tuple[int, tuple[str, ...]]], sizes: float = 1.0) -> Counts:
-    """The results of the samples, each given by its source and captions; `sizes`: its sizes, on average."""
+    """How many results of encoders a cache would keep for samples, each given by its source's number and captions.
+
+    `sizes`: the number of sizes in which a picture is seen, on average.
+    """
     own = list(samples)
     treatments = data.treatments
     variants: dict[tuple[int, str], int] = {}

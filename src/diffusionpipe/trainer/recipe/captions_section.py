@@ -59,7 +59,7 @@ class CaptionsSection(Section):
 
     @property
     def rules(self) -> CaptionRules:
-        """The rules that the keys say."""
+        """The rules by which texts are made from captions, with the values of these keys."""
         return CaptionRules(
             lines=self.lines,
             alternatives=self.alternatives,

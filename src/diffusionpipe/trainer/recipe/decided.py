@@ -27,10 +27,10 @@ _BEFORE: Mapping[str, Mapping[str, object]] = {
 
 
 def recorded_recipe(path: Path) -> Recipe:
-    """The recipe in the folder of a run, with the meaning that it had when it was written.
+    """The recipe in a recipe.toml of a run's folder, with the meaning that it had when it was written.
 
     Raises:
-        RecipeError: it cannot be read, or this version does not know its keys.
+        RecipeError: it cannot be read, or this version does not have its keys.
     """
     table = table_of_file(path)
     for section, values in _BEFORE.items():
@@ -40,10 +40,11 @@ def recorded_recipe(path: Path) -> Recipe:
 
 
 def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
-    """The recipe with the arithmetic and the storage of frozen weights that devices with or without bfloat16 take.
+    """The recipe with its "auto" precision and storage set: bfloat16 where the devices have it, else float32.
 
     Raises:
-        RecipeError: it states storage in bfloat16, which the arithmetic would read with a loss.
+        RecipeError: it states frozen or trained weights in bfloat16, which layers in its precision would read with a
+            loss.
     """
     training, model = recipe.training, recipe.model
     if training.precision is RecipePrecision.AUTO:
@@ -61,7 +62,7 @@ def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
 
 
 def continued(recipe: Recipe, before: Recipe) -> Recipe:
-    """The recipe of a run that continues: keys that it leaves to the machine stay as the run has them."""
+    """The recipe with the keys that it leaves open set as in `before`, the recipe of the run that it continues."""
     training, model = recipe.training, recipe.model
     if training.precision is RecipePrecision.AUTO:
         training = training.model_copy(update={"precision": before.training.precision})
@@ -74,7 +75,10 @@ def continued(recipe: Recipe, before: Recipe) -> Recipe:
 
 
 def planned(recipe: Recipe, checkpointed: tuple[str, ...], num_layers: int) -> Recipe:
-    """The recipe with the layers of a plan that are recomputed; `num_layers`: layers of all trained blocks."""
+    """The recipe with `training.activation_checkpointing` set to the plan's recomputed layers, if it is open.
+
+    `num_layers`: layers of all trained blocks; if all are recomputed, the value is "*".
+    """
     if recipe.training.activation_checkpointing is not None:
         return recipe
     chosen = ("*",) if checkpointed and len(checkpointed) == num_layers else checkpointed

@@ -23,7 +23,7 @@ from diffusionpipe.trainer.recipe.section import Section
 
 
 class Effect(StrEnum):
-    """The effect of a changed key on a run that continues."""
+    """Whether a key may change when a run continues, and whether the change is said."""
 
     SAID = "said"
     FIXED = "fixed"
@@ -103,25 +103,33 @@ _CLASSES: Mapping[str, type[Section]] = {**SECTIONS, COMPONENT: GroupSection, MO
 
 
 def effect_of(key: str) -> Effect:
-    """The effect of a dotted key of a recipe, e.g. "model.components.text_encoder.learning_rate"."""
+    """Whether a dotted key, e.g. "model.components.text_encoder.learning_rate", may change when a run continues.
+
+    Raises:
+        KeyError: there is no such key.
+    """
     section, name = _section_of(key)
     return EFFECTS[section][name]
 
 
 def values_of(recipe: Recipe) -> dict[str, JsonValue]:
-    """Every value of a recipe that is not silent, by its dotted key, as JSON has it."""
+    """The values of a recipe as JSON, by dotted key, without the keys that may change in silence."""
     return {key: value for key, value in _pairs(tables_of(recipe)) if effect_of(key) is not Effect.SILENT}
 
 
 def default_of(key: str) -> JsonValue:
-    """The value of a dotted key that a recipe does not name, as JSON has it; None for a key that is required."""
+    """The default of a dotted key, as JSON has it; None for a key that is required.
+
+    Raises:
+        KeyError: there is no such section.
+    """
     section, name = _section_of(key)
     defaults: JsonValue = _CLASSES[section].model_construct().model_dump(mode="json", include={name}).get(name)
     return defaults
 
 
 def with_values(recipe: Recipe, values: Mapping[str, JsonValue]) -> Recipe:
-    """The recipe with other values of some dotted keys.
+    """The recipe with these values of some dotted keys, validated as a whole.
 
     Raises:
         RecipeError: they do not fit together.

@@ -19,7 +19,7 @@ from diffusionpipe.trainer.recipe.section import Arguments, Auto, Choice, Decay,
 
 
 class RateSchedule(StrEnum):
-    """The course of the learning rate."""
+    """The form of the learning rate over the steps, by its name in a recipe."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -36,7 +36,7 @@ class RateSchedule(StrEnum):
 
     @property
     def is_own(self) -> bool:
-        """Whether the formula is ours; the others come from transformers' get_scheduler."""
+        """Whether it is computed by a formula here, not by transformers' get_scheduler."""
         return self in (RateSchedule.CONSTANT, RateSchedule.LINEAR, RateSchedule.COSINE)
 
     @property
@@ -85,7 +85,7 @@ class GroupSection(Section):
 
 
 def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Section]:
-    """The sections in which a group has values of its own, with these values."""
+    """The sections, by name, that a group changes by values of its own, with these values in them."""
     changed: dict[str, Section] = {}
     for key, (name, general) in ELSEWHERE.items():
         value = getattr(own, key, None)
@@ -99,7 +99,10 @@ def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Sect
 
 
 def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) -> Iterator[str]:
-    """The faults of a group's own values, beside the sections that hold for all; `key` is the group's."""
+    """A sentence for each fault of a group's own values beside the `sections` for all.
+
+    It begins with `key`, the group's.
+    """
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
     from diffusionpipe.trainer.optim.optimizer import build_optimizer
 

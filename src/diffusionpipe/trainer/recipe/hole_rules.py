@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def masks_fit_the_model(
     *, model: ModelSection, data: "DataSection", models: Mapping[str, MemberSection]
 ) -> Iterator[str]:
-    """Masks for a model that reads none, and a model that fills holes without masks or with patches."""
+    """A sentence where masks are set and the model reads none, or it fills holes and has no masks or has patches."""
     is_masked, is_placed = data.masks is not None, data.patches is not None
     problem = None if models else problem_of_masks(model.path, is_masked=is_masked, is_placed=is_placed)
     if problem is not None:
@@ -23,7 +23,7 @@ def masks_fit_the_model(
 
 
 def drawn_holes_have_pictures(*, data: "DataSection", sampling: SamplingSection) -> Iterator[str]:
-    """Pictures that the run would draw from and that its model does not read, or that the model lacks."""
+    """A sentence where the run would draw from pictures that its model does not read, or lacks pictures or masks."""
     if sampling.every is None:
         return
     is_clip = data.frames is not None

@@ -23,7 +23,7 @@ def updates_in_backward_suit(
     pipeline: PipelineSection,
     models: Mapping[str, MemberSection],
 ) -> Iterator[str]:
-    """Settings that need all gradients of a step at once, or none of it to be final."""
+    """A sentence for each setting that excludes `optimizer.in_backward`: it needs all gradients of a step at once."""
     if not optimizer.in_backward:
         return
     asked = (

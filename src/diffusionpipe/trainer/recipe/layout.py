@@ -5,7 +5,7 @@ from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 
 
 def ranks_that_train(pipeline: PipelineSection, num_started: int) -> tuple[int, ...]:
-    """The ranks of those that are started which train, ascending: all, or those that the recipe names.
+    """The started ranks that train, ascending: those that the recipe names in `pipeline.use`, or all.
 
     Raises:
         RecipeError: it names ranks that are not there.
@@ -20,7 +20,7 @@ def ranks_that_train(pipeline: PipelineSection, num_started: int) -> tuple[int, 
 
 
 def replicas_of_stages(pipeline: PipelineSection, num_ranks: int) -> tuple[int, ...]:
-    """Copies of each stage in forward order, in one of the `data_parallel` pipelines; their sum is its ranks.
+    """The number of copies of each stage, in forward order, in one of the `data_parallel` equal pipelines.
 
     Raises:
         RecipeError: the ranks do not suffice, or some would be left over.

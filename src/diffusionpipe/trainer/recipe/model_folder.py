@@ -27,7 +27,7 @@ def problem_of_masks(path: str, *, is_masked: bool, is_placed: bool) -> str | No
 
     None where its files show no fault. `is_masked`, `is_placed`: the recipe has masks, or patches.
 
-    A hub id and a model in one file have None too: they are asked once they are folders.
+    A hub id and a model in one file have None too: they are checked once they are folders.
     """
     try:
         folder = expanded_path(Path(path))

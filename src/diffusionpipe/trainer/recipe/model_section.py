@@ -21,7 +21,7 @@ from diffusionpipe.trainer.recipe.section import (
 
 
 class FrozenDtype(StrEnum):
-    """The dtype in which frozen weights are stored where it differs from the trained ones."""
+    """The form in which frozen weights are stored, by its name in a recipe."""
 
     AUTO = "auto"
     """To be decided by the arithmetic (see `decided`)."""
@@ -32,7 +32,7 @@ class FrozenDtype(StrEnum):
 
 
 class FrozenArithmetic(StrEnum):
-    """The arithmetic in forwards of layers whose weights are stored in int8."""
+    """The arithmetic in forwards of layers with int8 weights: wide, or products of integers."""
 
     WIDE = "wide"
     INT8 = "int8"
@@ -45,7 +45,7 @@ FrozenStore = FrozenDtype | dict[str, FrozenDtype] | None
 def stored_form(stated: FrozenStore, component: str = "") -> FrozenDtype | None:
     """The form in which linear layers of a component are stored; None for one of torch's dtypes.
 
-    Without a component: the form of any. Autoencoders stay as they are unless they are named: they have few linear
+    Without a component: the form of any. With one form for all, autoencoders stay as they are: they have few linear
     layers, and every sample passes them.
 
     >>> stored_form(FrozenDtype.NF4, "transformer"), stored_form({"text_encoder": FrozenDtype.INT8}, "transformer")
@@ -61,7 +61,7 @@ _OF_TORCH = (None, FrozenDtype.AUTO, FrozenDtype.BFLOAT16)
 
 
 def is_narrow_store(stated: FrozenStore) -> bool:
-    """Whether frozen matrices are stored in fewer bytes than trained ones; not so where that is still to be decided."""
+    """Whether a stated `frozen_dtype` is narrower than float32: any but "none" and the undecided "auto"."""
     return stated is not None and stated is not FrozenDtype.AUTO
 
 
@@ -134,7 +134,7 @@ class AdaptedLayers(StrEnum):
 
 
 class AdapterFormat(StrEnum):
-    """The names of the layers in a file of adapters."""
+    """The program whose names the layers in a file of adapters have."""
 
     DIFFUSERS = "diffusers"
     COMFY = "comfy"

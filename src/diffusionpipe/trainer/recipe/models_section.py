@@ -51,7 +51,7 @@ class MemberSection(GroupSection):
 
 
 def without_models(table: Table) -> tuple[Table, Table, list[tuple[str, str]]]:
-    """The table without [models], the sections of several models by name, and (key, line) of what is wrong with them.
+    """The table without [models], the sections of several models by name, and (key, line) of each fault in them.
 
     One model's keys go where a recipe with [model] has them. Several models have a [model] that only names their paths.
     """
@@ -89,7 +89,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
 
 
 def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[str, Any]) -> Iterator[str]:
-    """The keys that several models cannot use yet, "section.key: problem"."""
+    """A line "section.key: problem" for each key that several models cannot use yet."""
     pipeline, lora = sections.get("pipeline"), sections.get("lora")
     data, training = sections.get("data"), sections.get("training")
     if pipeline is not None and pipeline.plan == "auto":

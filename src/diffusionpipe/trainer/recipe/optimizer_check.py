@@ -20,7 +20,7 @@ def optimizer_suits_the_training(
     training: TrainingSection,
     pipeline: PipelineSection,
 ) -> Iterator[str]:
-    """Settings of other sections that an optimizer of another package excludes."""
+    """A sentence for each setting of other sections that excludes the optimizer, by its modes, states or sums."""
     classes = [optimizer.name, *([optimizer.rest.name] if optimizer.rest is not None else [])]
     yield from _problems_of_states(optimizer, classes, training, pipeline)
     if not any("." in name for name in classes):

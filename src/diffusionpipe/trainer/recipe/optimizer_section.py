@@ -89,7 +89,7 @@ class OptimizerSection(Section):
 
     @property
     def of_rest(self) -> "OptimizerSection":
-        """The section as it holds for the parameters of `rest`."""
+        """The section with the class, arguments and learning rate of [optimizer.rest], which must be there."""
         assert self.rest is not None
         update: dict[str, Any] = {
             "name": self.rest.name,
@@ -99,7 +99,7 @@ class OptimizerSection(Section):
         return self.model_copy(update=update)
 
     def of_group(self, pattern: str) -> "OptimizerSection":
-        """The section as it holds for the parameters of a pattern."""
+        """The section with the arguments and the learning rate that [optimizer.groups] gives for this pattern."""
         own = dict(self.groups[pattern])
         rate = own.pop("learning_rate", self.learning_rate)
         return self.model_copy(update={"learning_rate": rate, "arguments": {**self.arguments, **own}})

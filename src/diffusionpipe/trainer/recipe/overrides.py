@@ -9,7 +9,7 @@ Table = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overridden:
-    """A table with overrides applied."""
+    """A recipe's table with overrides applied, their keys, and the overrides that could not be applied."""
 
     table: Table
     keys: frozenset[str]
@@ -22,7 +22,7 @@ def override(table: Mapping[str, object], overrides: Sequence[str]) -> Overridde
     """The table with each `key.path=value` set, the later one winning; `table` itself stays as it is.
 
     A value is read as TOML; text that is not TOML, or too large or deep for it, is a string. So `data.train=pictures`
-    needs no quotes.
+    needs no quotes. A text that is not `key.path=value`, or has a value in place of a section, becomes a problem.
     """
     result = _copy(table)
     keys, problems = set(), []

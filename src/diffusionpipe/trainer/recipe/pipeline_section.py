@@ -47,7 +47,7 @@ PLANNED = (
 
 
 class Encoders(StrEnum):
-    """When frozen layers run: for each step in bubbles, or once for each picture and text."""
+    """When results of frozen layers are made: in bubbles for each step, or once for a cache."""
 
     FILL = "fill"
     CACHE = "cache"
@@ -63,7 +63,7 @@ class Replan(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of a pipeline that is not searched."""
+    """The sizes of a pipeline that is not searched, with defaults in place of open ones."""
 
     microbatches: int
     schedule: str
@@ -144,17 +144,17 @@ class PipelineSection(Section):
 
     @property
     def is_searched(self) -> bool:
-        """Whether the sizes that are left out are searched."""
+        """Whether the search chooses the sizes that are left out: `plan` is "auto"."""
         return self.plan == AUTO
 
     @property
     def is_profiled(self) -> bool:
-        """Whether the layers are measured before planning."""
+        """Whether the layers are measured before planning, because the sizes are searched or bubbles filled."""
         return self.is_searched or (self.plan is None and bool(self.fill))
 
     @property
     def may_cache(self) -> bool:
-        """Whether results of frozen layers may be kept."""
+        """Whether results of frozen layers may be kept: `encoders` is "cache" or "auto"."""
         return self.encoders in (Encoders.CACHE, Encoders.AUTO)
 
     @property
@@ -163,28 +163,37 @@ class PipelineSection(Section):
         return self.replan is not Replan.NEVER and self.is_profiled and self.versions is Versions.FLUSHED
 
     def given(self, keys: Sequence[str]) -> list[str]:
-        """The keys among these that the recipe sets."""
+        """The keys among these, in their order, to which the recipe gives a value."""
         return [key for key in keys if getattr(self, key) not in (None, ())]
 
     @property
     def plan_file(self) -> Path | None:
-        """The plan file to train by, if there is one."""
+        """The plan file to train by, None without one."""
         return None if self.plan in (None, AUTO) else Path(str(self.plan))
 
     def num_unflushed(self, num_steps: int) -> int:
-        """The first steps of a training that overlap; a flush follows the last of them and each later one."""
+        """The number of first steps that overlap, 0 with flushes.
+
+        A flush follows the last of them and each later step.
+        """
         if self.versions is Versions.FLUSHED:
             return 0
         return num_steps if self.flushed_from is None else ceil(as_fraction(self.flushed_from) * num_steps)
 
     @property
     def place_of_encoders(self) -> str | None:
-        """The storage in which the frozen part's weights rest, by its name; None where the file leaves it out."""
+        """The storage in which the frozen part's weights are kept, "device" or "host".
+
+        None where the file leaves it out.
+        """
         return None if self.offload_frozen is None else (HOST if self.offload_frozen else DEVICE).name
 
     @property
     def parts(self) -> Sharded | None:
-        """The things that copies hold in parts; None where the file leaves it out."""
+        """The things that copies of the pipeline hold in parts: none, updates or all.
+
+        None where the file leaves it out.
+        """
         match self.sharded:
             case None:
                 return None

@@ -14,9 +14,9 @@ _NO_FILE = (None, "none", "auto")
 
 
 def with_plan_keys(table: Table) -> tuple[Table, list[tuple[str, str]]]:
-    """The recipe's table with the keys of its plan file that it leaves out, and (key, problem) of each that differs.
+    """The recipe's table with the keys of its plan file that it leaves out, and (key, line) of each that differs.
 
-    A file that cannot be read is left to the checks of the run.
+    Without a plan file, or with one that cannot be read, the table stays: the checks of the run refuse such a file.
     """
     pipeline = table.get("pipeline", {})
     named = pipeline.get("plan") if isinstance(pipeline, dict) else None

@@ -21,7 +21,7 @@ _KEYS = ("prompt", "negative_prompt")
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One line of a file."""
+    """A prompt in a file, with its negative prompt."""
 
     text: str
     negative: str | None
@@ -84,9 +84,10 @@ def _named() -> str:
 
 
 def negatives_of(prompts: tuple[PromptLine, ...], fallback: str | None = None) -> tuple[str, ...]:
-    """A negative prompt for each prompt, `fallback` where a line has none; () if none has one and there is no fallback.
+    """A negative prompt for each prompt, `fallback` or "" where a line has none.
 
-    The empty text is one, too: some models are not guided without a negative prompt, others read zeros then.
+    () if none has one and there is no fallback. The empty text is one, too: some models are not guided without a
+    negative prompt, others read zeros then.
 
     >>> negatives_of((PromptLine("an owl", None), PromptLine("a wren", "blurry")))
     ('', 'blurry')

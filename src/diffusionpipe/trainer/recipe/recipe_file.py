@@ -47,7 +47,7 @@ SECTIONS: dict[str, type[Section]] = {
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> Recipe:
     """The recipe of a TOML file with `key.path=value` overrides; paths in it are relative to the current directory.
 
-    `checks` look at its sections beside our own.
+    `checks`: further functions of its sections that yield problems.
 
     Raises:
         RecipeError: the file cannot be read, or keys or values are wrong; the message lists every problem.
@@ -57,7 +57,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequenc
 
 
 def table_of_file(path: Path) -> dict[str, Any]:
-    """The sections of a recipe's file.
+    """The sections of a recipe's TOML file, parsed and not yet validated.
 
     Raises:
         RecipeError: it cannot be read, or is not TOML.
@@ -82,7 +82,8 @@ def recipe_from_table(
 ) -> Recipe:
     """The recipe of a parsed TOML file; `source`, its path, gives the run's folder its default name.
 
-    `follows_plan`: it takes the keys that it leaves out from its plan file, if there is one.
+    `checks`: further functions of its sections that yield problems. `follows_plan`: it takes the keys that it leaves
+    out from its plan file, if there is one.
 
     Raises:
         RecipeError: keys or values are wrong; the message lists every problem.
@@ -124,7 +125,10 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 
 def tables_of(recipe: Recipe) -> dict[str, Table]:
-    """The keys and values of each section, as JSON has them."""
+    """The keys and values of each section as JSON, by the section's name.
+
+    With several models [models.NAME] in place of [model].
+    """
     tables = {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
     if recipe.models:
         del tables["model"]
@@ -132,7 +136,7 @@ def tables_of(recipe: Recipe) -> dict[str, Table]:
 
 
 def tables_to_toml(tables: Mapping[str, Table]) -> str:
-    """Sections as TOML."""
+    """Sections, given as JSON values by name, as the text of a TOML file; None becomes "none"."""
     lines: list[str] = []
     for name, values in tables.items():
         lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]

@@ -12,7 +12,7 @@ from diffusionpipe.trainer.recipe.section import Choice, Maybe, Place, Positive,
 
 
 class TrackerName(StrEnum):
-    """Programs that record runs."""
+    """The programs that can record runs, by their names in a recipe."""
 
     AUTO = "auto"
     TENSORBOARD = "tensorboard"

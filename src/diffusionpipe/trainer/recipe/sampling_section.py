@@ -80,7 +80,7 @@ class SamplingSection(Section):
 
     @property
     def negatives(self) -> tuple[str, ...]:
-        """A negative prompt for each prompt, or none at all."""
+        """A negative prompt for each prompt, one given for all repeated; () where none is given."""
         return self.negative_prompt * len(self.prompts) if len(self.negative_prompt) == 1 else self.negative_prompt
 
     @model_validator(mode="after")

@@ -86,7 +86,7 @@ class OnError(StrEnum):
 
 
 class Measure(StrEnum):
-    """The things that are counted alike: samples, or the tokens of samples."""
+    """The unit in which batches and weights are counted: samples, or the tokens of samples."""
 
     SAMPLES = "samples"
     TOKENS = "tokens"
@@ -171,23 +171,23 @@ class DataSection(Section):
 
     @property
     def folders(self) -> dict[str, Path]:
-        """The folders that are trained on, by the names of their sources; "" of `train`."""
+        """The folders that are trained on, by the names of their sources; `train` alone has the name ""."""
         found = {name: source.path for name, source in self.sources.items()}
         return found if self.train is None else {"": self.train}
 
     def columns_of(self, name: str) -> Columns:
-        """The columns of a source's table, by its name; "" of `train`."""
+        """The columns of the table of a source, by its name; "" for `train`."""
         own = self.sources[name].columns if name else None
         return (own or self.columns).columns
 
     @property
     def where(self) -> str:
-        """These folders, as a line names them."""
+        """The paths of the folders that are trained on, with commas between."""
         return ", ".join(map(str, self.folders.values()))
 
     @property
     def treatments(self) -> tuple[Treatment, ...]:
-        """How samples are used, by source."""
+        """Rules of captions, weight, mask and sizes of each source, in the order of sources; one for `train` alone."""
         if not self.sources:
             return (Treatment(captions=self.captions.rules, loss_mask=self.loss_mask),)
         general = self.captions.rules
@@ -207,12 +207,12 @@ class DataSection(Section):
 
     @property
     def has_loss_masks(self) -> bool:
-        """Whether parts of pictures count differently in the loss."""
+        """Whether any source has masks of the loss, so that parts of pictures count differently."""
         return any(one.loss_mask is not None for one in self.treatments)
 
     @property
     def is_weighted(self) -> bool:
-        """Whether samples or their parts count differently in the loss."""
+        """Whether samples or their parts count differently in the loss, by weights, masks or tokens."""
         is_by_source = any(one.loss_weight != 1 for one in self.treatments)
         return self.has_loss_masks or is_by_source or self.weigh is not Measure.SAMPLES
 
@@ -329,12 +329,15 @@ class DataSection(Section):
 
     @property
     def areas(self) -> Areas:
-        """The sizes of each area, where there are several."""
+        """The sizes of each area by `resolution`, `sizes`, `aspects` and `multiple`.
+
+        One square where there is one size.
+        """
         return self._areas_of(self.sizes or (self.resolution,))
 
     @property
     def areas_of_sources(self) -> tuple[Areas, ...]:
-        """The sizes of each area of each source; () where no source has its own."""
+        """The sizes of each area, by source; () where no source has its own."""
         if not any(one.resolution for one in self.sources.values()):
             return ()
         return tuple(self._areas_of(one.resolution) if one.resolution else self.areas for one in self.sources.values())
@@ -345,7 +348,7 @@ class DataSection(Section):
 
     @property
     def frame_counts(self) -> tuple[int, ...]:
-        """The frames of its samples, ascending; 1 of pictures."""
+        """The different numbers of frames of its samples, ascending; (1,) for pictures alone."""
         if not self.has_sizes:
             return (self.frames or 1,)
         every = (self.areas, *self.areas_of_sources)
@@ -418,16 +421,16 @@ class Recipe(Section):
 
     @property
     def trigger(self) -> str | None:
-        """The word that files of adapters name for what they have learned."""
+        """The trigger word that files of adapters name, None without one."""
         return self.lora.trigger or self.data.captions.trigger
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """The names of its backbones; "" for the backbone of [model]."""
+        """The names of the models that are trained; ("",) for [model]."""
         return tuple(self.models) or ("",)
 
     def alone(self, name: str) -> "Recipe":
-        """The recipe of one of several models alone; of [model] the recipe itself."""
+        """The recipe with one of several models as its [model]; the recipe itself where it has [model]."""
         if not self.models:
             return self
         own = self.models[name]
@@ -435,7 +438,7 @@ class Recipe(Section):
         return self.model_copy(update={"models": {}, "model": ModelSection(**model), **own_values(own, self._sections)})
 
     def groups(self) -> dict[str, "Recipe"]:
-        """Groups of parameters that are trained alike, and the recipe as it holds for each.
+        """For each group of parameters that are trained alike, by its name, the recipe as it holds for it.
 
         A group is all of a model but its components with values of their own, or one of these. It has the name of the
         model ("" for [model]'s) or of the component in the graph of all ("text_encoder", "base/text_encoder").
@@ -450,7 +453,7 @@ class Recipe(Section):
         return found
 
     def subgroups(self) -> dict[str, "Recipe"]:
-        """The parts of this group whose optimizer differs, and the recipe as it holds for each, by the part's name.
+        """For each part of this group whose optimizer differs, by its name, the recipe as it holds for it.
 
         They are called "" (no other fits), "rest", and by the patterns of `optimizer.groups`: "*.bias", "rest|*.bias".
         """
@@ -471,7 +474,10 @@ Check = Callable[..., Iterator[str]]
 
 
 def problems_between(sections: Mapping[str, object], further: Sequence[Check] = ()) -> Iterator[str]:
-    """The misfits between sections, by our checks and further ones; checks of absent sections are left out."""
+    """A sentence for each misfit between sections, by our checks and `further` ones.
+
+    Checks of absent sections are left out.
+    """
     for check in (*_CHECKS, *further):
         names = signature(check).parameters
         if all(name in sections for name in names):
@@ -479,7 +485,7 @@ def problems_between(sections: Mapping[str, object], further: Sequence[Check] = 
 
 
 def why_not_searched(sections: Mapping[str, Any]) -> str:
-    """The reason why sizes cannot be searched for these sections, [pipeline] left out; "" where they can."""
+    """The reason why sizes cannot be searched for these sections, in words; "" where they can."""
     if len(sections["models"]) > 2:
         return "sizes are searched for two models at most"
     if any(own.microbatches is not None for own in sections["models"].values()):
@@ -715,7 +721,7 @@ def _self_conditioning_has_what_it_needs(
 
 
 def too_wide(model: ModelSection, precision: RecipePrecision) -> str:
-    """The reason why frozen weights are not stored so beside this arithmetic, and the remedy."""
+    """The reason why frozen weights are not stored narrow beside this arithmetic, and the remedy, in a sentence."""
     if stored_form(model.frozen_dtype) is not None:
         return refusal(Feature.QUANTISED, Feature.WIDE, precision=precision)
     return refusal(Feature.NARROW_STORE, Feature.WIDE, precision=precision)

@@ -27,17 +27,21 @@ def _auto_for_none(value: object) -> object:
 
 
 def patterns_for_bool(value: object) -> object:
-    """The patterns that true and false stand for: all layers, or none."""
+    """("*",), all layers, for true and () for false; any other value as it is."""
     return (("*",) if value else ()) if isinstance(value, bool) else value
 
 
 def texts_for_text(value: object) -> object:
-    """A list of the one text, where a list of texts may also be given as one."""
+    """A tuple of the one text, where a list of texts may also be given as one; any other value as it is."""
     return (value,) if isinstance(value, str) else value
 
 
 def finite_arguments(arguments: object) -> object:
-    """The keyword arguments, if every number in them is one that a float can hold."""
+    """The same keyword arguments, for pydantic.
+
+    Raises:
+        ValueError: a number in them is infinite, NaN or larger than a float can hold.
+    """
     if isinstance(arguments, dict):
         raise_problems(
             f"{name}: expected finite numbers of at most {sys.float_info.max:.1g}; change it"
@@ -61,7 +65,11 @@ def _is_finite(value: object) -> bool:
 
 
 def of_user(path: str) -> str:
-    """The path with the home folder in place of a "~" at its start."""
+    """The path with the home folder in place of a "~" at its start.
+
+    Raises:
+        ValueError: there is no such user.
+    """
     try:
         return expanded(path)
     except ValueError as error:
@@ -73,7 +81,11 @@ def _place_of_user(path: Path) -> Path:
 
 
 def possible(path: Path) -> Path:
-    """The path, if a file of that name can exist."""
+    """The same path, for pydantic.
+
+    Raises:
+        ValueError: no file of that name can exist: it has a NUL, is too long, or has letters that the locale lacks.
+    """
     if "\0" in str(path):
         raise ValueError(": a path cannot hold a NUL character")
     try:
@@ -111,13 +123,17 @@ Decay = Annotated[float, Field(gt=0, lt=1)]
 
 
 def raise_problems(problems: Iterable[str]) -> None:
-    """Raise what pydantic collects: one line per problem, "key: problem"."""
+    """Raises the problems, if there are any, as one ValueError for pydantic: one line each, "key: problem".
+
+    Raises:
+        ValueError: there are problems.
+    """
     if lines := "\n".join(problems):
         raise ValueError(lines)
 
 
 class Section(BaseModel):
-    """A section of the recipe; unknown keys are errors."""
+    """The base of a section of the recipe: strict, frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True

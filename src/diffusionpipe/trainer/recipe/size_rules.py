@@ -6,7 +6,10 @@ from diffusionpipe.trainer.recipe.schema import DataSection, Measure, Recipe
 
 
 def rules_of(data: DataSection) -> SizeRules | None:
-    """The rules of a recipe's data; None where all samples have one size and none is left out."""
+    """The sizes that pictures may have and the pictures to leave out.
+
+    None where all have one size and none is left out.
+    """
     if not data.has_sizes:
         return None
     return SizeRules(
@@ -28,7 +31,10 @@ def sizes_of(data: DataSection) -> tuple[Clip, ...]:
 
 
 def run_of(recipe: Recipe) -> int:
-    """The samples in a row that have one size."""
+    """The number of samples in a row that have one size: `data.same_size`, or a micro-batch of all copies.
+
+    1 with `data.batching = "tokens"`; the batch where the micro-batches are not known yet.
+    """
     pipeline, batch = recipe.pipeline, recipe.training.batch
     if recipe.data.batching is Measure.TOKENS:
         return 1

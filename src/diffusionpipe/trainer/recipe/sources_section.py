@@ -16,19 +16,23 @@ _EXAMPLE = 'give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x51
 
 
 def pattern_of_masks(pattern: str) -> str:
-    """The path of masks, if it names the picture."""
+    """The same pattern of masks' paths, for pydantic.
+
+    Raises:
+        ValueError: it does not hold {name}, the place of the picture's name.
+    """
     if NAME not in pattern:
         raise ValueError(f': the path of each picture\'s mask holds {NAME}, e.g. "masks/{NAME}.png"')
     return pattern
 
 
 def one_or_several(value: object) -> object:
-    """The list of one size, if a recipe gives a size in place of a list."""
+    """A list of the one size, where a size is given in place of a list; any other value, and "none", as it is."""
     return [value] if isinstance(value, int | str) and value != "none" else value
 
 
 def stated_sizes(stated: Sequence[object]) -> list[Clip]:
-    """All sizes that a recipe states; a side is a square.
+    """The sizes that a recipe states, in its order; a side is a square.
 
     Raises:
         ValueError: one of them is not a size.
@@ -42,7 +46,11 @@ def stated_sizes(stated: Sequence[object]) -> list[Clip]:
 
 
 def checked_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
-    """The same sizes, for pydantic. Raises ValueError: one of them is not a size."""
+    """The same sizes, for pydantic.
+
+    Raises:
+        ValueError: one of them is not a size.
+    """
     try:
         stated_sizes(stated)
     except ValueError as error:
@@ -68,7 +76,7 @@ class ColumnsSection(Section):
 
     @property
     def columns(self) -> Columns:
-        """The columns as a scan reads them."""
+        """The names of the columns and of the split, in the form that a scan reads."""
         return Columns(image=self.image, text=self.text, label=self.label, split=self.split)
 
 

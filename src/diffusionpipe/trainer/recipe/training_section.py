@@ -28,14 +28,17 @@ class OnSpike(StrEnum):
 
 
 class Clipping(StrEnum):
-    """Whose norm clipping looks at."""
+    """The gradients whose norm clipping looks at: all of the model's, or each block's own."""
 
     GLOBAL = "global"
     BLOCK = "block"
 
 
 class RecipePrecision(StrEnum):
-    """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
+    """The arithmetic of the layers.
+
+    Parameters, gradients and the optimizer are float32, for "float64" all is float64.
+    """
 
     AUTO = "auto"
     """To be decided by the devices (see `decided`)."""
@@ -45,7 +48,7 @@ class RecipePrecision(StrEnum):
 
 
 class Average(StrEnum):
-    """How the moving average of the weights is kept."""
+    """The place and type in which the moving average of the weights is kept."""
 
     DEVICE = "device"
     HOST = "host"
@@ -69,7 +72,7 @@ class Summed(StrEnum):
 
 
 class Rounded(StrEnum):
-    """How an update is rounded to bfloat16."""
+    """The way in which updated weights are rounded to bfloat16."""
 
     STOCHASTIC = "stochastic"
     KAHAN = "kahan"
@@ -130,11 +133,11 @@ class TrainingSection(Section):
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole run, once the size of the data is known (`preparation.with_steps`)."""
+        """The number of optimizer steps of the whole run, which must be settled (`preparation.with_steps`)."""
         assert self.steps is not None, "the data have not been counted yet"
         return self.steps
 
     @property
     def recomputed(self) -> tuple[str, ...]:
-        """The patterns of layers that are recomputed; () where that is not decided."""
+        """The patterns of the names of layers that are recomputed; () for none, or where that is not decided."""
         return self.activation_checkpointing or ()

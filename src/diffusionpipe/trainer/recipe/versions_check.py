@@ -26,7 +26,7 @@ def versions_suit_the_training(
     checkpoint: CheckpointSection,
     models: Mapping[str, MemberSection],
 ) -> Iterator[str]:
-    """Settings of other sections that need a flush, and one that needs its absence."""
+    """A sentence for each setting that needs a flush where there is none, or that has an effect only without one."""
     if pipeline.versions is Versions.FLUSHED:
         if training.clip is Clipping.BLOCK:
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"

@@ -27,7 +27,7 @@ class BackboneResult:
     """The learning rates of its components that have their own."""
 
     def numbers(self) -> dict[str, float]:
-        """The backbone's own numbers for the metrics, as "loss/NAME", and its components' rates as "learning_rate/NAME".
+        """The backbone's own numbers for the metrics, as "loss/NAME", and its components' learning rates.
 
         The only backbone, whose name is "", has its loss, norm and rate in the step's result alone.
         """
