@@ -35,7 +35,7 @@ _NUM_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class JsonForm(Generic[T]):
-    """The way to write values of one kind as JSON, and to read them back."""
+    """A pair of functions: one writes a value of type T as a JSON value, the other reads it back."""
 
     write: Callable[[T], object]
     """A function that makes the JSON value of a value."""
@@ -44,7 +44,10 @@ class JsonForm(Generic[T]):
 
 
 def form_of(kind: type[T]) -> JsonForm[T]:
-    """The form of values that files can hold, see `ir.codec.decode`: frozen dataclasses, tuples, enumerations."""
+    """The JSON form of one type: a frozen dataclass, tuple, enumeration or another type that `ir.codec.decode` reads.
+
+    Its `read` raises a ValueError that lists the first problems of data that are not such a value.
+    """
 
     def read(data: object) -> T:
         problems: list[str] = []
@@ -57,9 +60,10 @@ def form_of(kind: type[T]) -> JsonForm[T]:
 
 
 def rows_of(kind: type[T]) -> JsonForm[tuple[T, ...]]:
-    """The form of many values of a dataclass, as columns: types are checked by column, at a tenth of the time.
+    """The JSON form of a tuple of instances of the dataclass `kind`, written as one list for each field.
 
-    Its fields are texts, numbers, truth values, one of these or None, or tuples of whole numbers or of texts.
+    Types are checked by list, in a tenth of the time of a check by instance. The dataclass may have fields that are
+    texts, numbers, truth values, one of these or None, or tuples of whole numbers or of texts.
     """
     hints = typing.get_type_hints(kind)
 
@@ -90,7 +94,7 @@ def _column(name: str, hint: object, data: object) -> list[object]:
 
 
 def optional(form: JsonForm[T]) -> JsonForm[T | None]:
-    """The form of a value that may also be None."""
+    """The JSON form of a value that may also be None: None as JSON's null, any other value by `form`."""
     return JsonForm(
         lambda value: None if value is None else form.write(value),
         lambda data: None if data is None else form.read(data),
@@ -125,10 +129,13 @@ PLAIN: JsonForm[Json] = JsonForm(_plain, lambda data: data)  # type: ignore[arg-
 
 
 def gather(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's value, on every rank, in the order of ranks; all of the group call it.
+    """Send this rank's value to all; returns all values of the group, in the order of ranks, on every rank.
+
+    All ranks of the group call it; None is the whole job. Without torch.distributed it returns [value].
 
     Raises:
-        ConfigError: on every rank alike, if one has sent something else or too much; it names the rank.
+        ConfigError: on every rank alike, if a rank has sent more than `MOST_GATHERED` bytes, or something that `form`
+            does not read; it names the rank.
     """
     if _size(group) == 1:
         return [value]
@@ -137,10 +144,11 @@ def gather(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) 
 
 
 def broadcast(value: T | None, form: JsonForm[T]) -> T:
-    """The first rank's value, on every rank; the others' values do not count. All ranks of the job call it.
+    """Rank 0's value, on every rank; the other ranks' arguments do not count. All ranks of the job call it.
 
     Raises:
-        ConfigError: on every rank, if the value is too long; on the others, if it is not of that form.
+        ConfigError: on every rank, if the value has more than `MOST_BROADCAST` bytes; on the others alone, if `form`
+            does not read it.
     """
     if _size(None) == 1:
         return value  # type: ignore[return-value]  # the first rank has one
@@ -156,12 +164,13 @@ def broadcast(value: T | None, form: JsonForm[T]) -> T:
 
 
 def collect(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) -> list[Callable[[], T]]:
-    """On the first rank of the group, every rank's value, to be read by a call; nothing on the others.
+    """On the first rank of the group, a function for each rank that returns the value which it sent; [] on the others.
 
-    All of the group call it. A call raises a `ConfigError` if the rank has sent something else.
+    All ranks of the group call it. A function raises a `ConfigError` if its rank has sent something that `form` does
+    not read.
 
     Raises:
-        ConfigError: on every rank alike, if one has sent too much; it names the rank.
+        ConfigError: on every rank alike, if one has sent more than `MOST_GATHERED` bytes; it names the rank.
     """
     if _size(group) == 1:
         return [lambda: value]
@@ -178,7 +187,10 @@ def collect(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None)
 
 
 def gather_numbers(values: Tensor) -> list[Tensor]:
-    """Every rank's tensor, on every rank, in the order of ranks; all have the same shape and type, on the CPU."""
+    """The tensors of all ranks of the job, in the order of ranks, on every rank; all ranks call it.
+
+    They have the same shape and dtype on all ranks, and are on the CPU.
+    """
     everyone = [torch.empty_like(values) for _ in range(_size(None))]
     dist.all_gather(everyone, values.contiguous())
     return everyone

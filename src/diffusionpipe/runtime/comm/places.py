@@ -8,7 +8,7 @@ from diffusionpipe.ir import Plan, Range, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlace:
-    """The place of a rank in the plan's mesh."""
+    """A rank with its two coordinates in the plan's mesh: worker (pipeline axis) and data-parallel group."""
 
     rank: int
     worker: int
@@ -18,7 +18,7 @@ class MeshPlace:
 
 
 def place_of(plan: Plan, rank: int) -> MeshPlace:
-    """The place of a rank in the plan's mesh."""
+    """The worker and the data-parallel group of a rank in the plan's mesh."""
     group, worker = plan.mesh.place(rank)
     return MeshPlace(rank=rank, worker=worker, group=group)
 
@@ -29,12 +29,12 @@ def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def trained_blocks(plan: Plan, rank: int) -> tuple[int, ...]:
-    """The trained blocks that a rank computes with."""
+    """The ids of the trained blocks whose weights a rank holds."""
     return tuple(block for block, ranks in holders_of(plan).items() if rank in ranks)
 
 
 def trained_layers(plan: Plan, rank: int) -> tuple[str, ...]:
-    """The layers of these blocks."""
+    """The names of the layers of all trained blocks that a rank holds."""
     return tuple(name for block in trained_blocks(plan, rank) for name in plan.blocks[block])
 
 
@@ -51,7 +51,7 @@ def channels_of(plan: Plan) -> set[tuple[int, int]]:
 
 
 def encoded_rows(schedule: Schedule, worker: int) -> Range | None:
-    """The samples of the pipeline's batch that this worker encodes."""
+    """The samples of the pipeline's batch that this worker encodes, as a range of rows; None if it encodes none."""
     placement = schedule.placement
     for index, stage in enumerate(placement.stages):
         if stage.worker == worker and placement.is_frozen(index):

@@ -68,7 +68,7 @@ class _SumWork:
 
 
 class Hub:
-    """The state that the threads share: channels, sums under way, and the first error."""
+    """The state that ranks in threads share: channels of messages, sums under way, and the first rank's error."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -78,12 +78,15 @@ class Hub:
         self._failure: tuple[int, BaseException] | None = None
 
     def channel(self, source: int, destination: int) -> _Channel:
-        """The channel from one rank to another."""
+        """The queue of messages from one rank to another, made at the first call."""
         with self._lock:
             return self._channels.setdefault((source, destination), _Channel())
 
     def add(self, ranks: tuple[int, ...], turn: int, rank: int, tensor: Tensor, combine: "_Combine") -> _Sum:
-        """Enter `rank`'s tensor into the `turn`-th collective over `ranks`; the last one to arrive does it."""
+        """Enter `rank`'s tensor into the `turn`-th collective over `ranks`; returns an object that can be awaited.
+
+        The last rank to arrive calls `combine` with the tensors of all.
+        """
         with self._lock:
             entry = self._sums.setdefault((ranks, turn), _Sum())
             entry.tensors[rank] = tensor
@@ -94,7 +97,8 @@ class Hub:
             return entry
 
     def abort(self, rank: int, error: BaseException) -> None:
-        """Note the first failure; every rank that waits ends."""
+        """Note the error of the first rank that fails; every rank that waits for a message or a sum raises a PeerError.
+        """
         with self._lock:
             self._failure = self._failure or (rank, error)
 
@@ -106,7 +110,7 @@ class Hub:
 
 
 class ThreadTransport:
-    """The transport of one rank among threads."""
+    """Sends, receives and sums of one rank among threads of a process; see `Transport`."""
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub = hub
@@ -176,10 +180,10 @@ def _copy_from(source: int, tensors: Mapping[int, Tensor]) -> None:
 
 
 class ThreadRanks:
-    """Ranks as threads of this process, asked to run one function after the other.
+    """Ranks that are threads of this process; `run` calls one function on all of them, again and again.
 
-    Their transports count messages. After an error, or an interrupt, they are of no use any more: messages that some
-    have sent are never received.
+    Each rank keeps its transport from one call to the next. After an error, or an interrupt, they are of no use any
+    more: messages that some have sent are never received.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -187,10 +191,11 @@ class ThreadRanks:
         self._transports = tuple(ThreadTransport(self._hub, rank) for rank in range(num_ranks))
 
     def run(self, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:
-        """Results of `main(rank, transport)`, run once on each rank.
+        """Call `main(rank, transport)` on each rank in a thread; returns the results in the order of ranks.
 
         Raises:
-            Exception: the first rank's own error; ranks that only waited for it are not reported.
+            Exception: the error of the rank that failed first; ranks that only waited for it are not reported.
+            PeerError: a call before this one has failed.
         """
         self._hub.raise_if_aborted()
         results: dict[int, _Result] = {}
@@ -221,9 +226,9 @@ class ThreadRanks:
 
 
 def run_threads(num_ranks: int, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:
-    """Results of `main(rank, transport)`, run once per rank in threads that are not asked again.
+    """Call `main(rank, transport)` on each of `num_ranks` ranks in threads; returns the results in the order of ranks.
 
     Raises:
-        Exception: the first rank's own error; ranks that only waited for it are not reported.
+        Exception: the error of the rank that failed first; ranks that only waited for it are not reported.
     """
     return ThreadRanks(num_ranks).run(main)

@@ -48,7 +48,7 @@ class Transport(Protocol):
 
 
 class ProcessTransport:
-    """torch.distributed.
+    """Messages and sums between the processes of a job, by torch.distributed: gloo or NCCL; see `Transport`.
 
     On GPUs messages towards higher and towards lower ranks use process groups of their own, because torch's NCCL
     backend gives all messages of a group one communicator and one stream, on which crossing transfers wait for each
@@ -79,7 +79,10 @@ class ProcessTransport:
         return group
 
     def close(self) -> None:
-        """Give back its process groups, with their threads and connections; the last call, with nothing under way."""
+        """Destroy the process groups that it made, with their threads and connections.
+
+        It is the last call, with nothing under way.
+        """
         for group in self._own:
             dist.destroy_process_group(group)
         del self._up, self._down, self._sums, self._own

@@ -11,7 +11,7 @@ from diffusionpipe.runtime.machine.buffers import gradient_dtype
 
 
 def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -> None:
-    """Add the gradients of everything upstream to the leaves' `.grad`; frees the graph.
+    """Run autograd's backward from `outputs` with their `gradients`: it adds to the leaves' `.grad`, frees the graph.
 
     Does what `torch.autograd.backward` does for given gradients, without its checks and its log in Python, which take
     as long as all other work of the executor for a micro-batch. The engine checks shapes, dtypes and devices once more

@@ -26,7 +26,7 @@ from diffusionpipe.runtime.compute.backward import accumulate
 
 
 class Casts:
-    """The copies of one rank. Mutable: empty between iterations."""
+    """The narrow copies of one rank's weights that forwards under autocast read. Mutable: empty between iterations."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Tensor] = {}
@@ -36,11 +36,11 @@ class Casts:
 
     @property
     def copies(self) -> tuple[Tensor, ...]:
-        """The copies that exist now."""
+        """All copies that exist now."""
         return tuple(self._copies.values())
 
     def make(self, weights: Iterable[Tensor], dtype: torch.dtype) -> None:
-        """Copies of the float32 ones among these, but for those that have one already."""
+        """Make a copy in `dtype` of each weight that is float32 and has no copy yet."""
         with torch.enable_grad():
             for weight in weights:
                 if weight.dtype is torch.float32 and id(weight) not in self._copies:

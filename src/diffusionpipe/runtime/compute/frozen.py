@@ -19,7 +19,7 @@ from diffusionpipe.runtime.weights.bringing import BroughtLayer, brought
 
 
 class FillRunner(Protocol):
-    """Frozen work as the executor runs it."""
+    """An object that runs frozen work, a fill at a time, on the samples in a store."""
 
     def run(self, fill: Fill, store: RowStore) -> None:
         """Run the fill's layers on its samples; inputs come from the store, outputs go into it."""
@@ -37,7 +37,7 @@ class _Carried:
 
 
 class Encoder:
-    """Runs fills over rows of the store.
+    """Runs the frozen layers of fills on rows of a store, without gradients.
 
     A fill may hold some layers only; tensors that later fills of the same samples read are carried from one to the
     other, in any chunks of either, and dropped after its last reader.
@@ -109,7 +109,7 @@ class Encoder:
         self.end(fill)
 
     def run_rows(self, fill: Fill, store: RowStore) -> None:
-        """Run the layers of a fill, or of a part of its samples; `end` follows the last part."""
+        """Run a fill's layers on its samples, or on a part of them; `end` is called after the last part."""
         for rows, given in store.split_alike(fill.samples) if self._kept else [(fill.samples, frozenset[str]())]:
             self._run_alike(replace(fill, samples=rows), given, store)
 
@@ -131,7 +131,8 @@ class Encoder:
                     self._carry(name, value, fill, given)
 
     def end(self, fill: Fill) -> None:
-        """Bring the weights of the layers after this fill."""
+        """Begin to bring the weights of the first layer after this fill whose weights rest elsewhere, if there is one.
+        """
         if fill in self._next_weights:
             self._next_weights[fill].prepare()
 

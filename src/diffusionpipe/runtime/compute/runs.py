@@ -23,7 +23,11 @@ KEYS = "cache keys"
 
 
 def joined_runs(sizes: Sequence[int], runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch of runs; `sizes`: the number of the size of each row of the pipeline's batch."""
+    """One batch as a mapping of tensors, from runs of rows that each have one size of samples.
+
+    `sizes`: for each row of the pipeline's batch, the number of its size. Names in the batch begin with the run's
+    number, "0#pixels"; "#sizes" holds `sizes`.
+    """
     batch = {_SIZES: torch.tensor(sizes, dtype=torch.int64)}
     for number, run in enumerate(runs):
         batch |= {f"{number}{_MARK}{name}": value for name, value in run.items()}
@@ -31,7 +35,10 @@ def joined_runs(sizes: Sequence[int], runs: Sequence[Mapping[str, Tensor]]) -> d
 
 
 def runs_of(batch: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | None, tuple[Mapping[str, Tensor], ...]]:
-    """(sizes of the rows of the pipeline's batch, runs of rows in their order); None and one run for one size."""
+    """(sizes, runs) of a batch: the number of each row's size, and the tensors of each run of rows in their order.
+
+    A batch of samples of one size gives (None, (batch,)).
+    """
     if _SIZES not in batch:
         return None, (batch,)
     runs: dict[int, dict[str, Tensor]] = {}

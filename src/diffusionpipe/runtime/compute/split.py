@@ -38,7 +38,7 @@ AddGradient = Callable[[Tensor, Tensor], None]
 
 
 class Deferred:
-    """The tensors that I puts aside for W, of one stage and micro-batch: I fills it, W empties it."""
+    """Tensors of one stage and micro-batch that wait for the weight gradients: op I adds them, op W uses them up."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[AddGradient, Tensor, Tensor]] = deque()
@@ -49,7 +49,7 @@ class Deferred:
         return len(self._entries)
 
     def add(self, compute: AddGradient, x: Tensor, gradient: Tensor) -> None:
-        """Put a layer's input and the gradient of its output aside."""
+        """Put a layer's input and the gradient of its output aside, for `compute(x, gradient)` in `run`."""
         self._entries.append((compute, x, gradient))
         if self.told is not None:
             self.told(x)
@@ -62,7 +62,7 @@ class Deferred:
             yield gradient
 
     def run(self) -> None:
-        """Add all weight gradients to the parameters' `.grad`, each layer's tensors dropped after it."""
+        """Add all weight gradients to the parameters' `.grad`; drops the tensors of each layer after it."""
         entries = self._entries
         with torch.no_grad():
             while entries:
@@ -75,7 +75,10 @@ Forward = Callable[[Any, Deferred | None, Casts, Tensor], Tensor]
 
 
 def forwards_of(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Forward]]:
-    """The modules among these that have such a forward, with it; every module once."""
+    """(module, forward) for each module that has a forward in `FORWARDS`, which can defer weight gradients.
+
+    Each module comes once.
+    """
     for module in dict.fromkeys(modules):
         forward = FORWARDS.get(type(module).forward)
         if forward is not None:
@@ -83,7 +86,7 @@ def forwards_of(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Forwa
 
 
 def cast_weights(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[nn.Parameter]:
-    """The parameters that these read in autocast's dtype: all but embeddings."""
+    """The parameters of these modules that are read in autocast's dtype: all but embeddings' weights."""
     for module, forward in forwards:
         if forward is not _embedding:
             yield from module.parameters(recurse=False)
@@ -96,10 +99,10 @@ def run_with(
     run: Callable[..., Any],
     *arguments: Any,
 ) -> Any:
-    """`run(*arguments)` with these forwards in the modules.
+    """Call `run(*arguments)` while the modules use these forwards; returns its result.
 
-    They put aside for W unless `deferred` is None. A forward that an instance already has of its own, a hook of another
-    library, is left alone.
+    With `deferred`, weight gradients are put aside in it; with None, autograd computes them. Weights are read as their
+    copies in `casts`. A forward that an instance already has of its own, a hook of another library, is left alone.
     """
     changed = []
     try:

@@ -19,11 +19,11 @@ from diffusionpipe.runtime.recording.layer_watch import LayerWatch
 
 
 class StageModule(Protocol):
-    """A stage as the executor runs it."""
+    """The compute of one stage as the executor sees it: named input tensors to named output tensors."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the tensors that the stage needs."""
+        """The names of the tensors that a forward needs."""
         ...
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> Mapping[str, Tensor]:
@@ -36,18 +36,18 @@ class StageModule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """How layers compute. None: in the parameters' own dtype."""
+    """The type of device and the autocast dtype of layers; None: they compute in the parameters' own dtype."""
 
     device: str = "cpu"
     autocast: torch.dtype | None = None
 
     def context(self) -> torch.autocast:
-        """Autocast for a forward."""
+        """The autocast context manager for a forward, disabled where there is no autocast dtype."""
         return torch.autocast(self.device, dtype=self.autocast, enabled=self.autocast is not None)
 
 
 class LayerStage:
-    """Layers of one block, run in order on named tensors."""
+    """A stage that runs the layers of one block, in order, on named tensors."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class LayerStage:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Tensors that the block needs from outside."""
+        """The names of the tensors that the layers read and none of them writes."""
         return self._reads
 
     def cast(self) -> None:
-        """Make copies of the weights as autocast reads them, for all forwards until they are dropped.
+        """Copy the weights in autocast's dtype, for all forwards until the copies are dropped; nothing without autocast.
 
         Recomputed layers get none: memory is scarce there, and autocast's own copies go with each layer.
         """
@@ -148,7 +148,7 @@ class _Step:
 
 
 def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module, Forward], ...]:
-    """The layer's modules that have a forward for `run_with`."""
+    """(module, forward) for each module of the layer that can defer weight gradients; see `run_with`."""
     return tuple(forwards_of(modules_of(layer, component)))
 
 

@@ -23,7 +23,7 @@ from diffusionpipe.units import Bytes
 
 
 class RowStore:
-    """Named tensors by rows of this pipeline's batch.
+    """Memory for the raw inputs and frozen layers' outputs of a pipeline's batch: named tensors, by rows of the batch.
 
     Each name has a buffer for its own range of rows (the whole batch for what this worker's stages read, the encoded
     share for what it only passes on). Views of the buffers are sent and received directly.
@@ -62,7 +62,7 @@ class RowStore:
         """The number of each cell's size."""
 
     def in_cells(self, cells: Sequence[Range]) -> "RowStore":
-        """The same memory, cut into other micro-batches."""
+        """A store on the same memory, with the given rows for each micro-batch."""
         other = copy(self)
         other._cut(cells)
         return other
@@ -75,11 +75,11 @@ class RowStore:
 
     @property
     def extents(self) -> Mapping[str, Range]:
-        """The rows kept of each tensor."""
+        """Name of a tensor -> the rows of the batch that the store keeps of it."""
         return self._extents
 
     def clear(self) -> None:
-        """Forget all rows, for good."""
+        """Give back the memory of all rows; the store is of no use afterwards."""
         self._buffers.clear()
         self._memory.clear()
 
@@ -89,18 +89,18 @@ class RowStore:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def size_of(self, rows: Range) -> int:
-        """The number of the size of rows of one cell."""
+        """The number of the samples' size in these rows of one micro-batch; 0 where all samples have one size."""
         return self.sizes[self._cell_of(rows.start)] if self.cells else 0
 
     def split(self, rows: Range) -> list[Range]:
-        """The rows of each cell among these; all together where samples have one size."""
+        """The rows cut at the borders of micro-batches; [rows] where all samples have one size."""
         if not self.cells:
             return [rows]
         own = (cell.intersection(rows) for cell in self.cells)
         return [part for part in own if len(part)]
 
     def split_alike(self, rows: Range) -> list[tuple[Range, frozenset[str]]]:
-        """The rows in runs for which the same tensors of frozen layers were put in, and these."""
+        """The rows cut into runs, each with the names of the frozen tensors that were put in for all its rows."""
         runs: list[tuple[Range, frozenset[str]]] = []
         for row in range(rows.start, rows.stop):
             own = self.given.get(row, frozenset())
@@ -111,11 +111,12 @@ class RowStore:
         return runs
 
     def sizes_in(self, rows: Range) -> tuple[int, ...]:
-        """The number of the size of each cell that has some of these rows."""
+        """The number of the samples' size in each micro-batch with some of these rows; () where all have one size."""
         return tuple(self.size_of(part) for part in self.split(rows)) if self.cells else ()
 
     def view(self, name: str, rows: Range) -> Tensor:
-        """The rows of a tensor, of one cell where there are any, as a view: (len(rows), ...)."""
+        """A view of a tensor's rows, (len(rows), ...), which lie in one micro-batch where samples have several sizes.
+        """
         extent, shape, room = self._extents[name], self._specs[self.size_of(rows)][name].shape, self._room[name]
         first = extent.start
         if self.cells:
@@ -128,25 +129,26 @@ class RowStore:
         return self._buffers[name].data[start : start + len(rows) * one].view(len(rows), *shape)
 
     def views(self, name: str, rows: Range) -> list[Tensor]:
-        """The rows of a tensor as views, one for each cell."""
+        """Views of a tensor's rows, one for each micro-batch that has some; one where all samples have one size."""
         return [self.view(name, part) for part in self.split(rows)]
 
     def _cell_of(self, row: int) -> int:
         return bisect_right(self._starts, row) - 1
 
     def lasting(self, tensor: Tensor) -> Tensor:
-        """The tensor, copied if it lies in rows, which are written again in another iteration."""
+        """The tensor itself, or a copy if it lies in the store's memory, which another iteration overwrites."""
         return tensor.clone() if memory_of(tensor) in self._memory else tensor
 
     def feed(self, rows: Range, inputs: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> None:
-        """Copy raw inputs into these rows, name -> (len(rows), ...), with the table of each."""
+        """Copy raw inputs into these rows: name -> (len(rows), ...); `tables` as `write`'s `table`, by name."""
         for name, value in inputs.items():
             self.write(name, rows, value, tables.get(name))
 
     def write(self, name: str, rows: Range, value: Tensor, table: Tensor | None = None) -> None:
-        """Copy into the rows; dtype and device follow the buffer.
+        """Copy a tensor, (len(rows), ...), into the rows, converted to the buffer's dtype and device.
 
-        With a `table`, (256,), a `value` in uint8 says which of its elements are written; all three are on one device.
+        With a `table`, (256,), a `value` in uint8 holds indices of the table's elements, which are written; all three
+        are on one device.
         """
         for part in self.split(rows):
             view, own = self.view(name, part), value[part.start - rows.start : part.stop - rows.start]

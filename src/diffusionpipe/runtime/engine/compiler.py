@@ -59,7 +59,7 @@ Instruction = tuple[Callable[[], None] | None, Callable[[], None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler(Transfers):
-    """Everything that one worker's instructions refer to, and how they are made."""
+    """Makes the instructions of one worker's actions; it holds the slots, stores and modules to which they refer."""
 
     outputs: list[Output]
     """The list to which the results of the iteration are added."""
@@ -69,14 +69,16 @@ class Compiler(Transfers):
     """The numbers of the stages that have a backward."""
 
     def of_size(self, equipment: Equipment) -> "Compiler":
-        """The same compiler for samples of another size, with the equipment for it."""
+        """This compiler with the equipment for samples of another size."""
         return replace(self, equipment=equipment)
 
     def instruction(self, action: Action) -> Instruction:
-        """The wait and the work of an action.
+        """(wait, run) of an action: a function that waits for the messages it reads, and one that does its work.
+
+        `wait` is None where there is nothing to wait for.
 
         Raises:
-            ScheduleError: an op that the executor does not know.
+            ScheduleError: an op that the executor cannot run.
         """
         wait, run = self._plain_instruction(action)
         block = self.schedule.placement.stages[action.stage].weights

@@ -14,12 +14,12 @@ from diffusionpipe.runtime.weights.gradients import Reducible
 
 
 def nothing() -> None:
-    """Does nothing."""
+    """Do nothing: the default for a function that is called after every iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """The parts that an executor needs to run a schedule: modules, transport, and calls around its actions."""
+    """The parts with which an executor runs a schedule: modules of stages, transport, encoder, gradients."""
 
     stages: Mapping[int, StageModule]
     """Stage id -> what it computes; of the worker's trained stages."""

@@ -77,7 +77,7 @@ _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weig
 
 
 class Executor:
-    """One worker's side of one schedule. Mutable: it holds what is in flight during `run`."""
+    """Runs one worker's order of a schedule, an iteration at each `run`. Mutable: it holds what is in flight."""
 
     def __init__(
         self,
@@ -158,12 +158,15 @@ class Executor:
 
     @property
     def began(self) -> Seconds:
-        """The time at which the last iteration began, on the host's clock."""
+        """The time at which the last iteration began, in seconds of the host's clock (`perf_counter`)."""
         return self.recording.recorder.began
 
     @property
     def store(self) -> RowStore:
-        """The store for raw inputs of the next iteration: its own batch or, if it encodes ahead, the one after."""
+        """The store for raw inputs that are put in before the next run.
+
+        It is of the next run's batch or, if it encodes ahead, of the one after.
+        """
         return self._stores[1 - self._turn] if len(self._stores) > 1 else self._stores[0]
 
     @property
@@ -172,10 +175,14 @@ class Executor:
         return self._stores[self._turn]
 
     def run(self) -> list[Output]:
-        """Run one iteration; returns this worker's outputs (losses, predictions) by micro-batch.
+        """Run one iteration; returns the tensors that no other stage reads (losses, predictions), by micro-batch.
 
         Gradients are left in the parameters' `.grad`, summed over replicas where the schedule reduces them. Raw inputs
         must be in `store` before.
+
+        Raises:
+            RuntimeError: an error of a layer or a transfer; where memory ran out, a note says at which action.
+            MemoryError: the host has no more memory; a note says at which action.
         """
         self._outputs.clear()
         self._num_runs += 1
@@ -203,11 +210,11 @@ class Executor:
         return list(self._outputs)
 
     def passed(self) -> tuple[int, ...]:
-        """The iterations begun, and the times passed in the last two; any thread may call it."""
+        """The number of iterations begun, and the marks passed in each of the last two; any thread may call it."""
         return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
 
     def whereabouts(self) -> Whereabouts | None:
-        """The position in the iteration under way, None if there is none; any thread may call it."""
+        """The action under way and the ranks that it waits for; None between iterations; any thread may call it."""
         # The host may issue an iteration already while the device is still in the one before.
         positions = (recording.position() for recording in reversed(self._recordings))
         position = next((found for found in positions if found is not None), None)
@@ -222,10 +229,7 @@ class Executor:
         return Whereabouts(action=named(step), awaited=self._sources.get(step, ()) if is_waiting else None)
 
     def prepare(self) -> None:
-        """The preparations that stages make in `run` before their first forwards, all at once.
-
-        `run` need not repeat them then.
-        """
+        """Cast now the weights that `run` casts before each stage's first forward; the next `run` finds the copies."""
         for preparation in self._equipment.preparations.values():
             preparation()
 
@@ -234,7 +238,7 @@ class Executor:
         self._turn = (self._turn - 1) % len(self._stores)
 
     def mark(self) -> None:
-        """Note the time since the last iteration's start, for `Recording.times_after`."""
+        """Record a time after the last iteration, for `Recording.times_after`."""
         self.recording.recorder.mark()
 
     def _shortage(self) -> str:
@@ -259,7 +263,10 @@ class Executor:
 
 
 def named(step: object) -> str:
-    """A step in words."""
+    """A step of an iteration in words, for messages: "action 1F0 (forward of stage 1, micro-batch 0)".
+
+    `step`: an `Action`; anything else is the casting of weights.
+    """
     if not isinstance(step, Action):
         return "the casts of the weights"
     words = f" ({_WORDS[step.op]} of stage {step.stage}, micro-batch {step.microbatch})" if step.op in _WORDS else ""
@@ -267,7 +274,10 @@ def named(step: object) -> str:
 
 
 def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:
-    """The ranks from which messages come that an action of a worker reads."""
+    """For each forward and backward of a worker, the ranks that send the messages which it reads, sorted.
+
+    `rank_of`: the rank of a worker.
+    """
     sources: dict[Action, tuple[int, ...]] = {}
     placement = schedule.placement
     order = schedule.orders[worker]
@@ -286,7 +296,7 @@ def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -
 
 
 def cells_of(schedule: Schedule) -> tuple[Range, ...]:
-    """The rows of every micro-batch of the batch; frozen work has none of its own."""
+    """The rows of the batch of every micro-batch, sorted, each once; frozen work has none of its own."""
     pipelines = (one for one in schedule.placement.pipelines if Op.ENCODE not in one.ops)
     rows = {(own.start, own.stop) for one in pipelines for own in map(one.rows, range(len(one.microbatches)))}
     return tuple(Range(start, stop) for start, stop in sorted(rows))
@@ -311,7 +321,10 @@ def with_inputs(
     routes: Mapping[tuple[int, int], Route],
     stages: Mapping[int, StageModule],
 ) -> dict[str, Range]:
-    """The extents, with tensors that neither another stage nor the frozen part writes: they are put in from outside."""
+    """The rows kept of each tensor, with those that a stage reads and neither a stage nor the frozen part writes.
+
+    `extents`: name -> rows, of the other tensors.
+    """
     rows = dict(extents)
     for (stage, _), route in routes.items():
         for name in stages[stage].reads if stage in stages else ():

@@ -22,7 +22,7 @@ Sizes = tuple[int, ...]
 
 
 class Program:
-    """The instructions of one worker's iteration. Mutable: those that it keeps."""
+    """The instructions of one worker's iteration for any sizes of samples. Mutable: it keeps those that it has made."""
 
     def __init__(self, steps: Sequence[Action | Callable[[], None]], compilers: Sequence[Compiler]) -> None:
         """`compilers`: one for each size of samples; `steps`: actions, and functions that are run as they are."""
@@ -32,7 +32,7 @@ class Program:
         self._last: tuple[tuple[Sizes, Sizes], list[Instruction]] | None = None
 
     def instructions(self) -> list[Instruction]:
-        """The instructions for the sizes of the samples that are in the stores now."""
+        """The (wait, run) of every step, in order, for the sizes of the samples that are in the stores now."""
         first = self._compilers[0]
         sizes = first.reading.sizes, first.writing.sizes
         if self._last is None or self._last[0] != sizes:

@@ -14,7 +14,7 @@ from diffusionpipe.timing.sends import Waits, waits_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePart:
-    """Some rows of one tensor that come from one other stage."""
+    """Rows of one tensor that one other stage provides: which rows, of which stage, in which message if any."""
 
     peer: int
     """The number of the other stage, which the rows come from."""
@@ -28,7 +28,7 @@ class MessagePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Everything that one (stage, micro-batch) exchanges."""
+    """The tensors that one stage exchanges in one micro-batch: inputs, gradients, and the messages that bring them."""
 
     stage: int
     microbatch: int
@@ -54,12 +54,12 @@ class Route:
 
     @property
     def local_producers(self) -> tuple[int, ...]:
-        """Stages on this worker whose outputs it reads."""
+        """The stages on this worker whose outputs this stage reads, sorted."""
         return _local_peers(self.inputs)
 
     @property
     def local_consumers(self) -> tuple[int, ...]:
-        """Stages on this worker that bring it gradients."""
+        """The stages on this worker that read this stage's outputs and give their gradients back, sorted."""
         return _local_peers(self.gradients)
 
 
@@ -68,7 +68,7 @@ def _local_peers(parts: dict[str, tuple[MessagePart, ...]]) -> tuple[int, ...]:
 
 
 def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
-    """The routes of every stage and micro-batch on `worker`."""
+    """(stage, micro-batch) -> its route, for every trained stage on `worker`."""
     placement = schedule.placement
     arrival, waits = _messages_by_edge(schedule), waits_of(schedule)
     edges = [edge for edge in _edges(placement) if not placement.is_frozen(edge.producer)]
@@ -158,9 +158,10 @@ def _route(
 
 
 def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> dict[str, Range]:
-    """The rows that `worker` keeps of raw inputs and frozen tensors.
+    """Name -> the rows of the batch that `worker` keeps, of raw inputs and of frozen layers' tensors.
 
-    Rows that its stages' pipelines read, its encoded share of the raw inputs, and tensors that it only passes on.
+    These are rows that its stages' pipelines read, its encoded share of the raw inputs, and tensors that it only passes
+    on.
     """
     placement = schedule.placement
     extents: dict[str, Range] = {}
@@ -179,7 +180,7 @@ def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> di
 
 
 def fed_rows(placement: Placement, stage: int, others: Range | None) -> Range:
-    """The rows of everything that the stage's pipeline reads, and those between them and `others`."""
+    """The smallest range that holds all rows of the stage's pipeline and the rows `others`; None: no others."""
     pipeline = placement.pipeline_of(stage)
     own = Range(pipeline.first_sample, pipeline.first_sample + pipeline.num_samples)
     return own if others is None else Range(min(own.start, others.start), max(own.stop, others.stop))

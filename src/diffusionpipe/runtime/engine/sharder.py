@@ -17,7 +17,7 @@ from diffusionpipe.runtime.weights.sharding import Reductions, ShardedBlock, nar
 
 @dataclass(frozen=True, kw_only=True)
 class Sharder:
-    """Makes sharded blocks, or blocks with owners, of one rank's blocks."""
+    """Divides the blocks of one rank over its data-parallel group: in parts, or whole with one owner a parameter."""
 
     graph: LayerGraph
     model: ModelGraph
@@ -29,7 +29,7 @@ class Sharder:
 
     @cached_property
     def owner_of(self) -> Mapping[str, int]:
-        """Parameter of this rank's trained blocks that is in parts -> the rank that owns it."""
+        """Name of each parameter of this rank's trained blocks that is divided -> the rank that owns it."""
         mesh = self.plan.mesh
         worker = mesh.place(self.rank)[1]
         layers = trained_layers(self.plan, self.rank)
@@ -37,7 +37,7 @@ class Sharder:
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
     def divide(self, block: int) -> Divided:
-        """The block with its parameters, or their updates alone, divided over the ranks that share it.
+        """The block divided over the ranks that share it: in parts (`ShardedBlock`) or, by the mesh, its updates alone.
 
         Its parameters must be real and on their device.
         """
@@ -59,7 +59,7 @@ class Sharder:
         return tuple(sorted(mesh.rank(group, worker) for group in range(mesh.parts)))
 
     def shard(self, block: int) -> ShardedBlock:
-        """The block in parts: parameters of other ranks are emptied."""
+        """The block in parts: parameters that another rank owns are emptied on this one."""
         names = self.plan.blocks[block]
         layers = [layer for layer in self.graph.layers if layer.name in names]
         modules = [m for layer in layers for m in modules_of(layer, self.graph.components[layer.component])]

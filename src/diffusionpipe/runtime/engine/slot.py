@@ -11,7 +11,7 @@ from diffusionpipe.runtime.compute.split import Deferred
 
 @dataclass(slots=True)
 class Output:
-    """A tensor that no other stage reads: losses, predictions."""
+    """A tensor that no other stage reads, a loss or a prediction, with its micro-batch and its rows of the batch."""
 
     name: str
     microbatch: int
@@ -38,7 +38,7 @@ class Slot:
 
 
 def count_read(slot: Slot, is_gradient: bool) -> None:
-    """Note that one reader of the outputs (the input gradients) has them; drop them after the last."""
+    """Count one read of the slot's outputs (input gradients if `is_gradient`); they are dropped after the last."""
     if is_gradient:
         slot.num_gradient_reads -= 1
         if not slot.num_gradient_reads:

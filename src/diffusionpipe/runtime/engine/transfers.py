@@ -25,7 +25,7 @@ Sending = tuple[list[Pending], list[Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The tensors that instructions of messages use, and how these are made; `Compiler` adds the computes'."""
+    """Makes the instructions of messages (send, receive, wait); it holds the tensors and transfers under way."""
 
     schedule: Schedule
     worker: int
@@ -42,7 +42,10 @@ class Transfers:
     """The store to which fills and frozen messages write: another one than forwards read if they work ahead."""
 
     def wait_for(self, messages: tuple[int, ...], action: Action) -> Callable[[], None] | None:
-        """Wait for what an action reads, then drop the sends that are over by then."""
+        """A function that waits for these messages and then drops sends that are over; None: there is nothing to do.
+
+        `messages`: the numbers of the messages that the action reads. `action`: in front of it those sends are over.
+        """
         over = self.releases.get(action, ())
         pending = [*(self.works[k] for k in messages), *(works for works, _ in over)]
         held = [tensors for _, tensors in over]
@@ -60,7 +63,7 @@ class Transfers:
         return wait
 
     def send(self, action: Action) -> Callable[[], None]:
-        """Starts sending a message: of frozen outputs rows of the store, else a stage's output or input gradient."""
+        """A function that starts to send a message: rows of the store, a stage's outputs or its input gradients."""
         assert action.slot is not None
         k, message = action.slot, self.schedule.messages[action.slot]
         placement = self.schedule.placement
@@ -86,7 +89,7 @@ class Transfers:
         return run
 
     def receive(self, action: Action) -> Callable[[], None]:
-        """Starts receiving a message: frozen outputs into the store, all else into new tensors."""
+        """A function that starts to receive a message: frozen outputs into the store, all else into new tensors."""
         assert action.slot is not None
         message = self.schedule.messages[action.slot]
         placement = self.schedule.placement
@@ -124,7 +127,7 @@ class Transfers:
         return run
 
     def buffer_of(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
-        """Makes the memory of an input that arrives in parts when the first part needs it."""
+        """A function that returns the memory of a slot's input, (route.num_rows, ...), made at its first call."""
         inputs, make = slot.inputs, self.memory_for(name, route.num_rows)
 
         def buffer() -> Tensor:
@@ -136,13 +139,13 @@ class Transfers:
         return buffer
 
     def memory_for(self, name: str, num_rows: int) -> Callable[[], Tensor]:
-        """Makes the memory in which this number of rows of a tensor arrives."""
+        """A function that returns a new uninitialised tensor, (num_rows, ...), of a tensor's dtype and shape."""
         shape = (num_rows, *self.equipment.tensors[name].shape)
         # Faster than `torch.empty`, which reads a dtype and a device each time.
         return partial(torch.empty(0, dtype=self.dtype(name), device=self.equipment.device).new_empty, shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a tensor by its name."""
+        """torch's dtype of the tensor with this name."""
         dtype = getattr(torch, self.equipment.tensors[name].dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype

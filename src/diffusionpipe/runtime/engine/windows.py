@@ -87,7 +87,10 @@ class _Context:
 
 
 class WindowExecutor:
-    """One worker's side of a window. Mutable: it holds what is in flight, also between windows."""
+    """Runs one worker's order of a window, for training without a flush.
+
+    Mutable: batches stay in flight between windows.
+    """
 
     def __init__(
         self,
@@ -154,25 +157,25 @@ class WindowExecutor:
 
     @property
     def batch(self) -> int:
-        """The batch whose window is next: the steps made."""
+        """The number of the batch that the next window completes, which is the number of steps made."""
         return self._window
 
     def store(self, batch: int) -> RowStore:
-        """The rows of a batch that is about to be encoded."""
+        """The store for the raw inputs of a batch that is about to be encoded."""
         return self._context(batch).store
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
-        """The stores of all batches that live at once."""
+        """The stores of all batches that may be in flight at once."""
         return tuple(context.store for context in self._contexts)
 
     def run(self, stop: int, feed: Callable[[int], None]) -> list[Output]:
-        """Run the next window; returns this worker's outputs of its batch by micro-batch.
+        """Run the next window; returns this worker's outputs (losses) of the batch that it completes, by micro-batch.
 
         Args:
             stop: the batch before which there is a flush; it must not change while batches after it have begun.
-            feed: called with each batch before this worker encodes any of it, in order; it puts the raw inputs into
-                the batch's store. Its time is a wait of the batch's first fill.
+            feed: called with each batch before this worker encodes any of it, in order; it puts the raw inputs into the
+                batch's store. Its time is a wait of the batch's first fill.
         """
         assert self._begun <= stop, "batches behind the flush have begun"
         lead = self.schedule.lead
@@ -195,11 +198,11 @@ class WindowExecutor:
         return outputs
 
     def passed(self) -> tuple[int, ...]:
-        """The windows begun, and the times passed in the last two; any thread may call it."""
+        """The number of windows begun, and the marks passed in each of the last two; any thread may call it."""
         return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
 
     def whereabouts(self) -> Whereabouts | None:
-        """The position in the window under way, None if there is none; any thread may call it."""
+        """The action under way and the ranks that it waits for; None between windows; any thread may call it."""
         positions = [(recording, recording.position()) for recording in reversed(self._recordings)]
         found = next(((recording, position) for recording, position in positions if position is not None), None)
         if found is None:
@@ -212,7 +215,7 @@ class WindowExecutor:
         return Whereabouts(action=named(step), awaited=self._sources.get(_plain(step), ()) if is_waiting else None)
 
     def mark(self) -> None:
-        """Note the time since the last window's start, for `Recording.times_after`."""
+        """Record a time after the last window, for `Recording.times_after`."""
         self.recording.recorder.mark()
 
     def _context(self, batch: int) -> _Context:

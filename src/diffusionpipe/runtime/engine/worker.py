@@ -39,7 +39,7 @@ from diffusionpipe.runtime.weights.versions import BlockVersions
 
 @dataclass(kw_only=True)
 class Worker:
-    """The modules and executors of a rank: its executors hold the work in flight, its parameters change."""
+    """One rank's part of a plan: its parameters, their gradients, and an executor for each phase. Mutable."""
 
     place: MeshPlace
     plan: Plan
@@ -78,22 +78,22 @@ class Worker:
 
     @property
     def model(self) -> ModelGraph:
-        """The model for the size that plans are made for."""
+        """The description of the model for the size of samples that plans are made for."""
         return self.of_sizes[0]
 
     @property
     def train(self) -> Executor:
-        """Trains, and encodes the next iteration's batch if the plan works ahead."""
+        """The executor of training with a flush; it also encodes the next step's batch if the plan works ahead."""
         return self.executors[PlanPhase.TRAIN]
 
     @property
     def training(self) -> Executor | WindowExecutor:
-        """Trains, with a flush or without."""
+        """The executor of training: the window's without a flush, else `train`."""
         return self.window or self.train
 
     @property
     def prologue(self) -> Executor | None:
-        """Encodes the first batch if `train` encodes ahead."""
+        """The executor that encodes the first batch if `train` encodes ahead; None if there is none."""
         return self.executors.get(PlanPhase.PROLOGUE)
 
     @property
@@ -102,7 +102,7 @@ class Worker:
         return self.executors[PlanPhase.VALIDATE]
 
     def sample(self, backbone: str = "") -> Executor:
-        """Computes a backbone's predictions."""
+        """The executor that computes a backbone's predictions, by the backbone's name."""
         return self.executors[sampling_phase(backbone)]
 
     @property
@@ -145,9 +145,10 @@ class Worker:
             block.reset()
 
     def bring_weights(self) -> None:
-        """Bring the weights from their owners, where they are not in parts: for what reads them between two steps.
+        """Bring this rank's copies of the weights up to date from their owners, for a reader between two steps.
 
-        Training brings them itself. All ranks that share a block call it; elsewhere it does nothing.
+        Only where a rank updates a part and holds all; elsewhere it does nothing. Training brings them itself. All
+        ranks that share a block call it.
         """
         for weights in self.resident:
             weights.prepare()
@@ -170,15 +171,21 @@ def build_worker(
     cutting: Cutting | None = None,
     kept: Sequence[str] = (),
 ) -> Worker:
-    """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
+    """Make a rank's worker: its stages, encoders, gradients and executors for each phase of the plan.
 
-    `others`: the descriptions of `graph.others`, the same model for further sizes of samples. `kept`: the tensors of
-    frozen layers that may be put in with a batch to train on.
+    The layers' parameters must be real (not meta) and on `device`. Frozen layers that the plan's storage keeps on the
+    host must be real, wherever they are, and move there.
 
-    Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`:
-    the memory of the machine, for weights on the host. `cutting`: cuts steps into micro-batches of unequal tokens, in
-    place of the plan's; the plan fills nothing ahead then. `divided`: the blocks of a plan with owners that `Sharder`
-    made already; None: they are made here.
+    Args:
+        others: the descriptions of `graph.others`, the same model for further sizes of samples.
+        kept: the names of frozen layers' tensors that may be put in with a batch to train on.
+        node: the memory that ranks of a machine share, for weights on the host; None: memory of this rank's own.
+        cutting: cuts steps into micro-batches of unequal tokens, in place of the plan's; the plan fills nothing ahead
+            then.
+        divided: the blocks of a plan with owners that `Sharder` made already; None: they are made here.
+
+    Raises:
+        ConfigError: there is too little host memory for the frozen weights, or it cannot be page-locked.
     """
     place = place_of(plan, rank)
     precision = precision or Precision()
@@ -231,14 +238,14 @@ _MOST_CUTS = 64
 
 
 class CutExecutors:
-    """The executors of steps that are cut by the sizes of their samples. Mutable: those that it keeps."""
+    """The executors of steps whose micro-batches depend on the sizes of their samples. Mutable: it keeps some."""
 
     def __init__(self, cutting: Cutting, make: Callable[[Schedule], Executor]) -> None:
         self._cutting, self._make = cutting, make
         self._kept: dict[tuple[int, ...], Executor] = {}
 
     def executor(self, *counts: int) -> Executor:
-        """The executor for this number of samples of each size."""
+        """The executor for a batch with this number of samples of each size; made at the first call."""
         if counts not in self._kept:
             if len(self._kept) >= _MOST_CUTS:
                 del self._kept[next(iter(self._kept))]

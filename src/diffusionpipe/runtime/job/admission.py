@@ -42,7 +42,7 @@ _HEARD: Seconds = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applicant:
-    """A process that wants to be a rank."""
+    """The rank, the number of ranks and the token with which a process asks to join a job."""
 
     rank: int
     world_size: int
@@ -50,10 +50,10 @@ class Applicant:
 
 
 def given_token(environ: Mapping[str, str]) -> str | None:
-    """The token that the environment gives; None: none.
+    """The job's token from the environment variable DIFFUSIONPIPE_TOKEN; None: there is none.
 
     Raises:
-        ConfigError: it is too short.
+        ConfigError: it has fewer than 16 characters.
     """
     token = environ.get(TOKEN)
     if token is not None and len(token) < SHORTEST:
@@ -62,29 +62,32 @@ def given_token(environ: Mapping[str, str]) -> str | None:
 
 
 def new_token() -> str:
-    """A random token."""
+    """A random token: 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def private_keys(store: "Store", token: str | None) -> "Store":
-    """The part of the store that only those who know the token find."""
+    """The store with a prefix made of the token before all keys, so that only holders of the token find them.
+
+    Without a token it is the store itself.
+    """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # no stub has it
 
     return store if token is None else PrefixStore(_mac(token, "keys")[:32], store)
 
 
 def admit(store: "Store", me: Applicant, *, arrival: Seconds, proving: Seconds = 60.0) -> None:
-    """Wait until all ranks are there and have proved that they know the token. Every rank calls it.
+    """Return when all ranks are there and have proved that they have the same token. Every rank calls it.
 
     Args:
-        store: where they meet.
+        store: the key-value store where the ranks meet.
         me: this process.
         arrival: how long to wait for all ranks to come.
-        proving: how long to wait for their proofs then.
+        proving: how long to wait for their proofs then; the others wait twice as long for rank 0's answer.
 
     Raises:
-        ConfigError: ranks do not come, two come as one, or they were started for other numbers of ranks; or, on every
-            rank that waits for the answer, one has another token or none.
+        ConfigError: ranks do not come, two come as one, or they were started for other numbers of ranks; rank 0 does
+            not answer; or, on every rank that waits for the answer, one has another token or none.
     """
     if store.add(f"came/{me.rank}", 1) > 1:
         raise ConfigError(

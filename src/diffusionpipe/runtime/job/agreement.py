@@ -42,7 +42,8 @@ def agree(
 
     Raises:
         CheckpointError: the action failed somewhere; all ranks raise it, with the same message.
-        ConfigError: a rank has sent a value that is not such a result.
+        ConfigError: a rank has sent a value that `form` does not read.
+        TypeError: without a `form`, this rank's result is not a JSON value.
     """
     outcome = _attempt(action)
     outcomes = gather(outcome, _outcomes_of(form), group)
@@ -51,7 +52,7 @@ def agree(
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """The own result of an action that all ranks run; it may be anything and does not travel.
+    """This rank's result of an action that all ranks of the group run; it may be of any type and does not travel.
 
     Raises:
         CheckpointError: the action failed somewhere; all ranks raise it, with the same message.

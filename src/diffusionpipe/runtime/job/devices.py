@@ -37,7 +37,7 @@ _HEARD: Seconds = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """A rank's view of its machine."""
+    """The devices of its machine that one rank sees: host, number of CUDA devices, and the one that it would take."""
 
     host: str
     local_rank: int
@@ -52,17 +52,19 @@ class Sight:
 
     @property
     def index(self) -> int | None:
-        """The device that it would take, as it counts them; None where there is none."""
+        """The number of the CUDA device that this rank would take, of those it sees; None: there is none for it."""
         if self.num_devices == 1:
             return 0
         return self.local_rank if self.local_rank < self.num_devices else None
 
 
 def sight(asked: str, local_rank: int) -> Sight:
-    """The view that a process has of its machine; a CUDA device that it would take becomes its current one.
+    """The devices that this process sees; the CUDA device that it would take becomes its current one.
+
+    `asked`: "auto", "cpu" or "cuda".
 
     Raises:
-        ConfigError: there is no such kind of device.
+        ConfigError: `asked` is another kind of device.
     """
     import torch
 
@@ -83,13 +85,13 @@ def sight(asked: str, local_rank: int) -> Sight:
 
 
 def agreed_device(store: "Store", rank: int, world_size: int, own: Sight) -> "torch.device":
-    """The rank's device, after all ranks have told each other what they see. Every rank calls it.
+    """The torch device of this rank, after all ranks have exchanged what they see. Every rank calls it.
 
     Args:
-        store: of the job; all ranks are there.
-        rank: this one.
-        world_size: all of them.
-        own: from `sight`.
+        store: the job's store; all ranks are there.
+        rank: this rank.
+        world_size: the number of ranks.
+        own: this rank's devices, from `sight`.
 
     Raises:
         ConfigError: on every rank alike: some ranks have no device, or share one, or ask for different kinds.
@@ -110,10 +112,10 @@ def agreed_device(store: "Store", rank: int, world_size: int, own: Sight) -> "to
 
 
 def device_indices(seen: Sequence[Sight]) -> tuple[int | None, ...]:
-    """The index of each rank's CUDA device, or None for all: CPUs.
+    """The number of each rank's CUDA device on its machine; None for all, where all compute on CPUs.
 
     Raises:
-        ConfigError: see `agreed_device`.
+        ConfigError: some ranks have no device, or share one, or ask for different kinds.
     """
     kinds = {one.asked for one in seen}
     if kinds == {"cpu"} or (kinds == {AUTO} and not any(one.num_devices for one in seen)):

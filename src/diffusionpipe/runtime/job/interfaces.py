@@ -19,7 +19,7 @@ NAMED_INTERFACES = (GLOO, "NCCL_SOCKET_IFNAME")
 
 
 def check_interfaces(environ: Mapping[str, str], variables: Sequence[str] = NAMED_INTERFACES) -> None:
-    """Refuse what gloo or NCCL cannot start with.
+    """Check that the network interfaces which the environment names for gloo and NCCL exist on this machine.
 
     Raises:
         ConfigError: one of the `variables` names no interface of this machine.
@@ -34,9 +34,10 @@ def check_interfaces(environ: Mapping[str, str], variables: Sequence[str] = NAME
 
 
 def unknown_interface(variable: str, value: str, interfaces: Sequence[str]) -> str | None:
-    """The names of the value that no interface has; None where one has. NCCL takes beginnings of names.
+    """A text "no NAMES among INTERFACES" if the variable's value names no interface that exists; None if one does.
 
-    NCCL reads "=" as whole names, and "^" as all but these.
+    None also for an empty value and one that begins with "^" (all but these). Beginnings of names count for NCCL,
+    unless the value begins with "=".
     """
     if not value or value.startswith("^"):
         return None
@@ -47,7 +48,7 @@ def unknown_interface(variable: str, value: str, interfaces: Sequence[str]) -> s
 
 
 def gloo_address(value: str, host: str) -> str:
-    """The address at which gloo listens on this machine; "" where the interface has none.
+    """The IP address at which gloo listens on this machine; "" where the interface has none, "unknown" if not shown.
 
     With `value`, GLOO_SOCKET_IFNAME, the address of the first interface that it names. Else the first to which the name
     of the host resolves and which is one of this machine; if there is none, gloo takes the loopback address.

@@ -12,7 +12,10 @@ _heard = False
 
 
 def remember_interrupts() -> None:
-    """From now on `was_interrupted` reports SIGINT; call it in the main thread. Other handlers are left alone."""
+    """Install a handler of SIGINT so that `was_interrupted` reports it; call it in the main thread.
+
+    A handler that is not Python's own is left alone; then nothing is reported.
+    """
     global _heard  # one process has one SIGINT
     _heard = False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

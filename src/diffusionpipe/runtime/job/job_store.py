@@ -20,7 +20,14 @@ _TRIAL: Seconds = 5.0
 
 
 def store_of(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Store, Callable[[], Store]]:
-    """The job's key-value store and a function that opens the watchdog's own connection to it."""
+    """The job's key-value store and a function that opens the watchdog's own connection to it.
+
+    `arrival`: how long to try to reach the store. `patience`: the same for the watchdog's connection.
+
+    Raises:
+        ConfigError: the port is in use, or the store cannot be reached.
+        PeerError: the launcher of this rank has ended.
+    """
     if member.world_size == 1 and not member.address:
         alone = HashStore()
         return alone, lambda: alone
@@ -52,13 +59,13 @@ def store_of(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[S
 
 
 def tcp_store(address: str, port: int, *, is_holder: bool, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
-    """A connection to the key-value store at the address; `is_holder`: also the store itself, in this process.
+    """A connection to the TCP key-value store at the address; with `is_holder` this process also runs the store.
 
     The holder of a store at a loopback address listens there alone; port 0: any free one.
 
     Raises:
-        OSError: the port is in use.
-        DistNetworkError: also for an address of the network; or the store cannot be reached.
+        OSError: the holder's port at a loopback address is in use.
+        DistNetworkError: the holder's port at another address is in use, or the store cannot be reached in time.
     """
     descriptor = None
     if is_holder and is_loopback(address):

@@ -29,7 +29,7 @@ class _Step(int):
 
 
 class LocalRanks:
-    """The parent's side of the ranks; made by `local_ranks`."""
+    """Processes of this machine that are the ranks of a job, seen from their parent; `run` calls a function on all."""
 
     def __init__(self, pipes: Sequence[Connection]) -> None:
         self._pipes = tuple(pipes)
@@ -42,7 +42,7 @@ class LocalRanks:
     def run(
         self, function: Callable[..., Any], *arguments: Any, progress: Callable[[int], None] | None = None
     ) -> list[Any]:
-        """`function(job, *arguments)` on every rank at once; the results by rank.
+        """Call `function(job, *arguments)` on every rank at once; returns the results by rank.
 
         The function must be importable by the ranks, arguments and results must be picklable. Values that a generator
         yields on rank 0 go to `progress`, and its return value is its result. After an error the ranks are of no use
@@ -88,7 +88,10 @@ class LocalRanks:
 
 @contextmanager
 def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator[LocalRanks]:
-    """Ranks on the CPU, one thread each, joined by gloo, for the length of the block."""
+    """Start ranks as processes on the CPU, one thread each, joined by gloo; they are killed at the end of the block.
+
+    `preload`: modules that are imported once, before the processes are forked.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     with socket.socket() as listener:

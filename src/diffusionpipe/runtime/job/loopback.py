@@ -20,7 +20,7 @@ _CHOICES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only processes of this machine can reach the address. A host's name does not count."""
+    """Whether the address is "localhost" or a loopback IP address; False for other names."""
     if address == "localhost":
         return True
     try:

@@ -14,7 +14,7 @@ _JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The place of a process in the job."""
+    """One process's rank, number of ranks, address of the job's store, launcher and token."""
 
     rank: int = 0
     world_size: int = 1
@@ -40,15 +40,15 @@ class Membership:
 
     @property
     def is_heard(self) -> bool:
-        """Whether our launcher lives, so that it says why this rank has ended."""
+        """Whether our launcher started this rank and still lives, so that it prints why the rank has ended."""
         return self.launcher == os.getppid()
 
 
 def membership(environ: Mapping[str, str]) -> Membership:
-    """The place of the process in the job, from the environment variables that torchrun sets.
+    """The rank of this process and its job, from the environment variables that torchrun sets; one rank without them.
 
     Raises:
-        ConfigError: some of them are set and others missing, or their values make no sense.
+        ConfigError: some of them are set and others missing, their values make no sense, or the token is too short.
     """
     error_file = Path(environ["TORCHELASTIC_ERROR_FILE"]) if environ.get("TORCHELASTIC_ERROR_FILE") else None
     if "RANK" not in environ and "WORLD_SIZE" not in environ:

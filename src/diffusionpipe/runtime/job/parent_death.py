@@ -14,13 +14,16 @@ _SET_SIGNAL = 1
 
 
 def end_with_parent(parent: int) -> bool:
-    """Let the system kill this process as soon as its parent has ended; False if that has happened already."""
+    """Let the system kill this process as soon as its parent has ended; returns False if that has happened already.
+
+    `parent`: the parent's process id. Only Linux kills it.
+    """
     _set_signal(signal.SIGKILL)
     return os.getppid() == parent
 
 
 def outlive_parent() -> None:
-    """Take `end_with_parent` back."""
+    """Undo `end_with_parent`: the process lives on when its parent ends."""
     _set_signal(0)
 
 

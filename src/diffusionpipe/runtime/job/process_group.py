@@ -43,7 +43,7 @@ _DEADLINE = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The running process group."""
+    """A job whose process group runs: this rank's membership, device, store, watchdog and progress."""
 
     membership: Membership
     device: torch.device
@@ -52,7 +52,7 @@ class Job:
     progress: Progress
 
     def everyone(self, name: str, text: str) -> list[str]:
-        """The text of each rank, as `Meeting.everyone`."""
+        """The text of each rank, in the order of ranks; every rank calls it with the same name, once per name."""
         return said_by_all(self.store, self.membership, name, text)
 
     def agree(self, name: str, value: str) -> None:
@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """All ranks of a job, which can tell each other something but not yet compute together."""
+    """A job whose ranks have met but have no process group yet: they can exchange texts through the store."""
 
     membership: Membership
     sight: Sight
@@ -89,7 +89,7 @@ class Meeting:
 
 
 def said_by_all(store: Store, member: Membership, name: str, text: str) -> list[str]:
-    """The texts of all ranks, through the store alone."""
+    """The text of each rank, in the order of ranks, exchanged through the store under `name`; every rank calls it."""
     store.set(f"{name}/{member.rank}", text)
     return [store.get(f"{name}/{rank}").decode() for rank in range(member.world_size)]
 
@@ -98,7 +98,7 @@ def said_by_all(store: Store, member: Membership, name: str, text: str) -> list[
 def joined(
     member: Membership, *, device: str, timeout: Seconds = 1800.0, arrival: Seconds = 300.0, patience: Seconds = 8.0
 ) -> Iterator[Job]:
-    """The job, for the length of the block: left in good order when all ranks reach its end.
+    """Join the job with device and process group, for the length of the block; it ends when all ranks reach its end.
 
     An error in the block is sent to the other ranks, which then end within seconds. When another rank ended first, this
     rank raises a `PeerError` that names it or, blocked in a transfer, ends with that text and status 1.
@@ -111,8 +111,9 @@ def joined(
         patience: silence after which a rank counts as gone.
 
     Raises:
-        ConfigError: the port is in use, the master cannot be reached, ranks do not come, do not know the token, or have
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come, do not have the token, or have
             devices that do not suit each other (see `devices`); the environment names an interface that is not there.
+        RuntimeError: gloo or NCCL cannot connect the ranks.
         PeerError: another rank has failed or died.
     """
     own = sight(device, member.local_rank)
@@ -124,12 +125,12 @@ def joined(
 
 @contextmanager
 def met(member: Membership, own: Sight, *, arrival: Seconds = 300.0, patience: Seconds = 8.0) -> Iterator[Meeting]:
-    """The first half of `joined`: all ranks have come and know the token; nothing is agreed on.
+    """The first half of `joined`: in the block all ranks have come and have the token, but no device is agreed on.
 
     A process group that is `opened` in the block ends with it.
 
     Raises:
-        ConfigError: the port is in use, the master cannot be reached, ranks do not come or do not know the token.
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come or do not have the token.
         PeerError: another rank has failed or died.
     """
     meeting, connect = store_of(member, arrival, patience)
@@ -187,7 +188,7 @@ def opened(meeting: Meeting, *, timeout: Seconds) -> Job:
 
 
 def leave(error: BaseException, member: Membership) -> NoReturn:
-    """End this process because of `error`: leave the note, print what is to be printed, exit with its status.
+    """End this process because of `error`: write the error file, print the text, exit with the error's status.
 
     Neither destroying a broken NCCL communicator nor leaving it to the interpreter's end is sure to return, so the
     process has `_DEADLINE` seconds for its end.
@@ -201,7 +202,10 @@ def leave(error: BaseException, member: Membership) -> NoReturn:
 
 
 def failed(error: BaseException, member: Membership) -> tuple[int, str]:
-    """The exit status for `error` and the text to print (nothing where our launcher prints); leaves the error file."""
+    """(exit status, text to print) for `error`; the text is "" where our launcher prints it.
+
+    It also writes the error file.
+    """
     note, is_left = _leave_note(error, member)
     return note.exit_code, "" if is_left and member.is_heard else note.message
 

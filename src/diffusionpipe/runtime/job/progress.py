@@ -46,7 +46,7 @@ Limit = float | Literal["auto"] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """The position in an iteration that is under way."""
+    """The action of an iteration that is under way, and the ranks that it waits for."""
 
     action: str
     """E.g. "1F0"; "the end of the iteration" while its transfers end."""
@@ -55,33 +55,33 @@ class Whereabouts:
 
 
 class Located(Protocol):
-    """An executor, as progress sees it."""
+    """An executor whose position in an iteration can be asked for from any thread."""
 
     def passed(self) -> tuple[int, ...]:
-        """Numbers that differ after every action: iterations begun, times passed in the last two."""
+        """Numbers that differ after every action: iterations begun, and marks of time passed in the last two."""
         ...
 
     def whereabouts(self) -> Whereabouts | None:
-        """The position in the iteration under way, None if there is none."""
+        """The action under way and the ranks that it waits for; None between iterations."""
         ...
 
 
 class Helpers(Protocol):
-    """Processes that work for this rank."""
+    """Processes that work for a rank (data workers), as progress sees them."""
 
     @property
     def awaited(self) -> int | None:
-        """The process that the rank waits for."""
+        """The id of the process that the rank waits for; None: for none."""
         ...
 
     def stacks(self) -> str:
-        """The Python stacks of these processes."""
+        """The Python stacks of these processes, as one text."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The work of a rank at one moment, and how long it had done nothing else."""
+    """The work of a rank at one moment: phase, step, action, awaited ranks, and the time since its last progress."""
 
     rank: int
     phase: str
@@ -98,11 +98,11 @@ class Moment:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether it has made no progress for too long."""
+        """Whether the time since the last progress is over the limit; False without a limit."""
         return self.limit is not None and self.still > self.limit
 
     def place(self) -> str:
-        """The phase with step and action, for people."""
+        """The phase or step, the action and the awaited data worker in words, for messages: "step 7, action 1F0"."""
         what = self.phase if self.phase != STEP or self.step == 0 else f"step {self.step}"
         text = what if what.startswith(STEP) or self.step == 0 else f"{what} (step {self.step})"
         text += f", {self.action}" if self.action else ""
@@ -122,7 +122,10 @@ class _Beside:
 
 
 class Progress:
-    """One rank's progress. Mutable: its main thread writes, its watchdog's thread reads."""
+    """Counts the work of one rank, so that a watchdog sees whether it goes on.
+
+    Mutable: its main thread writes, its watchdog's thread reads.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -146,13 +149,13 @@ class Progress:
     # ---- the main thread
 
     def configure(self, stuck_after: Limit, folder: Path | None) -> None:
-        """Set the limit of a step and the folder for stacks. Until then there is no limit."""
+        """Set the limit of time without progress in a step, and the folder for stacks; None: no limit, no stacks."""
         self._durations.clear()
         self._stuck_after, self.folder = stuck_after, folder
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The block is a phase of its own, e.g. "saving"."""
+        """While the block runs, the rank is in the phase `name`, e.g. "saving"; then in the one before again."""
         self._phases.append(name)
         self._count += 1
         try:
@@ -163,7 +166,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for all other ranks."""
+        """While the block runs, the rank counts as waiting for all other ranks."""
         self._waits = True
         try:
             yield
@@ -171,11 +174,11 @@ class Progress:
             self._waits = False
 
     def help_from(self, helpers: Helpers) -> None:
-        """Note the data workers, which work for this rank from now on."""
+        """Note the data workers of this rank, until `taken` ends."""
         self._helpers = helpers
 
     def taken(self, batches: Iterator[T]) -> Generator[T, None, None]:
-        """The batches; while the main thread waits for one, it waits for a data worker."""
+        """Yield the batches; while the next one is fetched, the rank counts as waiting for a data worker."""
         try:
             while True:
                 self._is_taking = True
@@ -191,16 +194,16 @@ class Progress:
             self._helpers = None
 
     def helper_stacks(self) -> str:
-        """The Python stacks of the data workers."""
+        """The Python stacks of the data workers as one text; "" without data workers."""
         helpers = self._helpers
         return helpers.stacks() if helpers is not None else ""
 
     def advance(self) -> None:
-        """A part of the phase's work is done."""
+        """Count a part of the phase's work as done."""
         self._count += 1
 
     def end_step(self, seconds: Seconds) -> None:
-        """A step is done and has taken this long."""
+        """Count a step as done, and note its duration for the limit "auto"."""
         self._durations.append(seconds)
         self._count += 1
 
@@ -208,7 +211,7 @@ class Progress:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """The block is work beside the main thread's, e.g. "writing the checkpoint of step 5"; one at a time."""
+        """While the block runs, its thread works beside the main one, e.g. "writing the checkpoint"; one at a time."""
         self._beside = _Beside(name, threading.get_native_id())
         try:
             yield
@@ -218,7 +221,7 @@ class Progress:
     # ---- the watchdog's thread
 
     def limit(self) -> Seconds | None:
-        """The time without progress that is allowed in the phase now."""
+        """The time without progress that is allowed in the present phase; None: any."""
         return self._limit_in(self._phases[-1])
 
     def _limit_in(self, phase: str) -> Seconds | None:
@@ -232,12 +235,15 @@ class Progress:
         return limit if phase == STEP else limit * PATIENCE_ELSEWHERE
 
     def pause(self, interval: Seconds) -> Seconds:
-        """The time between two looks: `interval`, or less where a limit is short."""
+        """The time until the watchdog looks again: `interval`, or a quarter of the present limit if that is less."""
         limit = self.limit()
         return interval if limit is None else min(interval, limit / 4)
 
     def look(self, elapsed: Seconds) -> Moment:
-        """The moment, `elapsed` after the last look: of the main thread, or of one beside it that is over its limit."""
+        """The work of the rank now: of its main thread, or of the thread beside it if that one alone is over its limit.
+
+        `elapsed`: the time since the last look.
+        """
         mine, beside = self._look_at_main(elapsed), self._look_beside(elapsed)
         return beside if beside is not None and beside.is_over_limit and not mine.is_over_limit else mine
 
@@ -285,7 +291,7 @@ _COLLECTIVES = {
 
 
 def is_in_collective(frame: FrameType | None) -> bool:
-    """Whether a thread waits for other ranks: in a collective of torch, or in the `wait` of a transfer."""
+    """Whether a thread waits for other ranks, by its innermost frame: in torch's collectives or a transfer's `wait`."""
     innermost = frame
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -299,7 +305,10 @@ def is_in_collective(frame: FrameType | None) -> bool:
 
 
 def bytes_moved(process: int | None = None, thread: int | None = None) -> int:
-    """Bytes that this or another process, or a thread of it, has read and written, without messages; 0 if unknown."""
+    """Bytes that a process has read and written since its start, without messages; 0 if the system does not say.
+
+    `process`: its id, None for this one. `thread`: count this thread of it alone.
+    """
     total, place = 0, f"/proc/{process or 'self'}" + (f"/task/{thread}" if thread is not None else "")
     with suppress(OSError, ValueError), open(f"{place}/io", encoding="ascii") as file:
         total = sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))

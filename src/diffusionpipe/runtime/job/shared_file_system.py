@@ -16,10 +16,10 @@ from diffusionpipe.units import Seconds
 
 
 def check_shared_file_system(folder: Path, *, group: dist.ProcessGroup | None = None, patience: Seconds = 10.0) -> None:
-    """Returns if every rank can write into the folder and sees what the first rank writes there, and the reverse.
+    """Check that every rank can write into the folder and sees what the first rank writes there, and the reverse.
 
-    Every rank of the group calls it at the start, instead of finding out at the first checkpoint. A network file
-    system may show a new file late: a rank looks again for `patience` seconds.
+    Every rank of the group calls it at the start, instead of finding out at the first checkpoint. A network file system
+    may show a new file late: a rank looks again for `patience` seconds.
 
     Raises:
         CheckpointError: on all ranks; it names the nodes that lack the folder or cannot write.

@@ -39,7 +39,13 @@ def moment_to_text(moment: Moment) -> str:
 
 
 def parse_moment(text: str) -> Moment:
-    """The moment that `moment_to_text` wrote."""
+    """The moment that `moment_to_text` wrote as JSON.
+
+    Raises:
+        ValueError: the text is not JSON.
+        KeyError: it has no field `waits`.
+        TypeError: its fields are not a moment's.
+    """
     found = json.loads(text)
     return Moment(**{**found, "waits": None if found["waits"] is None else tuple(found["waits"])})
 
@@ -52,7 +58,10 @@ def may_judge(mine: Moment, grace: Seconds) -> bool:
 
 
 def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:
-    """The moment of the rank that hangs, seen from `rank`; None if the one that is waited for is only slow."""
+    """The moment of the rank that hangs, found along the waits from `rank`; None if one on the way makes progress.
+
+    `moments`: by rank. Of ranks that wait for each other in a circle, the one in the earliest step.
+    """
     path: list[int] = []
     while rank not in path and rank in moments:
         path.append(rank)
@@ -76,7 +85,10 @@ def _next(moments: Mapping[int, Moment], rank: int) -> int:
 
 
 def reason_of(culprit: Moment, moments: Mapping[int, Moment], stacks: Path | None) -> str:
-    """The end of the message, which follows "rank 1 (host, process 7)"."""
+    """The text that follows "rank 1 (host, process 7)" in a message: how long it hangs, where, and who waits for it.
+
+    `culprit`: the moment of that rank. `stacks`: the folder of the stacks; None: there are none.
+    """
     still = f"{culprit.still:.0f}" if culprit.still >= 10 else f"{culprit.still:.1f}"
     lines = [f"has made no progress for {still} s: {culprit.place()}"]
     if culprit.waits is not None:
@@ -94,12 +106,15 @@ def reason_of(culprit: Moment, moments: Mapping[int, Moment], stacks: Path | Non
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """The file to which a rank writes its stacks."""
+    """The path of the file in `folder` to which a rank writes its Python stacks."""
     return folder / f"rank_{rank}.stacks"
 
 
 def dump_stacks(progress: Progress) -> None:
-    """Write the Python stacks of all threads of this rank and of its data workers into its file in the log folder."""
+    """Write the Python stacks of this rank's threads and data workers into its file in `progress.folder`.
+
+    Without a folder it does nothing. Errors of the file system are ignored.
+    """
     if progress.folder is None:
         return
     with suppress(OSError):  # the job ends anyway, and its message says why

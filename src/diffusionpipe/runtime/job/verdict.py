@@ -11,7 +11,7 @@ from diffusionpipe.runtime.machine.machine_use import boot_id
 
 
 class ExitReason(StrEnum):
-    """The end of the rank that a verdict names."""
+    """How the rank that a verdict names has ended: it failed, died, fell silent, hangs, or its store is lost."""
 
     FAILED = "failed"
     """The rank raised an error and said so."""
@@ -27,7 +27,7 @@ class ExitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProcess:
-    """The host and the process of a rank."""
+    """A rank with the host and the id of its process."""
 
     rank: int
     host: str
@@ -38,7 +38,7 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Which rank ended the run, and how."""
+    """The rank that ended the run, and how it ended."""
 
     fate: ExitReason
     reason: str
@@ -46,7 +46,7 @@ class Verdict:
     """The rank that ended the run; None: the launcher that held the store ended it."""
 
     def message(self, rank: int) -> str:
-        """The block that `rank` prints."""
+        """The text that `rank` prints about the end of the run."""
         member = self.member
         if member is None:
             return f"the launcher {self.reason}\nRank {rank} stops too."
@@ -60,12 +60,12 @@ class Verdict:
 
 
 def this_member(rank: int) -> RankProcess:
-    """The calling process as `rank`."""
+    """The host, process id and machine of this process, as the process of `rank`."""
     return RankProcess(rank=rank, host=socket.gethostname(), pid=os.getpid(), machine=_machine())
 
 
 def is_gone(member: RankProcess, seen_from: RankProcess) -> bool:
-    """Whether the process is known to have ended; always False for one that cannot be seen from `seen_from`."""
+    """Whether the process has certainly ended; always False for one that cannot be seen from `seen_from`."""
     if not _is_visible(member, seen_from):
         return False
     state = state_of_process(member.pid)
@@ -81,7 +81,7 @@ FROZEN = {
 
 
 def why_frozen(member: RankProcess, seen_from: RankProcess) -> str | None:
-    """Why the process does not answer; None where that cannot be seen."""
+    """Why the process does not answer, as a text (stopped, debugged, waiting for a disk); None: neither, or unseen."""
     return FROZEN.get(state_of_process(member.pid) or "") if _is_visible(member, seen_from) else None
 
 
@@ -102,12 +102,23 @@ def _is_visible(member: RankProcess, seen_from: RankProcess) -> bool:
 
 
 def parse_member(text: str) -> RankProcess:
-    """The member that `json.dumps(asdict(member))` wrote."""
+    """The rank's process that `json.dumps(asdict(member))` wrote.
+
+    Raises:
+        ValueError: the text is not JSON.
+        TypeError: its fields are others.
+    """
     return RankProcess(**json.loads(text))
 
 
 def parse_verdict(text: str) -> Verdict:
-    """The verdict that `json.dumps(asdict(verdict))` wrote."""
+    """The verdict that `json.dumps(asdict(verdict))` wrote.
+
+    Raises:
+        ValueError: the text is not JSON, or it has an unknown fate.
+        KeyError: a field is missing.
+        TypeError: the fields of the member are others.
+    """
     found = json.loads(text)
     member = None if found["member"] is None else RankProcess(**found["member"])
     return Verdict(fate=ExitReason(found["fate"]), reason=found["reason"], member=member)

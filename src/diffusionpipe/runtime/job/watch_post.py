@@ -15,7 +15,7 @@ _BROKEN_CONNECTION = ("gloo/", "connection closed by peer", "connection reset", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """A watchdog's place, and how patient it is."""
+    """A watchdog's rank, the number of ranks, the holder of the store, and the times between beats and of silence."""
 
     rank: int
     world_size: int

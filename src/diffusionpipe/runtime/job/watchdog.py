@@ -61,12 +61,12 @@ _LONGEST = 300
 
 
 class Watchdog:
-    """One rank's watchdog; `guard()` is its life.
+    """Watches the ranks of a job from one of them, in threads of its own, and ends this rank when another has ended.
 
     `connect` opens the watchdog's own connection to the store. `end` is called with the message in the watchdog's
     thread when the run is over and the main thread has not taken notice by itself. `note` is called with this rank's
     own error before any other rank can hear of it: a rank that hears it may end, and the launcher then ends this rank
-    too.
+    too. `guard()` is its life.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Watchdog:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Which rank ended the run; None while all is well."""
+        """The rank that ended the run, and how; None while all is well."""
         return self._verdict
 
     def failure(self) -> PeerError | None:
-        """The verdict as this rank's error."""
+        """The verdict as an error of this rank, with the remedy; None while all is well."""
         return PeerError(self._message(self._verdict)) if self._verdict is not None else None
 
     def _message(self, verdict: Verdict) -> str:

@@ -31,13 +31,13 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def num_in_memory_of(tensor: Tensor) -> int:
-    """How many tensors lie in the tensor's memory, with itself and with those that only torch holds."""
+    """The number of tensors that share the tensor's storage, with itself and with those that only torch holds."""
     storage = tensor.untyped_storage()
     count: int = torch._C._storage_Use_Count(storage._cdata)
     return count - 1  # `storage` counts too
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """The type of a parameter's gradient; before torch 2.10 it is always the parameter's own."""
+    """The dtype of a parameter's gradient; before torch 2.10 it is always the parameter's own."""
     own: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return own or parameter.dtype

@@ -11,15 +11,16 @@ _MOST = 8
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def data_workers_for(device_type: str, environ: Mapping[str, str]) -> int:
-    """Data workers of a rank whose recipe leaves their number open.
+    """The number of data workers of a rank whose recipe leaves it open.
 
-    On GPUs these are the cores of the machine, divided among its ranks, but for one; at least 1, at most 8. On CPUs a
-    rank computes on its cores itself, and has one. The launchers say how many ranks a machine has (LOCAL_WORLD_SIZE).
+    With "cuda" these are the cores that this process may use, divided among the machine's ranks, less one; at least 1,
+    at most 8. On CPUs a rank computes on its cores itself, and has one. The launchers say how many ranks a machine has
+    (LOCAL_WORLD_SIZE in `environ`).
     """
     if device_type != "cuda":
         return 1

@@ -13,7 +13,10 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def be_deterministic(environ: MutableMapping[str, str]) -> None:
-    """Let this process compute with such kernels alone; to be called before it uses a GPU."""
+    """Let this process use only kernels that give the same bits in every run; to be called before it uses a GPU.
+
+    Sets torch's and cuDNN's switches, and cuBLAS's variable in `environ` if it is not set.
+    """
     environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it

@@ -46,7 +46,7 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureNote:
-    """Why a rank ended."""
+    """The message, exit status and time of a rank's failure, and whether another rank or a restart matters."""
 
     message: str
     exit_code: int
@@ -61,7 +61,11 @@ class FailureNote:
 
 
 def note_of(error: BaseException, traceback: str = "") -> FailureNote:
-    """The note for `error`: its text if it is one of ours, else `traceback` (or its type and text)."""
+    """The note for `error`: exit status, time, and a text for the user.
+
+    The text is the error's if it is one of ours, a remedy if memory or a disk is the problem, else `traceback` or, if
+    that is "", the error's type and text.
+    """
     if isinstance(error, KeyboardInterrupt):
         return FailureNote(message=INTERRUPTED, exit_code=130, is_consequence=False, time=time.time())
     text = str(error) if isinstance(error, DiffusionPipeError) else traceback.rstrip() or f"{_name(error)}: {error}"
@@ -84,10 +88,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> str:
-    """The text for the user if `error` means that the device or the process has no more memory.
-
-    "" if it means another thing.
-    """
+    """A text with remedies, if `error` means that the device or the process has no more memory; else ""."""
     said = str(error)
     if not is_shortage(error):
         return ""
@@ -102,10 +103,7 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def disk_problem(error: BaseException) -> str:
-    """The text for the user if `error` is an operating system's about a disk or a place on it.
-
-    "" if it means another thing.
-    """
+    """A text with a remedy, if `error` is an OSError about a disk or a path that cannot be used; else ""."""
     if isinstance(error, OSError) and error.errno in _PLACES and error.filename:
         return f"cannot use {str(error.filename)[:_SHOWN]}: {os.strerror(error.errno)}; {_PLACES[error.errno]}"
     if not isinstance(error, OSError) or error.errno not in _DISK:
@@ -115,7 +113,7 @@ def disk_problem(error: BaseException) -> str:
 
 
 def write_error_file(path: Path, note: FailureNote) -> bool:
-    """Leave `note` at `path` and say whether that was possible; on a full disk nothing is left.
+    """Write `note` to `path` as JSON; returns whether that was possible. On a full disk nothing is left.
 
     torch's agent reads any file that is there and ends with its own error where it is not JSON.
     """

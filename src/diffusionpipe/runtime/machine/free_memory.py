@@ -15,7 +15,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
-    """Memory that can be taken without swapping, by the system's account and its control groups'; None if unknown."""
+    """Bytes that this process can take without swapping, by /proc/meminfo and its control groups; None if unknown."""
     known = [found for found in (_available(proc), *_left_in_groups(proc, cgroup)) if found is not None]
     return min(known, default=None)
 
@@ -77,7 +77,7 @@ def _left(group: Path, version: _Version) -> Bytes | None:
 
 
 def free_on(device: "torch.device") -> Bytes | None:
-    """Memory that tensors on the device can still take, torch's own reserve included; None if unknown."""
+    """Bytes that tensors on the device can still take, torch's unused reserve included; None if unknown."""
     import torch
 
     if device.type != "cuda":

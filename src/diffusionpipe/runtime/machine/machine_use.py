@@ -32,7 +32,7 @@ _OWN, _ENDED = (11, 12), (13, 14)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """The counters that one rank reads at one moment. All but the cores only grow."""
+    """Times that one rank reads at one moment: the clock, its cores' idle time, its processor time. All only grow."""
 
     clock: Seconds
     unused: Seconds
@@ -45,7 +45,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """The counters that one rank reads before and after a step."""
+    """The times of one rank before and after a step."""
 
     begin: Counters
     end: Counters
@@ -53,7 +53,7 @@ class StepCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorePlace:
-    """The machine and the cores on which one rank runs."""
+    """The machine and the cores on which one rank may run, and the numbers of its threads and data workers."""
 
     machine: str
     cores: tuple[int, ...]
@@ -66,7 +66,7 @@ class CorePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreUse:
-    """Use of the cores of one machine that the job may use."""
+    """Parts, 0 to 1, of a machine's cores: used by other programs, left by the job, and the first one's error."""
 
     others: float
     """The part that other programs used."""
@@ -85,18 +85,18 @@ def boot_id() -> str:
 
 
 def own_cores() -> tuple[int, ...]:
-    """The cores that this process may use."""
+    """The numbers of the cores that this process may use, sorted."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return tuple(sorted(cores))
 
 
 def machine_name() -> str:
-    """A name that all processes of this machine share, and no other machine has."""
+    """A name of this machine that all its processes share: the id of its boot, else its host name."""
     return boot_id() or socket.gethostname()
 
 
 def place_of(threads: int) -> CorePlace:
-    """The place in which this process runs; `threads`: its own that compute at once."""
+    """The machine, cores and data workers of this process; `threads`: how many of its threads compute at once."""
     return CorePlace(
         machine=machine_name(),
         cores=own_cores(),
@@ -106,12 +106,12 @@ def place_of(threads: int) -> CorePlace:
 
 
 def cores_of(places: Sequence[CorePlace], machine: str) -> tuple[int, ...]:
-    """All cores that ranks of a machine may use."""
+    """The numbers of all cores that the ranks on a machine may use, sorted; `places`: of all ranks."""
     return tuple(sorted({core for place in places if place.machine == machine for core in place.cores}))
 
 
 def read_counters(cores: Iterable[int]) -> Counters | None:
-    """The counters of this process and of these cores now; None where the kernel does not show them."""
+    """The idle time of these cores and the processor time of this process; None where the kernel shows none."""
     names = {f"cpu{core}" for core in cores}
     try:
         rows = [line.split() for line in (PROC / "stat").read_text(encoding="ascii").splitlines()]
@@ -154,9 +154,10 @@ def _children(process: Path) -> list[Path]:
 
 
 def used_by_others(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]]) -> list[CoreUse]:
-    """The use of other programs in each step, by step, on the machine on which they leave least.
+    """For each step, the use of cores by other programs on the machine on which they leave least.
 
-    `ranks`: the counters of each rank, step by step.
+    It is measured in a window of steps around each that lasts `WINDOW` seconds, if there are enough. `places`: of each
+    rank. `ranks`: the counters of each rank, step by step.
     """
     machines = sorted({place.machine for place in places})
     members = [[rank for rank, place in enumerate(places) if place.machine == machine] for machine in machines]
@@ -185,7 +186,10 @@ def _use(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]], s
 
 
 def other_cpu_load(num_cores: int, spans: Sequence[StepCounters]) -> float:
-    """Cores of one machine that other programs kept busy, on average over the time that our processes recorded."""
+    """The number of cores of one machine that other programs kept busy, on average over the recorded time.
+
+    `num_cores`: cores that the job may use. `spans`: the counters of each rank on the machine, over the same time.
+    """
     clock = spans[0]
     seconds, unused = clock.end.clock - clock.begin.clock, clock.end.unused - clock.begin.unused
     ours = sum(one.end.own + one.end.helpers - one.begin.own - one.begin.helpers for one in spans)

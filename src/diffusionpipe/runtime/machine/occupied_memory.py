@@ -11,7 +11,7 @@ _PAGES = Path("/proc/self/statm")
 
 
 def occupied_memory(device: torch.device) -> dict[str, float]:
-    """Memory in use, by the name of its entry in the metrics, in GiB.
+    """Name of an entry in the metrics -> memory in use, in GiB.
 
     Of the device: allocated by tensors now, reserved by torch now, allocated at the peak; of the host: in RAM now.
 
@@ -30,6 +30,6 @@ def occupied_memory(device: torch.device) -> dict[str, float]:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let the peak begin again, after the measurements and loads before training."""
+    """Let the peak of allocated memory be counted from now on; on devices other than CUDA nothing."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Upload:
-    """Brings the batches of one rank, one at a time. Mutable: its events."""
+    """Copies the batches of one rank to its device, on a stream of its own. Mutable: its events."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._backend = device, torch.get_device_module(device)
@@ -25,7 +25,7 @@ class Upload:
 
     @contextmanager
     def brought(self, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Copies on the device of tensors in host memory, for what is issued in the block."""
+        """Copy host tensors to the device; the copies, by name, may be read by work that is issued in the block."""
         yield self._copied(inputs)
         self._taken.record(self._backend.current_stream())
 

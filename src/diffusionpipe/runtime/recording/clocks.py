@@ -22,7 +22,7 @@ _ROUNDING: Seconds = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClock:
-    """The clock by which a rank has timed a step, in seconds of its machine's host clock."""
+    """The clock by which a rank timed a step: its machine, when the rank left the barrier, and when its times begin."""
 
     machine: str
     """Ranks with the same name read the same host clock."""
@@ -36,7 +36,7 @@ class RankClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """A step as one rank has timed it; spans and phases count from `clock.began`."""
+    """The spans and update phases of one step as one rank timed them, in seconds from `clock.began`."""
 
     clock: RankClock
     spans: tuple[Span, ...]
@@ -45,7 +45,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """A message between two ranks: when it was sent and when it was read, each from the start of the rank's times."""
+    """When one message was sent and when it was read, each in seconds from the start of that rank's own times."""
 
     sender: int
     sent: Seconds
@@ -54,7 +54,7 @@ class MessageTimes:
 
 
 def timeline_of(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Timeline:
-    """One timeline of the traces of all ranks, in the order of ranks; the first of them begins at 0."""
+    """One timeline of a step from the traces of all ranks, which are in the order of ranks; it begins at 0."""
     clocks = [trace.clock for trace in traces]
     starts = starts_of(clocks, list(_readings(mesh, schedule, traces)))
     spans = (
@@ -92,10 +92,10 @@ def _readings(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> It
 
 
 def starts_of(clocks: Sequence[RankClock], readings: Iterable[MessageTimes]) -> list[Seconds]:
-    """The start of each rank's times on one clock, the earliest 0.
+    """The start of each rank's times on one common clock, in seconds; the earliest is 0.
 
-    No message is read before it is sent, as far as moving clocks against each other can have it so. Clocks that
-    contradict each other whatever their shifts are not moved.
+    Ranks leave the barrier together; then clocks are moved by the least times with which no message is read before it
+    is sent. Where no such times exist, clocks are not moved. `readings`: the messages between the ranks.
     """
     late = lateness([clock.met for clock in clocks], [clock.machine for clock in clocks])
     starts = [own + clock.began - clock.met for own, clock in zip(late, clocks, strict=True)]
@@ -114,7 +114,10 @@ def starts_of(clocks: Sequence[RankClock], readings: Iterable[MessageTimes]) -> 
 
 
 def lateness(met: Sequence[Seconds], machines: Sequence[str]) -> list[Seconds]:
-    """The time of each rank between the first exit of its machine from a barrier and its own."""
+    """How much later than the first rank of its machine each rank left the barrier, in seconds.
+
+    `met`: when each rank left it. `machines`: of each rank.
+    """
     first: dict[str, Seconds] = {}
     for machine, time in zip(machines, met, strict=True):
         first[machine] = min(time, first.get(machine, time))

@@ -7,7 +7,7 @@ from diffusionpipe.runtime.recording.trace import recorder_for
 
 
 class LayerWatch:
-    """Notes forwards of layers while it is on. Mutable."""
+    """Records how long each layer's forward takes, while it is on. Mutable."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_on = False
@@ -23,16 +23,16 @@ class LayerWatch:
         self.is_on = True
 
     def begin(self) -> None:
-        """Note the time at which the first layer of an action begins."""
+        """Record the time at which the first layer of an action begins."""
         self._recorder.mark()
 
     def end(self, name: str, samples: int) -> None:
-        """A layer is over, and the next one begins."""
+        """Record the end of a layer's forward on so many samples; the next layer begins at the same time."""
         self._noted.append((name, samples, torch.is_grad_enabled(), self._recorder.issued()))
         self._recorder.mark()
 
     def stop(self) -> list[LayerTime]:
-        """All that was noted since `start`, in order; on GPUs it waits for the device."""
+        """Stop recording; returns layer, samples and seconds of each forward since `start`. On GPUs it waits."""
         self.is_on = False
         times = self._recorder.times() if self._noted else []
         return [

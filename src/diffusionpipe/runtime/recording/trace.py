@@ -21,16 +21,16 @@ from diffusionpipe.units import Seconds
 
 
 class StreamRecorder(Protocol):
-    """Marks points in time of the stream that computes."""
+    """Records points in time (marks) of the stream that computes."""
 
     @property
     def mark(self) -> Callable[[], None]:
-        """Notes the time."""
+        """A function that records a mark at the stream's present point."""
         ...
 
     @property
     def began(self) -> Seconds:
-        """The host's clock at the first mark; of a device that is late the time at which the mark was issued."""
+        """The host's clock at the first mark, in seconds; for a device, the time at which the mark was issued."""
         ...
 
     def reset(self) -> None:
@@ -38,20 +38,20 @@ class StreamRecorder(Protocol):
         ...
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """Seconds of the first `stop` marks since the first one. On GPUs it waits for the device to pass them."""
+        """The times of the first `stop` marks (None: of all) in seconds since the first. On GPUs it waits for them."""
         ...
 
     def passed(self) -> int:
-        """The marks that the stream has passed. It never waits, and any thread may call it."""
+        """The number of marks that the stream has passed. It never waits, and any thread may call it."""
         ...
 
     def issued(self) -> int:
-        """The marks since the last reset; the device may be behind."""
+        """The number of marks since the last reset; the device may not have passed all."""
         ...
 
 
 class HostRecorder:
-    """The host's clock: right where compute blocks the host."""
+    """Records marks by the host's clock, which is right where compute blocks the host; see `StreamRecorder`."""
 
     def __init__(self) -> None:
         self._marks: list[int] = []
@@ -72,7 +72,7 @@ class HostRecorder:
         self._marks.clear()
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """Seconds of the first `stop` marks since the first one; see `StreamRecorder`."""
+        """The times of the first `stop` marks in seconds since the first; see `StreamRecorder`."""
         return [(mark - self._marks[0]) * 1e-9 for mark in self._marks[:stop]]
 
     def passed(self) -> int:
@@ -83,7 +83,7 @@ class HostRecorder:
 
 
 class CudaRecorder:
-    """CUDA events on the current stream, used again every iteration."""
+    """Records marks as CUDA events on the current stream; the events are used again. See `StreamRecorder`."""
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -91,7 +91,7 @@ class CudaRecorder:
         self.began: Seconds = 0.0
 
     def mark(self) -> None:
-        """Note the time; see `StreamRecorder`."""
+        """Record a mark at the current stream's present point; see `StreamRecorder`."""
         if self._num_marks == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         self._events[self._num_marks].record()
@@ -103,7 +103,7 @@ class CudaRecorder:
         self.began = perf_counter_ns() * 1e-9
 
     def times(self, stop: int | None = None) -> list[Seconds]:
-        """Seconds of the first `stop` marks since the first one; see `StreamRecorder`."""
+        """The times of the first `stop` marks in seconds since the first; it waits for them; see `StreamRecorder`."""
         marks = self._events[: self._num_marks][:stop]
         marks[-1].synchronize()
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
@@ -123,13 +123,13 @@ class CudaRecorder:
 
 
 def recorder_for(device: torch.device) -> StreamRecorder:
-    """The recorder of a device."""
+    """A new recorder: by CUDA events for a CUDA device, else by the host's clock."""
     return CudaRecorder() if device.type == "cuda" else HostRecorder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The times of one iteration of one worker; good until the recorder is reset for the iteration after the next."""
+    """The times of one iteration or window of one worker; good until its recorder is reset, two iterations later."""
 
     worker: int
     recorder: StreamRecorder
@@ -141,11 +141,11 @@ class Recording:
         return self.steps[-1][0][1] + 1 if self.steps else 1
 
     def is_complete(self) -> bool:
-        """Whether the device has passed the end of the iteration; then nothing here waits. It never waits itself."""
+        """Whether the device has passed the iteration's end, so that no method here waits; this one never waits."""
         return self.recorder.passed() > self._last_mark
 
     def busy(self, *, apart_from: Op | None = None) -> tuple[Seconds, Seconds]:
-        """Seconds in which the worker computed, and the length of the iteration; on GPUs it waits for its end.
+        """(seconds in which the worker computed, length of the iteration in seconds); on GPUs it waits for its end.
 
         Both by the marks: on a GPU the host's clock would give the time that issuing the work took. The waits of
         actions of the kind `apart_from` do not count as length.
@@ -161,7 +161,10 @@ class Recording:
         return sum(times[end] - times[start] for start, end in computing), times[self._last_mark] - sum(waits)
 
     def spans(self) -> tuple[tuple[Span, ...], Seconds]:
-        """The spans of all that ran, and the length of the iteration; on GPUs it waits for its end."""
+        """(start and end of every action that ran, length of the iteration), in seconds.
+
+        On GPUs it waits for the iteration's end.
+        """
         times = self.recorder.times(self._last_mark + 1)
         spans = [
             Span(worker=self.worker, action=step, start=times[start], end=times[end])
@@ -189,9 +192,10 @@ class Recording:
 
 
 def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """The marks at the start and the end of each action of an order, by action; `waits`: whether it waits.
+    """(number of the mark at its start, number of the mark at its end) for each action.
 
-    There is a mark at the start of the iteration, one after every wait and one after every action.
+    `waits`: whether each one waits. There is a mark at the start of the iteration, one after every wait and one after
+    every action.
     """
     marks, last = [], 0
     for does_wait in waits:
@@ -202,6 +206,9 @@ def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
 
 
 def position_of(marks: Sequence[tuple[int, int]], passed: int) -> tuple[int, bool]:
-    """The index of the action that is under way, and whether it still waits; `len(marks)` after the last action."""
+    """The index of the action under way and whether it still waits; (`len(marks)`, False) after the last action.
+
+    `marks` as `marks_of` returns them; `passed`: the number of marks that the stream has passed.
+    """
     index = bisect_left(marks, passed, key=lambda pair: pair[1])
     return index, index < len(marks) and marks[index][0] >= passed

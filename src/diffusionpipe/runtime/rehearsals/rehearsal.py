@@ -39,7 +39,7 @@ BLOCKED: Seconds = 1e-4
 
 @dataclass(slots=True)
 class DeviceClock:
-    """When a rank's virtual device has done what it was given. Mutable.
+    """The time at which a rank's virtual device will have done all that it was given. Mutable.
 
         device   | F0 |     | F1 | B0 |        its queue: an action begins when the one before is over and its
         host     | F0 late|    F1 late |B0     messages are there, however late the host is
@@ -51,11 +51,11 @@ class DeviceClock:
     free: Seconds = 0.0
 
     def begin(self) -> None:
-        """The device has nothing to do at this moment."""
+        """Let the device be idle at this moment."""
         self.free = perf_counter()
 
     def wait(self, duration: Seconds) -> None:
-        """Wait until the device has computed for `duration` seconds more."""
+        """Give the device `duration` seconds of compute, and block until it is done with all."""
         self.free += duration
         precise_wait(max(0.0, self.free - perf_counter()))
 
@@ -106,7 +106,7 @@ class _Listening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualRun:
-    """A schedule with the waits and tensors of its rehearsal."""
+    """A schedule to rehearse, with the costs that set its waits, the tensors of its messages, and its mesh."""
 
     schedule: Schedule
     """The schedule of the rehearsal, with explicit messages."""
@@ -124,7 +124,7 @@ class VirtualRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankIteration:
-    """One iteration of one rank."""
+    """The measured start, end, spans and processor time of one rehearsed iteration on one rank, in seconds."""
 
     start: Seconds
     end: Seconds
@@ -138,13 +138,13 @@ class RankIteration:
 def rehearse(
     job: Job, runs: Mapping[str, VirtualRun], order: Sequence[str]
 ) -> Generator[int, None, dict[str, list[RankIteration]]]:
-    """One iteration for each name of `order`; every rank calls this with the same arguments.
+    """Run one iteration for each name of `order`; returns name -> this rank's measured iterations.
 
-    One iteration of every run comes before, unmeasured: it opens the connections. Yields how many iterations have been
-    measured: 0 before the first, then after each.
+    Every rank calls this with the same arguments. One iteration of every run comes before, unmeasured: it opens the
+    connections. Yields how many iterations have been measured: 0 before the first, then after each.
 
     Raises:
-        ScheduleError: a schedule holds ops that the executor does not know.
+        ScheduleError: a schedule holds ops that the executor cannot run.
     """
     rank = job.membership.rank
     clock = DeviceClock()
@@ -175,9 +175,10 @@ def rehearse(
 
 
 def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[Bytes, Seconds]]:
-    """(bytes, median time) of messages between ranks 0 and 1, 2 and 3, ...; [] on the rank that has no partner.
+    """(bytes, median seconds) for each size, of messages between ranks 0 and 1, 2 and 3, ...; [] on odd ranks.
 
-    Half a round trip, with pauses between; so a message wakes a sleeping rank, as in an iteration.
+    [] also on a last rank without a partner. Half a round trip, with pauses between; so a message wakes a sleeping
+    rank, as in an iteration. Every rank calls this.
     """
     rank, partner = job.membership.rank, job.membership.rank ^ 1
     transport = ProcessTransport(torch.device("cpu"))
@@ -203,7 +204,7 @@ def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[
 
 
 def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipment:
-    """The parts with which the rank runs its side: waits, and real messages.
+    """The equipment with which the rank rehearses a run: stages that wait, and real messages.
 
     Every rank calls this: it makes process groups.
     """
@@ -237,26 +238,26 @@ def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipme
 
 
 def virtual_executor_of(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
-    """The rank's executor with virtual stages. Every rank calls this: it makes process groups."""
+    """The executor that rehearses the rank's side of a run. Every rank calls this: it makes process groups."""
     return Executor(run.schedule, run.mesh.place(rank)[1], virtual_equipment(run, rank, clock))
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualShards:
-    """A sharded block whose gathering is a wait, for the device too."""
+    """A sharded block in a rehearsal: gathering its weights is a wait, also of the virtual device."""
 
     gathering: VirtualReduction
     clock: DeviceClock
 
     def prepare(self) -> None:
-        """Start gathering the block's parameters; see `ShardedBlock`."""
+        """Start the wait that takes the place of gathering the block's parameters."""
         self.gathering.reduce()
 
     def present(self) -> None:
-        """Wait until the block's parameters are gathered; see `ShardedBlock`."""
+        """Block until the wait in place of the gathering is over."""
         self.gathering.stream.settle(self.gathering)
         self.clock.free = max(self.clock.free, self.gathering.end)
         self.clock.wait(0.0)
 
     def release(self) -> None:
-        """Drop the parameters that other ranks own; see `ShardedBlock`."""
+        """Do nothing: there are no parameters to drop."""

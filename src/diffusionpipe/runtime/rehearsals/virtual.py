@@ -30,7 +30,7 @@ _SPIN: Seconds = 0.0002
 
 
 def precise_wait(duration: Seconds) -> None:
-    """Wait without using a core, but for a short spin at the end, which makes it exact to microseconds.
+    """Block for `duration` seconds without using a core, but for a short spin at the end: exact to microseconds.
 
     The spin is short because a laptop has fewer cores than the rehearsal has ranks.
     """
@@ -42,7 +42,7 @@ def precise_wait(duration: Seconds) -> None:
 
 
 class VirtualCompute:
-    """Tensors in, zeros out: waits `forward` when called and `backward` when the gradients come back.
+    """Returns zeros for tensors: it waits `forward` when called and `backward` when the gradients come back.
 
     Where the backward is split it waits `input_grad` then, and `weight_grad` when that is run.
     """
@@ -71,7 +71,7 @@ class VirtualCompute:
         return outputs
 
     def wait_for_weights(self, x: Tensor, gradient: Tensor) -> None:
-        """Wait in place of the weight gradients."""
+        """Wait `weight_grad` seconds in place of computing the weight gradients; the tensors are not read."""
         self.wait(self.weight_grad)
 
 
@@ -107,7 +107,7 @@ class _WaitFunction(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class VirtualStage:
-    """A stage that waits."""
+    """A stage whose forward and backward are waits, and whose outputs are zeros; see `StageModule`."""
 
     reads: tuple[str, ...]
     compute: VirtualCompute
@@ -177,9 +177,13 @@ def virtual_executor(
     backbones: Sequence[Backbone] = ONE_BACKBONE,
     wait: Wait = precise_wait,
 ) -> Executor:
-    """Rehearses one worker's side of a schedule with explicit messages: waits of the lengths in `costs`.
+    """An executor that rehearses one worker's side of a schedule with explicit messages; compute is waits.
 
-    `tensors` must hold every tensor that the schedule's edges name, `inputs` and the losses.
+    `costs`: the lengths of the waits. `tensors` must hold every tensor that the schedule's edges name, `inputs` and the
+    losses.
+
+    Raises:
+        ScheduleError: the order holds ops that the executor cannot run.
     """
     return Executor(
         schedule,

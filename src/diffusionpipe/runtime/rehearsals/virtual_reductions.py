@@ -15,7 +15,7 @@ from diffusionpipe.units import Seconds
 
 
 def meeting_ranks(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
-    """Block id -> the ranks that sum its gradients or gather it together, where the schedule does so."""
+    """Block id -> the ranks that sum its gradients or gather its weights together; only blocks with such actions."""
     stages = schedule.placement.stages
     workers: dict[int, set[int]] = {}
     for worker, action in schedule.actions():
@@ -30,21 +30,21 @@ def meeting_ranks(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class ReductionStream:
-    """The reductions and gathers of a rank run one after the other, in the order in which they are started."""
+    """The queue of a rank's reductions and gathers, which run one after the other in the order of their starts."""
 
     free: Seconds = 0.0
     queue: deque["VirtualReduction"] = field(default_factory=deque)
     """Reductions of which it is not yet known when they end."""
 
     def settle(self, one: "VirtualReduction") -> None:
-        """Find out when this one ends, and all before it."""
+        """Find out when this reduction ends, and all before it in the queue; it waits for the other ranks' starts."""
         while one.is_pending:
             self.queue.popleft().settle()
 
 
 @dataclass(slots=True, kw_only=True)
 class VirtualReduction:
-    """The sum of one block's gradients, or its gathering, as a wait."""
+    """The sum of a block's gradients, or the gathering of its weights, as a wait that ends on all ranks at once."""
 
     duration: Seconds
     place: int
@@ -69,10 +69,10 @@ class VirtualReduction:
         """Nothing to do: there are no gradients."""
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Nothing to do: there are no gradients."""
 
     def reduce(self) -> None:
-        """Tell the other ranks when this one has come to it."""
+        """Start it: send the time of this rank's start to the others, and join the queue."""
         self.stream.settle(self)
         self._starts.zero_()
         self._starts[self.place] = perf_counter()
@@ -81,21 +81,21 @@ class VirtualReduction:
         self.stream.queue.append(self)
 
     def settle(self) -> None:
-        """Find out when it ends: its duration after the last of the ranks' starts, and after what was before it."""
+        """Find out its end: `duration` after the last of the ranks' starts, and after the one before it."""
         if self._work is not None:
             self._work.wait()
         self.end = self.stream.free = max(float(self._starts.max()), self.stream.free) + self.duration
         self.is_pending = False
 
     def finish(self) -> None:
-        """Wait until it would have ended."""
+        """Block until its end."""
         self.stream.settle(self)
         self.wait(max(0.0, self.end - perf_counter()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualCollectives:
-    """Makes a rank's reductions and gathers, which share a stream."""
+    """Makes a rank's virtual reductions and gathers, which share one queue."""
 
     schedule: Schedule
     costs: Costs
@@ -108,11 +108,11 @@ class VirtualCollectives:
     stream: ReductionStream = field(default_factory=ReductionStream)
 
     def reductions(self) -> dict[int, VirtualReduction]:
-        """Block id -> its reduction, in the order in which they are issued."""
+        """Block id -> the virtual reduction of its gradients, in the order in which they are issued."""
         return self._collectives(Op.REDUCE_GRAD, self.costs.reduces)
 
     def gatherings(self) -> dict[int, VirtualReduction]:
-        """Block id -> its gathering."""
+        """Block id -> the virtual gathering of its weights, in the order in which they are issued."""
         return self._collectives(Op.UNSHARD, self.costs.unshards)
 
     def _collectives(self, op: Op, times: Sequence[Seconds]) -> dict[int, VirtualReduction]:

@@ -5,9 +5,9 @@ import tempfile
 
 
 def anonymous_file(shown: str = "diffusionpipe") -> int:
-    """A descriptor of a file without a name, in memory where the system has such files, else on the disk.
+    """A new file descriptor of a file without a name, in memory where the system has such files, else on the disk.
 
-    `shown`: how /proc/PID/maps calls it.
+    `shown`: its name in /proc/PID/maps, if it is in memory.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(shown)

@@ -23,23 +23,23 @@ from diffusionpipe.models.graphs.graph import Layer
 
 
 class Brought(Protocol):
-    """The weights of a block or of a layer."""
+    """Weights of a block or a layer that rest elsewhere (other ranks, the host) until compute reads them."""
 
     def prepare(self) -> None:
-        """Begin to bring them, beside the compute that comes."""
+        """Begin to bring the weights, beside the compute that comes."""
         ...
 
     def present(self) -> None:
-        """Let the compute that comes read them: it waits until they are there."""
+        """Let the compute that comes read the weights: it waits until they are there."""
         ...
 
     def release(self) -> None:
-        """Nothing that comes reads them, until they are prepared again."""
+        """End the use of the weights: no compute reads them until they are prepared again."""
         ...
 
 
 class BroughtLayer(Brought, Protocol):
-    """The weights of a frozen layer, in memory that another layer's will overwrite."""
+    """The weights of a frozen layer, brought into memory that another layer's weights will overwrite."""
 
     def lasting(self, written: Tensor) -> Tensor:
         """The tensor that the layer wrote, copied if it is a view of these weights."""
@@ -47,9 +47,9 @@ class BroughtLayer(Brought, Protocol):
 
 
 def brought(layers: Sequence[Layer], weights: Mapping[str, BroughtLayer]) -> tuple[Layer, ...]:
-    """The same layers, each with its weights present while it runs, and the next one's prepared meanwhile.
+    """The same layers, changed so that each brings its weights when it runs and begins to bring the next one's.
 
-    `weights`: by layer; of those whose weights are always there, none.
+    `weights`: by layer; a layer whose weights are always there has none.
     """
     following: BroughtLayer | None = None
     found: list[Layer] = []

@@ -15,7 +15,7 @@ BUCKET_BYTES: Bytes = 25 * 2**20
 
 
 class Reducible(Protocol):
-    """The gradients of one block on one rank."""
+    """The gradients of one block on one rank, which are summed over the ranks that hold the block."""
 
     def reset(self) -> None:
         """Forget the gradients of the last step."""
@@ -26,7 +26,7 @@ class Reducible(Protocol):
         ...
 
     def added(self, *, is_whole: bool) -> None:
-        """Note that a backward has added to the gradients. More will be added, so each gets memory of its own.
+        """Note that a backward has added to the gradients; more will be added, so each gets memory of its own.
 
         `is_whole`: it has added all of a micro-batch's.
         """
@@ -42,14 +42,14 @@ class Reducible(Protocol):
 
 
 class BlockGradients:
-    """The gradients of one block's parameters.
+    """The gradients of one block's parameters, summed over all holders of the block at every step.
 
     If others hold the block too, the gradients live in a few flat buckets (each parameter's `.grad` is a view), so that
     a sum needs no copy. The sum starts with `reduce` and runs beside the next compute.
 
     Else autograd makes them in a step's first backward. Where a parameter is reshaped it may make a view: of the
-    gradient of an activation, which is still to be sent or is put aside for W, or of another parameter's gradient.
-    The next backward would add to both.
+    gradient of an activation, which is still to be sent or is put aside for W, or of another parameter's gradient. The
+    next backward would add to both.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: tuple[int, ...], transport: Transport) -> None:
@@ -87,7 +87,7 @@ class BlockGradients:
     def added(self, *, is_whole: bool) -> None:
         """Give each gradient that autograd has made since the reset memory of its own.
 
-        If the block is watched and nobody else holds it, note the squares of the first micro-batch's gradients.
+        If the block is watched and no other rank holds it, note the squares of the first micro-batch's gradients.
         """
         if self._shared:
             self._shared = [parameter for parameter in self._shared if not _is_separate(parameter)]
@@ -95,12 +95,12 @@ class BlockGradients:
             self.part = self.squares()
 
     def squares(self) -> Tensor:
-        """The sum of squares of the gradients as they are now, float64, without dimensions."""
+        """The sum of squares of all present gradients, float64, shape ()."""
         found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         return sum_of_squares(found, self._parameters[0].device if self._parameters else torch.device("cpu"))
 
     def reduce(self) -> None:
-        """Start summing over the holders."""
+        """Start to sum the gradients over the ranks that hold the block; nothing where this rank alone holds it."""
         if self.is_watched and self._buckets:
             self.part = self.squares()
         self._works = [self._transport.all_reduce(bucket, self._ranks) for bucket in self._buckets]
@@ -122,7 +122,10 @@ def _is_separate(parameter: nn.Parameter) -> bool:
 
 
 def split_by_size(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list[nn.Parameter]]:
-    """Neighbouring parameters of one dtype, as their gradients, in buckets of about `limit` bytes."""
+    """The parameters cut into runs, each of one dtype (also of gradients) and of at most `limit` bytes of gradients.
+
+    A parameter that is larger has a run of its own.
+    """
     buckets: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:

@@ -11,12 +11,14 @@ _PAGE: Bytes = 4096
 
 
 def whole_pages(size: Bytes) -> Bytes:
-    """The size rounded up to pages."""
+    """The size rounded up to whole pages of 4096 bytes."""
     return -(-size // _PAGE) * _PAGE
 
 
 def check_free(size: Bytes, num_copies: int = 1) -> None:
-    """Do nothing if the frozen part fits in this machine's memory, once or in a copy for each of several ranks.
+    """Check that `num_copies` times `size` bytes of the frozen part fit in this machine's free memory.
+
+    Where the free memory is unknown it does nothing.
 
     Raises:
         ConfigError: there is less free memory.
@@ -31,7 +33,7 @@ def check_free(size: Bytes, num_copies: int = 1) -> None:
 
 
 def pages(size: Bytes) -> Tensor:
-    """Whole pages of host memory, (size rounded up,)."""
+    """New uninitialised host memory that begins and ends at a page, uint8, (size rounded up,)."""
     size = whole_pages(size)
     memory = torch.empty(size + _PAGE, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
     start = -memory.data_ptr() % _PAGE
@@ -39,7 +41,7 @@ def pages(size: Bytes) -> Tensor:
 
 
 def lock_pages(memory: Tensor) -> int:
-    """Page-lock host memory as it is, and return CUDA's status, 0 for success.
+    """Page-lock host memory in place for CUDA; returns CUDA's status, 0 for success.
 
     torch's own page-locked memory is rounded up to powers of two.
     """

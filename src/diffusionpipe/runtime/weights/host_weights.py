@@ -75,11 +75,11 @@ class _End:
 
 
 class HostWeights(Mapping[str, "HostedLayer"]):
-    """The weights of one rank's frozen layers, by the name of the layer; of those that have some.
+    """Keeps the weights of one rank's frozen layers in host memory and copies them to the device as layers run.
 
-    Mutable: `Parameter.data` and the staging memory change as layers run. Between uses a parameter's data are those in
-    host memory; the `Parameter` stays the same object. On the CPU the same happens without streams, so that what works
-    there works on a GPU.
+    A mapping from the layer's name to its weights; layers without weights are left out. Mutable: `Parameter.data` and
+    the staging memory change as layers run. Between uses a parameter's data are those in host memory; the `Parameter`
+    stays the same object. On the CPU the same happens without streams, so that what works there works on a GPU.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class HostWeights(Mapping[str, "HostedLayer"]):
 
     @property
     def present_layers(self) -> frozenset[str]:
-        """Layers whose weights are on the device or on their way to it; two at most."""
+        """Names of the layers whose weights are on the device or on their way to it; two at most."""
         return self._ends.layers
 
     @property
     def device_bytes(self) -> Bytes:
-        """Bytes of the weights on the device: the two largest layers; allocated when the first layer comes."""
+        """Bytes of device memory for weights: those of the two largest layers; allocated when the first layer comes."""
         return sum(sorted(weights.size for weights in self._weights.values())[-2:])
 
     def start(self, layer: str) -> None:
@@ -179,7 +179,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
         end.done.record(self._backend.current_stream())
 
     def lasting(self, written: Tensor) -> Tensor:
-        """The tensor, copied if it is a view of weights, which the next layer's will overwrite."""
+        """The tensor itself, or a copy if it is a view of weights, which the next layer's will overwrite."""
         is_view = self._staging is not None and memory_of(written) == memory_of(self._staging)
         return written.clone() if is_view else written
 
@@ -205,25 +205,25 @@ class HostWeights(Mapping[str, "HostedLayer"]):
 
 @dataclass(frozen=True, slots=True)
 class HostedLayer:
-    """The weights of one layer among these."""
+    """The weights of one frozen layer in host memory, which `prepare` and `present` bring to the device."""
 
     all: HostWeights
     name: str
 
     def prepare(self) -> None:
-        """Begin to copy them to the device."""
+        """Begin to copy the layer's weights to the device."""
         self.all.start(self.name)
 
     def present(self) -> None:
-        """Let the parameters show the copy, for which the compute that comes waits."""
+        """Let the layer's parameters show the copy on the device; the compute that comes waits for it."""
         self.all.present(self.name)
 
     def release(self) -> None:
-        """Let the parameters show the values in host memory."""
+        """Let the layer's parameters show the values in host memory again."""
         self.all.release(self.name)
 
     def lasting(self, written: Tensor) -> Tensor:
-        """The tensor that the layer wrote, copied if it is a view of weights."""
+        """The tensor that the layer wrote, or a copy if it is a view of weights on the device."""
         return self.all.lasting(written)
 
 
@@ -292,7 +292,13 @@ def _lock(memory: Tensor) -> None:
 def host_weights_of(
     graph: LayerGraph, frozen: Collection[str], device: torch.device, node: NodeMemory | None
 ) -> HostWeights:
-    """The weights of the frozen block with these layers, but for those that trained blocks use too."""
+    """Move the weights of the frozen layers with these names into host memory, but for those that other layers use too.
+
+    `node`: memory that all ranks of the machine share; None: memory of this rank's own.
+
+    Raises:
+        ConfigError: there is less free host memory, or it cannot be page-locked.
+    """
     own = [layer for layer in graph.layers if layer.name in frozen]
     return HostWeights(own, graph.components, device, kept=_used_by_others(graph, frozen), node=node)
 

@@ -35,9 +35,9 @@ class _Offer:
 
 
 class NodeMemory:
-    """One rank's place in the memory of its machine. Mutable: it is given its size once.
+    """Host memory that all ranks of a machine share, seen from one rank. Mutable: `pages` sets its size once.
 
-    Every rank of the job makes one, and calls `pages` and `settle` in this order.
+    Every rank of the job makes one, and calls `pages` and `settle` in this order. Where sharing fails each has its own.
     """
 
     def __init__(self, rank: int) -> None:
@@ -67,7 +67,7 @@ class NodeMemory:
         """Whether this rank fills the memory."""
 
     def pages(self, size: Bytes) -> Tensor:
-        """Whole pages, (size rounded up,): the same memory on all ranks of the machine.
+        """The shared memory in whole pages, uint8, (size rounded up,); every rank calls it with the same size.
 
         Raises:
             ConfigError: there is less free host memory.
@@ -82,6 +82,6 @@ class NodeMemory:
         return torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)
 
     def settle(self) -> None:
-        """Wait until the memory is filled; from then on no rank writes to it."""
+        """Wait until the first rank has filled the memory; from then on no rank writes to it. Every rank calls it."""
         gather(None, PLAIN)
         os.close(self._descriptor)

@@ -27,11 +27,11 @@ ALIGNMENT = 16
 
 
 class Divided(Brought, Reducible, Protocol):
-    """A block whose updates are divided over the ranks that share it."""
+    """A block of which each rank that shares it updates a part of the parameters."""
 
     @property
     def stays(self) -> bool:
-        """Whether the weights are here between two steps, as they were when they came last."""
+        """Whether this rank holds all weights between two steps, as they were when they last came from their owners."""
         ...
 
     @property
@@ -41,9 +41,10 @@ class Divided(Brought, Reducible, Protocol):
 
 
 class OwnedBlock:
-    """One block's trained parameters on one rank of the group that shares them. Mutable: transfers may be under way.
+    """One block's trained parameters on one rank of the group that shares them: all hold them, one rank updates each.
 
-    Parameters of one owner and their gradients lie together in buckets, so that neither transfer needs a copy.
+    Parameters of one owner and their gradients lie together in buckets, so that neither transfer needs a copy. Mutable:
+    transfers may be under way.
     """
 
     stays = True
@@ -79,7 +80,7 @@ class OwnedBlock:
         self._gathers = [self._transport.broadcast(weights, owner, self._ranks) for owner, weights, _ in self._buckets]
 
     def present(self) -> None:
-        """Wait until they are there."""
+        """Wait until the parameters have come from their owners."""
         for work in self._gathers:
             work.wait()
         self._gathers = []
@@ -99,11 +100,11 @@ class OwnedBlock:
         """Nothing to do: the gradients lie in memory of their own from the start, and are not watched."""
 
     def reduce(self) -> None:
-        """Start to sum the gradients at their owners; on other ranks they mean nothing then."""
+        """Start to sum each gradient at its owner; on other ranks its values are undefined then."""
         self._sums = [self._transport.reduce(gradients, owner, self._ranks) for owner, _, gradients in self._buckets]
 
     def finish(self) -> None:
-        """Wait until the sums are there."""
+        """Wait until the gradients are summed."""
         for work in self._sums:
             work.wait()
         self._sums = []

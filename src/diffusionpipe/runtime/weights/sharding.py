@@ -39,20 +39,23 @@ their stream."""
 
 
 class Reductions:
-    """The tensors that a rank's reductions hold until they are over, and the stream of its gathers."""
+    """The reductions of one rank that are under way, with the tensors that they send, and the stream of its gathers."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[list[Pending], Callable[[], None]]] = deque()
         self._gathers: Any = None
 
     def gathers(self, backend: Any) -> Any:
-        """The one stream on which all blocks of this rank are gathered; `backend` is torch's module of the device."""
+        """The one stream on which all blocks of this rank are gathered, made at the first call.
+
+        `backend`: torch's module of the device, such as `torch.cuda`.
+        """
         if self._gathers is None:
             self._gathers = backend.Stream()
         return self._gathers
 
     def add(self, works: list[Pending], release: Callable[[], None]) -> None:
-        """Note a reduction under way; `release` drops what it reads. Waits for the older ones."""
+        """Note a reduction under way, and wait for the ones before it; `release` is called when it is over."""
         self._pending.append((works, release))
         self._wait(MAX_REDUCTIONS)
 
@@ -69,7 +72,10 @@ class Reductions:
 
 
 class ShardedBlock:
-    """One block's parameters on one rank of the group that shares them. Mutable: whole or in parts."""
+    """One block's parameters in parts: each stays with its owner, and is gathered on all ranks while it is read.
+
+    Mutable: whole or in parts.
+    """
 
     stays = False
 
@@ -104,7 +110,7 @@ class ShardedBlock:
             self.copies |= part.copies
 
     def prepare(self) -> None:
-        """Start gathering: on the stream of gathers, after the compute so far and beside the compute that comes.
+        """Start gathering the parameters on the stream of gathers: after the compute so far, beside the one that comes.
 
         The gathered parameters are allocated there too. Its memory, given back by `release`, is not used again before
         all that has been computed with it: the next gathering waits for that.
@@ -116,14 +122,14 @@ class ShardedBlock:
             self._works = [self._transport.broadcast(part.gathered, part.owner, self._ranks) for part in self._parts]
 
     def present(self) -> None:
-        """Wait until everything is gathered."""
+        """Wait until all parameters are gathered."""
         if self._works:
             for work in self._works:
                 work.wait()
             self._works = []
 
     def release(self) -> None:
-        """Empty what others own, and all copies."""
+        """Give back the memory of parameters that other ranks own, and of all narrow copies."""
         for part in self._parts:
             part.empty()
 
@@ -154,7 +160,7 @@ class ShardedBlock:
         self._reductions.add(works, sent.clear)
 
     def finish(self) -> None:
-        """Wait until the sums are there."""
+        """Wait until all gradients of this rank's reductions are summed."""
         self._reductions.finish()
 
 
@@ -249,7 +255,10 @@ class _ReadInstead(torch.autograd.Function):
 
 
 def narrow_modules(modules: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
-    """The modules that can read copies: only their own forward reads their weights, and autocast casts all of them."""
+    """The linear and convolution modules whose weights may be gathered as narrow copies.
+
+    Only their own forward reads their weights, which are float32 and shared with no other module of `modules`.
+    """
     known = list(dict.fromkeys(modules))
     fused = {part for module in known if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
     found = [module for module in known if type(module).forward in _FORWARDS and module not in fused]
@@ -263,7 +272,7 @@ def narrow_modules(modules: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
 
 
 def read_copies(modules: Iterable[nn.Module], copies: Mapping[nn.Parameter, Tensor]) -> None:
-    """Let these modules read copies of their weights from now on."""
+    """Let the forwards of these modules read `copies` in place of their weights from now on; `copies`: by parameter."""
     for module in modules:
         bias = getattr(module, "bias", None)
         forward = _FORWARDS[type(module).forward]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sum_of_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of all elements' squares, float64, without dimensions."""
+    """The sum of the squares of all elements of all gradients, float64, shape (), on `device`."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
         wide = torch.float64 if dtype == torch.float64 else torch.float32

@@ -24,7 +24,10 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class BlockVersions:
-    """It changes the values that parameters show, the contents of the ring, and the predicted copies."""
+    """The versions of one block's weights that live at once; the parameters show one of them at a time.
+
+    Mutable: the values that parameters show, the ring of versions, and the predicted copies.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_versions: int, num_predictions: int = 0) -> None:
         """`num_versions` live at once, with the predicted copies among them."""
@@ -41,17 +44,17 @@ class BlockVersions:
 
     @property
     def newest(self) -> int:
-        """The number of the newest version: the steps made so far."""
+        """The number of the newest version, which is the number of steps made."""
         return self._newest
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the storages of all versions hold."""
+        """Bytes of the storages of all versions and predicted copies."""
         storages = (*self._ring, *self._copies)
         return sum(value.numel() * value.element_size() for values in storages for value in values)
 
     def bind(self, version: int) -> None:
-        """Let the parameters show a version; nothing reads an older one than that of the last flush."""
+        """Let the parameters show a version, or the one of the last flush if that is newer."""
         version = max(version, self._first)
         assert version <= self._newest < version + len(self._ring), "this version does not live"
         if version != self._bound:
@@ -111,7 +114,7 @@ class BlockVersions:
             update()
 
     def flush(self) -> None:
-        """Nothing is open: the parameters show the newest version, and nothing reads an older one from now on."""
+        """Let the parameters show the newest version, when no micro-batch is open; older ones end."""
         self._first = self._newest
         self._predicted.clear()
         self.bind(self._newest)
