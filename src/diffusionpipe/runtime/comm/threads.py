@@ -97,8 +97,7 @@ class Hub:
             return entry
 
     def abort(self, rank: int, error: BaseException) -> None:
-        """Note the error of the first rank that fails; every rank that waits for a message or a sum raises a PeerError.
-        """
+        """Note the error of the first rank that fails; ranks that wait for a message or a sum raise a PeerError."""
         with self._lock:
             self._failure = self._failure or (rank, error)
 

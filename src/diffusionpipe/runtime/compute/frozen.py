@@ -131,8 +131,7 @@ class Encoder:
                     self._carry(name, value, fill, given)
 
     def end(self, fill: Fill) -> None:
-        """Begin to bring the weights of the first layer after this fill whose weights rest elsewhere, if there is one.
-        """
+        """Begin to bring the weights of the next layer after this fill that rest elsewhere, if there is one."""
         if fill in self._next_weights:
             self._next_weights[fill].prepare()
 

@@ -96,7 +96,7 @@ class LayerStage:
         return self._reads
 
     def cast(self) -> None:
-        """Copy the weights in autocast's dtype, for all forwards until the copies are dropped; nothing without autocast.
+        """Copy the weights in autocast's dtype, for all forwards until they are dropped; nothing without autocast.
 
         Recomputed layers get none: memory is scarce there, and autocast's own copies go with each layer.
         """

@@ -115,8 +115,7 @@ class RowStore:
         return tuple(self.size_of(part) for part in self.split(rows)) if self.cells else ()
 
     def view(self, name: str, rows: Range) -> Tensor:
-        """A view of a tensor's rows, (len(rows), ...), which lie in one micro-batch where samples have several sizes.
-        """
+        """A view of a tensor's rows, (len(rows), ...); where samples have several sizes, of one micro-batch."""
         extent, shape, room = self._extents[name], self._specs[self.size_of(rows)][name].shape, self._room[name]
         first = extent.start
         if self.cells:
