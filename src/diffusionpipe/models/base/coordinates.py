@@ -24,7 +24,9 @@ NUM_COORDINATES = 2
 
 
 def with_coordinates(graph: LayerGraph, component: str, convolution: str) -> LayerGraph:
-    """The graph, of all sizes, of a plain denoiser that also reads coordinates; widens its convolution in place.
+    """A plain denoiser's graph, and its graphs of other sizes, that also read coordinates of each pixel as input.
+
+    It widens the denoiser's first convolution in place.
 
     Args:
         graph: of one backbone, which reads its noisy samples in the component `component` alone.
@@ -78,7 +80,7 @@ class _Placed:
 
 
 def coordinates_of(width: int, height: int) -> Tensor:
-    """X and y of every place of a whole picture, (2, height, width).
+    """X and y, from -1 to 1, of every place of a whole picture, (2, height, width).
 
     >>> coordinates_of(3, 2)[0]
     tensor([[-1.,  0.,  1.],
@@ -89,10 +91,10 @@ def coordinates_of(width: int, height: int) -> Tensor:
 
 
 def has_coordinates(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration of a denoiser has the inputs of coordinates beside the channels that it predicts."""
+    """Whether a denoiser's configuration has two input channels more than it predicts, for coordinates."""
     return config.get("in_channels") == (config.get("out_channels") or 0) + NUM_COORDINATES
 
 
 def without_coordinates(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a denoiser that may have them, as it was without."""
+    """A copy of a denoiser's configuration, without the input channels for coordinates if it has them."""
     return {**config, "in_channels": config["out_channels"]} if has_coordinates(config) else dict(config)

@@ -20,7 +20,7 @@ PLACED = "; if it reads coordinates (it was trained on patches), set data.patche
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How a caption becomes the tokens that a text encoder reads."""
+    """How a caption becomes tokens of a text encoder: template, padded length, and tokens whose states are not read."""
 
     length: int
     """The number of tokens to which a caption is padded or cut."""
@@ -44,12 +44,15 @@ class Prompt:
 
 
 def lowered(caption: str) -> str:
-    """The caption in small letters, without blanks around it."""
+    """The caption in lower case, without blanks around it."""
     return caption.lower().strip()
 
 
 def question(caption: str, *, is_thinking: bool) -> dict[str, Any]:
-    """The caption as the first message of a chat, up to the answer, before which the model may think."""
+    """Arguments for a tokenizer's chat template: the caption as the first message, and the start of an answer.
+
+    `is_thinking`: whether the model may think before the answer.
+    """
     messages = [{"role": "user", "content": caption}]
     return {"conversation": messages, "add_generation_prompt": True, "enable_thinking": is_thinking}
 
@@ -68,7 +71,7 @@ class Absent(Negative):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowResolution:
-    """The small pictures that a model of super-resolution reads."""
+    """The small pictures that a model of super-resolution reads: their side in pixels and the most noise on them."""
 
     resolution: int
     augmentation: float
@@ -77,7 +80,7 @@ class LowResolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionReading:
-    """How CLIP encoders read captions where that is not as the pipelines of diffusers do it."""
+    """How CLIP encoders read captions: in how many chunks and up to which layer; by default as diffusers does."""
 
     chunks: int = 1
     """Parts of a caption that are encoded one by one, each as long as the encoder reads; their states are joined."""
@@ -92,7 +95,7 @@ MOST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One kind of diffusers pipeline."""
+    """The facts about one kind of diffusers pipeline: components, function that builds its graph, prompts, guidance."""
 
     components: Mapping[str, str]
     """The classes by the names that model_index.json gives them, e.g. "unet": "UNet2DConditionModel"."""
@@ -145,7 +148,7 @@ class Family:
 
     @property
     def needs_negative(self) -> bool:
-        """Whether diffusers' pipeline guides only where it is given a negative prompt, which may be the empty text.
+        """Whether diffusers' pipeline guides only where it is given a negative prompt, which may be "".
 
         Those pipelines call the scale true_cfg_scale; FLUX.1's is the one of them that our own loop draws for.
         """
@@ -154,7 +157,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One layer of a chain: it reads what the layer before it wrote, and `reads`."""
+    """One layer of a `chain`: it reads the tensor that the layer before it wrote, and further tensors by name."""
 
     name: str
     """Below the component; also names the tensor that the layer writes."""
@@ -165,7 +168,10 @@ class Step:
 
 
 def chain(component: str, read: str, steps: Iterable[Step], write: str) -> tuple[Layer, ...]:
-    """The steps as layers of `component`: the first reads `read`, the last writes `write`, the others their name."""
+    """The steps as layers of `component`, each of which reads the tensor that the one before wrote.
+
+    The first reads `read`, the last writes `write`, the others write tensors with their own names.
+    """
     steps = tuple(steps)
     names = [f"{component}.{step.name}" for step in steps]
     return tuple(
@@ -192,7 +198,7 @@ class _Single:
 
 
 def unsupported(component: str, config: Mapping[str, object], allowed: Mapping[str, tuple[object, ...]]) -> list[str]:
-    """A problem for each field of the configuration whose value the adapter would not run exactly.
+    """A sentence for each field of the configuration whose value is not among the allowed ones; [] if all are.
 
     A field that is absent has its default, and the defaults are all supported.
     """

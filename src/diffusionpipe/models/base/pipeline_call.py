@@ -23,7 +23,7 @@ def _as_latents(hidden: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCall:
-    """The ways in which pipelines differ; most pipelines need few of them."""
+    """How diffusers' own pipeline draws with our layers in place of its transformer; most need few of the fields."""
 
     takes: Callable[[Tensor], Tensor] = _same
     """Latents (B, ...) of our layers as the pipeline takes its first noise."""
@@ -54,14 +54,17 @@ def packed(noisy: Tensor, patch: int) -> Tensor:
 
 
 def unpacked(tokens: Tensor, shape: Sequence[int], patch: int) -> Tensor:
-    """The tokens as latents, each of the shape (C, H, W), or (C, F, H, W) for a clip."""
+    """Tokens (B, T, C * patch * patch) as latents (B, C, H, W), or (B, C, F, H, W) of clips.
+
+    `shape`: of one sample's latents.
+    """
     B, C, F, H, W = tokens.shape[0], shape[0], prod(shape[1:-2]), shape[-2], shape[-1]
     latents = tokens.view(B, F, H // patch, W // patch, C, patch, patch).permute(0, 4, 1, 2, 5, 3, 6)
     return latents.reshape(B, *shape)
 
 
 def packed_call(patch: int, **more: Any) -> PipelineCall:
-    """The call of a pipeline that packs latents into tokens."""
+    """The description of a pipeline's call that packs latents into tokens of `patch` x `patch`; `more`: fields."""
     return PipelineCall(
         takes=partial(packed, patch=patch),
         reads=partial(unpacked, patch=patch),

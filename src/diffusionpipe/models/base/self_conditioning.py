@@ -33,7 +33,7 @@ CONDITIONED = "conditioned"
 
 
 def is_conditioned(position: int, share: Fraction) -> bool:
-    """Whether the sample at this position of a batch reads its estimate; the share of those is even over the batch.
+    """Whether the sample at this position of a batch reads its own estimate; spread evenly, `share` of all samples do.
 
     >>> [position for position in range(8) if is_conditioned(position, Fraction(1, 2))]
     [1, 3, 5, 7]
@@ -82,12 +82,15 @@ def self_conditioned(graph: LayerGraph, component: str, convolution: str | None)
 
 
 def plain_config(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """The configuration of a denoiser that may be widened already, as it was for samples of `channels` channels."""
+    """A copy of a denoiser's configuration with `channels` inputs where it has twice as many, for its own estimate.
+
+    `channels`: of a sample.
+    """
     return {**config, "in_channels": channels} if config.get("in_channels") == 2 * channels else dict(config)
 
 
 def widened_config(module: Any, more: int) -> dict[str, Any]:
-    """The changes in the configuration of a plain denoiser with `more` inputs. Its outputs stay as many as they are."""
+    """The fields in_channels and out_channels of a plain denoiser with `more` inputs; its outputs stay as many."""
     config = module.config
     return {"in_channels": config.in_channels + more, "out_channels": config.out_channels or config.in_channels}
 

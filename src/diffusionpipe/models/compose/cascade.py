@@ -29,7 +29,7 @@ DATA = "data"
 def cascade_graph(
     members: Mapping[str, LayerGraph], common: Mapping[str, Mapping[str, str]] | None = None
 ) -> LayerGraph:
-    """One graph of these models, by the names of their backbones in the order of sampling.
+    """One graph of all these models; the backbones have the keys of `members` as names, in the order of sampling.
 
     `common`: for each member its components that another one has alike, with the name of that one.
 
@@ -79,7 +79,10 @@ def _inside(member: str, name: str) -> str:
 
 
 def names_elsewhere(member: LayerGraph, taken: Mapping[str, str]) -> dict[str, str]:
-    """The cascade's names of a member's components that other members have, and of their tensors."""
+    """A member's components and their tensors that another member has too -> their names in the cascade.
+
+    `taken`: component -> the member that has it.
+    """
     found = {component: _inside(owner, component) for component, owner in taken.items()}
     for component, owner in taken.items():
         found |= {name: _inside(owner, name) for name in common_tensors(member, component)}

@@ -29,7 +29,7 @@ _NOT_COMPARED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype"
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model of a run, before it has the others beside it."""
+    """One model of a run with several: its folder, its graph, and the variant of its weights."""
 
     folder: Path
     graph: LayerGraph
@@ -38,7 +38,7 @@ class OpenedModel:
 
 
 def common_encoders(models: Mapping[str, OpenedModel]) -> dict[str, dict[str, str]]:
-    """The components of each model that an earlier model has alike, by model: component -> that earlier model."""
+    """For each model, its components that an earlier model has alike: component -> the name of that earlier model."""
     found: dict[str, dict[str, str]] = {}
     for name, model in models.items():
         earlier = {other: models[other] for other in found}
@@ -53,7 +53,7 @@ def common_encoders(models: Mapping[str, OpenedModel]) -> dict[str, dict[str, st
 
 
 def common_tensors(graph: LayerGraph, component: str) -> frozenset[str]:
-    """The tensors that an encoder reads and writes: tokens and states."""
+    """The names of the tensors that the layers of an encoder read and write: tokens and states."""
     layers = _layers(graph, component)
     return frozenset(name for layer in layers for name in (*layer.reads, *layer.writes))
 

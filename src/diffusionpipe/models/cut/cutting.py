@@ -38,8 +38,8 @@ def cut(
     """`forward(root, **inputs)` as layers that read tensors with the names of the inputs and write `output`.
 
     Of the inputs only the shape of a sample and the dtype count. Run one after the other, the layers give the bits of
-    the forward. Parameters on which its result does not depend are not trained. The modules named in `joined` are not
-    layers of their own: each is called by the layer that reads its result.
+    the forward. Parameters on which its result does not depend are set to need no gradient. The modules named in
+    `joined` are not layers of their own: each is called by the layer that reads its result.
 
     Raises:
         ModelError: the forward cannot be cut; the message gives the reason.

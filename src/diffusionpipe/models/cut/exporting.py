@@ -43,7 +43,7 @@ Forward = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A traced forward."""
+    """A traced forward: its graph of operations, the calls of submodules in it, and its placeholders."""
 
     graph: fx.Graph
     """Placeholders of inputs, parameters, buffers and constants; glue; calls of `diffusionpipe::call_module`."""
@@ -59,7 +59,7 @@ class Exported:
     graph_module: fx.GraphModule
 
     def call(self, node: fx.Node) -> ModuleCall:
-        """The call of a submodule that a node with `diffusionpipe::call_module` stands for."""
+        """The submodule's call for which a node with the operator `diffusionpipe::call_module` stands."""
         return self.calls[node.args[3]]  # type: ignore[index]  # the operator's last argument, the call's number
 
 
@@ -82,7 +82,7 @@ def export(root: nn.Module, forward: Forward, inputs: Mapping[str, Tensor]) -> E
 
 
 def reason_of(error: Exception) -> str:
-    """Why torch.export refuses a model, in a sentence."""
+    """A sentence for the user: why torch.export refused a model with this error."""
     text = " ".join(str(error).split())
     for kind, sentence in _REASONS.items():
         if kind in (type(error).__name__, *text.split()):

@@ -18,7 +18,7 @@ CALL = torch.ops.diffusionpipe.call_module.default
 
 
 def closure(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """The nodes and all that they depend on, each after what it reads."""
+    """The nodes and all nodes that they depend on, each after those that it reads."""
     order: dict[fx.Node, None] = {}
 
     def visit(node: fx.Node) -> None:
@@ -33,7 +33,7 @@ def closure(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 class ConstantTables:
-    """Values that depend on no input, kept for each device. Mutable: they come as layers run."""
+    """Values that depend on no input, computed once for each device and kept. Mutable: they come as layers run."""
 
     def __init__(self, exported: Exported) -> None:
         self._exported = exported
@@ -44,11 +44,11 @@ class ConstantTables:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that the tables keep."""
+        """All tensors that have been computed so far, on any device."""
         return (value for value in (*self._kept.values(), *self._fakes.values()) if isinstance(value, Tensor))
 
     def value(self, node: fx.Node, root: nn.Module, device: torch.device) -> Any:
-        """The value on the device, computed at its first use from the buffers as they are now."""
+        """The value of a node on the device; at its first use it is computed from the buffers as they are now."""
         owned = self._exported.owned
         nodes = closure([node])
         buffers = [attribute(root, owned[n.name]) for n in nodes if n.name in owned]
@@ -79,7 +79,7 @@ class ConstantTables:
 
 
 def tables_of(layers: Iterable[Layer]) -> Iterator[Tensor]:
-    """The tensors that the layers have computed once, and keep for all samples."""
+    """The tensors that the layers have computed once and keep for all samples, as `ConstantTables` hold them."""
     found: list[object] = [getattr(layer.run, "tables", None) for layer in layers]
     for tables in {id(one): one for one in found if isinstance(one, ConstantTables)}.values():
         yield from tables.tensors
@@ -115,7 +115,7 @@ def _value(place: _Place, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GluedRun:
-    """A layer's `run`: its steps in order."""
+    """The function `run` of a layer that was cut from a forward: its operations and submodules' calls, in order."""
 
     exported: Exported
     steps: tuple[fx.Node, ...]

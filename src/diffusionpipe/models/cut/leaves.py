@@ -14,7 +14,7 @@ from diffusionpipe.models.graphs.graph import attribute
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """A call of a submodule that was not made."""
+    """A call of a submodule that was caught before it was made: forward, name and arguments."""
 
     forward: Callable[..., Any]
     name: str
@@ -23,7 +23,7 @@ class SeenCall:
 
 
 def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
-    """The submodules that are called as they are: blocks of lists, and other children with parameters.
+    """The names of the submodules that a cut calls whole: blocks of lists, and other children with parameters.
 
     With `all_children` also children without parameters. A child that holds most of what is in lists is looked into. So
     is a block of a U-Net, which lists residual blocks.
@@ -88,7 +88,7 @@ def _kind_of_value(value: object) -> Hashable:
 
 @contextmanager
 def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[SeenCall], Any]) -> Iterator[None]:
-    """Calls of the leaves go to `run`."""
+    """Within the block, a call of one of the named leaves calls `run` with it instead, and returns its result."""
     patched: list[nn.Module] = []
     try:
         for name in leaves:
@@ -108,7 +108,10 @@ def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[SeenCall], An
 
 @contextmanager
 def fake_tensors(root: nn.Module, mode: Any = None) -> Iterator[None]:
-    """Puts fake tensors in place of all parameters; of buffers only those on the meta device."""
+    """Within the block, all parameters and buffers are empty tensors of the same shapes and dtypes.
+
+    `mode`: the context in which they are made, for tensors without memory; None: they are real, on the CPU.
+    """
     tables: list[dict[str, Any]] = [t for m in root.modules() for t in (m._parameters, m._buffers)]
     originals = [dict(table) for table in tables]
     made: dict[int, Tensor] = {}
@@ -140,7 +143,7 @@ def _is_holder(value: object) -> bool:
 
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
-    """A context after which modules forget what a forward left in them, such as rotary tables: they would be fake.
+    """After the block, modules have forgotten all that a forward left in them, such as fake rotary tables.
 
     So are hooks: transformers installs some at a model's first forward, and would do it again.
     """

@@ -25,7 +25,7 @@ TENSOR, _BATCH = _Mark(), _Mark()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
-    """One call of a submodule."""
+    """One call of a submodule: its name and the arguments, with marks in place of tensors and of the batch size."""
 
     module: str
     tree: pytree.TreeSpec
@@ -34,7 +34,10 @@ class ModuleCall:
     """The leaves of `tree`; places of tensors and of the number of samples are marked."""
 
     def run(self, root: nn.Module, tensors: Sequence[Tensor], batch: int) -> list[Tensor]:
-        """Calls the submodule as the model does, and returns the tensors that it returned."""
+        """Call the submodule as the model does; returns the new tensors in its result.
+
+        `tensors`: in place of the marks for tensors. `batch`: in place of the batch size.
+        """
         rest = iter(tensors)
         leaves = [next(rest) if v is TENSOR else batch if v is _BATCH else v for v in self.leaves]
         positional, named = pytree.tree_unflatten(leaves, self.tree)
@@ -68,14 +71,14 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A tensor that a module was given and returns as it is; `index` among those that it was given."""
+    """The mark of a tensor that a module was given and returns as it is; `index`: its place among those given."""
 
     index: int
 
 
 @dataclass(slots=True)
 class Recorder:
-    """The arguments and the results of the submodules' calls."""
+    """The submodules that a forward calls, with the shapes and the structure of each call's result. Mutable."""
 
     modules: list[str] = field(default_factory=list)
     written: list[list[_Shape]] = field(default_factory=list)
@@ -90,7 +93,7 @@ RECORDERS: dict[int, Recorder] = {}
 
 
 def call_of(seen: SeenCall, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
-    """The call without its tensors, and these.
+    """A caught call with marks in place of its tensors, and these tensors in order.
 
     Raises ModelError for a number that depends on the batch but is not its size.
     """
@@ -103,7 +106,7 @@ def call_of(seen: SeenCall, batch: torch.SymInt) -> tuple[ModuleCall, list[Tenso
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """The result of a call, without its tensors."""
+    """The structure of a call's result, with shape, strides and dtype of each new tensor in place of it."""
 
     tree: pytree.TreeSpec
     template: list[object]
@@ -111,7 +114,7 @@ class CallResult:
     """Shape, strides and dtype of each new tensor."""
 
     def of(self, given: Sequence[Tensor], made: Iterable[Tensor]) -> Any:
-        """The result with other tensors: those that a call was given, and new ones."""
+        """The result with other tensors: `given` were the call's arguments, `made` are the new ones."""
         rest = iter(made)
         values = [
             next(rest) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value
@@ -121,10 +124,11 @@ class CallResult:
 
 
 def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: SeenCall) -> Any:
-    """Makes the call, and notes what it returns; `index` is the index of the batch size.
+    """The result of a caught call, which is made if it is the first of its kind; notes shapes in the recorder.
 
     Modules of one kind, such as most blocks of a model, return the same for arguments of the same shapes. So one of
-    them is called for all. `kinds`: `leaves.kind_of` of each module.
+    them is called for all. `index`: 0 for the first batch size, 1 for the second. `kinds`: `leaves.kind_of` of each
+    module.
     """
     arguments, tree = pytree.tree_flatten((seen.args, seen.named))
     given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
@@ -166,7 +170,10 @@ def _result(result: Any, given: Sequence[Tensor]) -> CallResult:
 
 
 def find_shapes(recorder: Recorder) -> None:
-    """From results for both batch sizes. Raises ModelError where the calls depend on the batch."""
+    """Set `recorder.written`, shapes as functions of the batch, from the results for both batch sizes.
+
+    Raises ModelError where the calls depend on the batch.
+    """
     number = len(recorder.modules)
     if len(recorder.results) != 2 * number:
         raise ModelError("the model calls its blocks once a sample, not once a batch")

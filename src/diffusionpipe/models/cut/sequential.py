@@ -53,7 +53,7 @@ def sequential_graph(
     target: TensorSpec | tuple[int, ...],
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> LayerGraph:
-    """The children of `module` as layers, and `loss(prediction, target)`, which gives one loss a sample, shape (B,).
+    """A graph with the children of `module` as layers, and `loss(prediction, target)`, one loss a sample, shape (B,).
 
     The raw inputs have the names "input" and "target" (a shape stands for float32), the component is "model", its
     layers "model.0", "model.1", ..., the tensors between them "hidden.0", ..., and the last layer "objective.loss". Of

@@ -17,7 +17,7 @@ from diffusionpipe.models.graphs.graph import Layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStreams:
-    """The children of the transformer that are named here."""
+    """Names of a transformer's children that embed time, text and picture, and of those that another layer calls."""
 
     first: tuple[str, str, str]
     """The modules whose layers come first: they embed the time, the text and the picture."""
@@ -28,7 +28,7 @@ class BlockStreams:
 def named_streams(
     layers: Sequence[Layer], streams: BlockStreams, inputs: Collection[str], *, component: str = "transformer"
 ) -> tuple[Layer, ...]:
-    """The layers of `cut`, with the same computations.
+    """The layers that `cut` returned, with the tensors of time, text and picture renamed; computations stay the same.
 
     The first three write "temb", "<component>.text" and "<component>.picture", and read in the order of `inputs`. Of
     what a block returns, the picture's tokens come last, and have the block's name; the text's, which the last block

@@ -22,9 +22,10 @@ from diffusionpipe.models.graphs.graph import attribute
 
 
 def unread_parameters(root: nn.Module, exported: Exported, needed: Sequence[fx.Node]) -> set[nn.Parameter]:
-    """The trained parameters that give nothing which the output depends on; `needed` are the nodes that it does.
+    """The trained parameters of submodules on which the forward's output does not depend.
 
-    Only calls are looked at of whose results some are not read; nothing is computed.
+    `needed`: the nodes on which it does. Only calls of which some results are not read are looked at; nothing is
+    computed.
     """
     kept = set(needed)
     calls = {node: exported.call(node) for node in needed if node.target is CALL}

@@ -53,7 +53,7 @@ def controlnet_graph(
     captions: CaptionReading = WHOLE,
     clip: Clip | None = None,
 ) -> LayerGraph:
-    """The graph over "text_encoder", "vae", "unet" and "controlnet" for square pictures of `resolution` pixels.
+    """The layer graph over "text_encoder", "vae", "unet" and "controlnet" for square pictures of `resolution` pixels.
 
     `clip`: for pictures of this size instead.
 

@@ -47,7 +47,7 @@ def deepfloyd_graph(
     dtype: str = "float32",
     low: LowResolution | None = None,
 ) -> LayerGraph:
-    """The graph over "text_encoder" and "unet" for square pictures of `resolution` pixels.
+    """The layer graph over "text_encoder" and "unet" for square pictures of `resolution` pixels.
 
     `low`: the small pictures that it reads; None for the first model of a cascade.
 
@@ -137,7 +137,7 @@ def _problems(unet: Any, text_encoder: Any, channels: int, low: LowResolution | 
 
 
 def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> list[str]:
-    """Why the U-Net cannot read pictures of `resolution` pixels a side, and small ones."""
+    """Sentences why the U-Net cannot read pictures of `resolution` pixels a side, or the small ones; [] if it can."""
     problems = []
     factor = 2 ** (len(unet.config.block_out_channels) - 1)
     if resolution % factor:
@@ -151,15 +151,18 @@ def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> 
 
 
 def augmentation_inputs(picture: tuple[int, ...], dtype: str) -> tuple[TensorSpec, ...]:
-    """The raw inputs of the augmentation for pictures (C, H, W): keyed noise and a uniform number a sample."""
+    """The raw inputs that noise small pictures: noise (C, H, W) and a uniform number for each sample.
+
+    `picture`: the shape (C, H, W) of the enlarged picture.
+    """
     noise = TensorSpec(name="augmentation_noise", shape=picture, dtype=dtype)
     return noise, TensorSpec(name="augmentation_level", shape=())
 
 
 def augmentation_layer(low: LowResolution, component: str) -> Layer:
-    """The small picture, enlarged and noised, and the level of the noise, which is below a share of all levels.
+    """The layer that makes the small picture, enlarges and noises it: it writes "upsampled" and "noise_level".
 
-    `component`: the name of what adds the noise (`noise_levels`).
+    The level is below the share `low.augmentation` of all levels. `component`: the name of the `noise_levels`.
     """
     return Layer(
         name=f"{component}.upsampled",
@@ -179,7 +182,7 @@ def _augment(low: LowResolution, levels: nn.Module, pixels: Tensor, noise: Tenso
 
 
 def reduced(pixels: Tensor, resolution: int) -> Tensor:
-    """The pictures with `resolution` pixels a side, (B, C, R, R).
+    """The pictures shrunk to `resolution` pixels a side, (B, C, R, R).
 
     Antialiased, so that no detail of the large picture turns into a pattern of the small one.
     """
@@ -188,12 +191,12 @@ def reduced(pixels: Tensor, resolution: int) -> Tensor:
 
 
 def enlarged(pixels: Tensor, resolution: int) -> Tensor:
-    """Small pictures as diffusers' pipeline enlarges them, (B, C, R, R)."""
+    """Small pictures enlarged to `resolution` pixels a side as diffusers' pipeline does it, (B, C, R, R)."""
     return interpolate(pixels, size=(resolution, resolution), mode="bilinear", align_corners=True)
 
 
 def noised_at(levels: Objective, pixels: Tensor, noise: Tensor, level: int) -> Tensor:
-    """The pictures with noise of one level."""
+    """The pictures (B, C, H, W) with this noise at one level, which is a time step of `levels`."""
     alpha = levels.alphas_cumprod[level].to(pixels.dtype)
     return alpha.sqrt() * pixels + (1 - alpha).sqrt() * noise
 

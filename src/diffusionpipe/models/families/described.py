@@ -39,38 +39,38 @@ Need = Callable[[Components, int], tuple[object, str]]
 
 
 def latents(factor: int = 1, why: str = "the channels of the VAE's latents") -> Need:
-    """A multiple of the channels of latents."""
+    """A need for `factor` times the channels of the VAE's latents; `why` is said in errors."""
     return lambda components, channels: (channels * factor, why)
 
 
 def patches(side: int) -> Need:
-    """The channels of a patch of latents."""
+    """A need for the channels of a patch of `side` x `side` latents."""
     return latents(side**2, "a patch of the VAE's latents")
 
 
 def text_width(components: Components, channels: int) -> tuple[object, str]:
-    """The width of the states of "text_encoder"."""
+    """(hidden size of "text_encoder", its name for errors), as a `Need` gives them."""
     return components["text_encoder"].config.get_text_config().hidden_size, "the width of the text encoder"
 
 
 def t5_width(component: str) -> Need:
-    """The width of the states of a T5."""
+    """A need for the width of the states of the T5 with this component name."""
     return lambda components, channels: (components[component].config.d_model, "the width of T5")
 
 
 def pooled_width(component: str) -> Need:
-    """The width of the pooled embedding of a CLIP."""
+    """A need for the width of the pooled embedding of the CLIP with this component name."""
     return lambda components, channels: (components[component].config.hidden_size, "the width of CLIP")
 
 
 def exactly(value: object, why: str = "the patches of the published models") -> Need:
-    """A need for this one value, the same for all components."""
+    """A need for this one value, the same for all components; `why` is said in errors."""
     return lambda components, channels: (value, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A frozen text encoder."""
+    """One frozen text encoder of a family: class, prompt, and the names of the tensors that it reads and writes."""
 
     kind: str
     """The class of the text encoder."""
@@ -93,14 +93,20 @@ class Text:
 
 
 def pooled_clip(component: str, prompt: Prompt | None = _CLIP, **more: Any) -> Text:
-    """The pooled embedding of a CLIPTextModel, "pooled_text"; `more` fields."""
+    """A text encoder of class CLIPTextModel whose pooled embedding is read as "pooled_text".
+
+    `more`: other fields of `Text`, which go before these.
+    """
     ids = component.replace("text_encoder", "input_ids")
     told = {"kind": "CLIPTextModel", "writes": "pooled_text", **more}
     return Text(prompt=prompt, component=component, ids=ids, is_pooled=True, **told)
 
 
 def t5(component: str, length: int, **more: Any) -> Text:
-    """The states of a T5 that reads padding like other tokens, "text_states"; `more` fields."""
+    """A T5 that reads padding like other tokens, whose states are read as "text_states".
+
+    `length`: tokens of a caption. `more`: other fields of `Text`.
+    """
     ids = component.replace("text_encoder", "input_ids")
     prompt = Prompt(length=length, side=None)
     return Text(kind="T5EncoderModel", prompt=prompt, component=component, ids=ids, sees_padding=True, **more)
@@ -108,7 +114,7 @@ def t5(component: str, length: int, **more: Any) -> Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A family."""
+    """A family with a transformer as data: classes, text encoders, forward, and needs of its configuration."""
 
     vae: str
     """Class of the VAE."""
@@ -151,7 +157,7 @@ class Described:
 
 
 def family(described: Described) -> Family:
-    """The family's entry in the registry."""
+    """The entry of the registry of families for a described family."""
     return Family(
         components={
             **{text.component: text.kind for text in described.texts},
@@ -191,12 +197,12 @@ def _plain(value: object) -> object:
 
 
 def masked(states: Tensor, mask: Tensor) -> Tensor:
-    """The states (B, T, D), zero where the mask is."""
+    """The states (B, T, D), zero where the mask (B, T) is zero."""
     return states * mask.unsqueeze(-1).to(states.dtype)
 
 
 def last_states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """The last hidden states (B, T, D) of an encoder, zero where the mask is."""
+    """The last hidden states (B, T, D) of an encoder for token ids (B, T), zero where the mask (B, T) is zero."""
     return masked(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
 
 
@@ -210,7 +216,7 @@ def described_graph(
     dtype: str = "float32",
     clip: Clip | None = None,
 ) -> LayerGraph:
-    """The graph over text encoders, "vae" and "transformer" for square pictures, which are clips of one frame.
+    """The layer graph over text encoders, "vae" and "transformer" for square pictures, which are clips of one frame.
 
     `clip`: for clips of this size instead.
 

@@ -34,14 +34,14 @@ def dit_graph(
     train: Collection[str] = _TRAINABLE,
     dtype: str = "float32",
 ) -> LayerGraph:
-    """The graph over "vae" and "transformer" for square pictures of `resolution` pixels.
+    """The layer graph over "vae" and "transformer" for square pictures of `resolution` pixels.
 
     The raw input "labels" holds class numbers; the null class of classifier-free guidance is the number of classes and
     is put in by the data path: the labels are embedded as they come, because the label embeddings' own dropout, which
     draws from the global generator in each block again, is switched off (the row of the null class stays).
 
-    A model that also predicts variances (out_channels = 2 * in_channels) is trained on the first half alone; the
-    second half, which diffusers' DiTPipeline drops as well, gets zero gradients.
+    A model that also predicts variances (out_channels = 2 * in_channels) is trained on the first half alone; the second
+    half, which diffusers' DiTPipeline drops as well, gets zero gradients.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """

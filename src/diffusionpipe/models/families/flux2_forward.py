@@ -44,7 +44,7 @@ def _text_width(components: Components, channels: int) -> tuple[object, str]:
 
 
 def flux2(*, kind: str, prompt: Prompt, layers: tuple[int, int, int], **more: Any) -> Described:
-    """The family.
+    """The description of one of FLUX.2's families.
 
     Args:
         kind: class of the text encoder.

@@ -19,7 +19,7 @@ _LENGTH = 256
 
 
 def texts() -> tuple[Text, ...]:
-    """The encoders, which write "text_states" and "pooled_text"."""
+    """The text encoders of Stable Diffusion 3, two CLIPs and a T5, which write "text_states" and "pooled_text"."""
     pooled = tuple(f"{name}.pooled_text" for name in _CLIPS)
     states = tuple(f"{name}.states" for name in (*_CLIPS, _T5))
     joins = (None, _layer(_CLIPS[1], "pooled_text.joined", pooled, "pooled_text", _join_pooled))
@@ -32,12 +32,12 @@ def texts() -> tuple[Text, ...]:
 
 
 def pooled_width(components: Components, _: int) -> tuple[object, str]:
-    """A `Need`."""
+    """(width of both CLIPs' pooled embeddings together, its name for errors), as a `Need` gives them."""
     return sum(components[name].config.projection_dim for name in _CLIPS), "the width of both pooled embeddings"
 
 
 def width_problems(components: Components) -> list[str]:
-    """States of CLIPs that are too wide to be padded."""
+    """A sentence if the CLIPs' states together are wider than T5's, to which they are padded; else []."""
     clips, width = sum(components[name].config.hidden_size for name in _CLIPS), components[_T5].config.d_model
     return [f"the CLIP encoders' states of width {clips} exceed T5's width {width}"] if clips > width else []
 

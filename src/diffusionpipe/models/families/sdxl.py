@@ -42,12 +42,12 @@ def sdxl_graph(
     captions: CaptionReading = WHOLE,
     clip: Clip | None = None,
 ) -> LayerGraph:
-    """The graph over "text_encoder", "text_encoder_2", "vae" and "unet" for square pictures of `resolution` pixels.
+    """The layer graph over "text_encoder", "text_encoder_2", "vae" and "unet" for square pictures of `resolution`.
 
     `clip`: for pictures of this size instead.
 
-    The raw input "time_ids" holds the original height and width, the top and left of the crop, and the height and
-    width wanted.
+    The raw input "time_ids" holds the original height and width, the top and left of the crop, and the height and width
+    wanted.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """

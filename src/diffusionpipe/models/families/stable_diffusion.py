@@ -27,7 +27,7 @@ def stable_diffusion_graph(
     captions: CaptionReading = WHOLE,
     clip: Clip | None = None,
 ) -> LayerGraph:
-    """The graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
+    """The layer graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
 
     `clip`: for pictures of this size instead.
 

@@ -53,7 +53,7 @@ def unet_problems(
     addition: str | None = None,
     may_fill: bool = False,
 ) -> list[str]:
-    """The parts of the U-Net, or of another model with its way down, that the layers would not run exactly.
+    """Sentences about a U-Net's, or a ControlNet's, configuration that the layers would not run exactly; [] if none.
 
     `text_width` is the width of the text states, `addition` the input that is embedded beside the time. `may_fill`: it
     may have the channels of a model that fills holes.
@@ -79,7 +79,7 @@ def unet_problems(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UNet:
-    """A U-Net, or a model with the same way down, and the names around it."""
+    """A U-Net or a ControlNet with its component's name, its time's tensor, and whether it fills holes."""
 
     model: Any
     component: str = "unet"
@@ -90,7 +90,7 @@ class UNet:
 
 
 def time_layer(unet: UNet) -> Layer:
-    """The layer that embeds the time alone."""
+    """The layer that reads "timesteps" and writes the embedded time."""
     return Layer(
         name=f"{unet.component}.time_embedding",
         component=unet.component,
@@ -102,7 +102,10 @@ def time_layer(unet: UNet) -> Layer:
 
 
 def unet_layers(unet: UNet, size: Sequence[int]) -> tuple[Layer, ...]:
-    """Layers from "noisy" of a height and width to "prediction"; they read the embedded time and "text_states"."""
+    """The layers from "noisy", of this height and width, to "prediction".
+
+    They read the embedded time and "text_states".
+    """
     down = down_steps(unet)
     steps = [step for group in down for step in group]
     steps += [*mid_steps(unet), *up_steps(unet, skip_tensors(unet, down), size)]
@@ -110,17 +113,17 @@ def unet_layers(unet: UNet, size: Sequence[int]) -> tuple[Layer, ...]:
 
 
 def down_steps(unet: UNet) -> tuple[tuple[Step, ...], ...]:
-    """The steps from the noisy latents to the middle, in groups: the last step of each writes a skip tensor."""
+    """The steps from the noisy latents to the middle, in groups, of which the last step writes a skip tensor."""
     return tuple(_down(unet))
 
 
 def skip_tensors(unet: UNet, down: tuple[tuple[Step, ...], ...]) -> tuple[str, ...]:
-    """The tensors that go from the way down to the way up, in the order in which they are written."""
+    """The names of the tensors that the way down hands to the way up, in the order in which they are written."""
     return tuple(f"{unet.component}.{group[-1].name}" for group in down)
 
 
 def mid_steps(unet: UNet) -> Iterator[Step]:
-    """The middle block: an attention comes before its residual block."""
+    """The steps of the middle block: a residual block, then each attention with the residual block after it."""
     path = "mid_block"
     yield from _block(unet, f"{path}.resnets.0", None)
     for j in range(len(unet.model.mid_block.attentions)):
@@ -138,7 +141,10 @@ def mid_steps(unet: UNet) -> Iterator[Step]:
 
 
 def up_steps(unet: UNet, skips: tuple[str, ...], size: Sequence[int]) -> Iterator[Step]:
-    """From the middle to the prediction; the steps whose name ends in "resnets.<k>" read a skip tensor first."""
+    """The steps from the middle to the prediction; those named "...resnets.<k>" also read a skip tensor.
+
+    `size`: height and width of the latents.
+    """
     model, left = unet.model, list(skips)
     sizes = list(zip(*(_sizes(unet.model, side) for side in size), strict=True))
     is_even = all(side % 2**model.num_upsamplers == 0 for side in size)
@@ -222,7 +228,7 @@ def _embed_time(unet: Any, timesteps: Tensor) -> tuple[Tensor, ...]:
 
 
 def conv_in(unet: Any, noisy: Tensor, *more: Tensor) -> Tensor:
-    """The first convolution, of the noisy latents with further channels after theirs."""
+    """The result of the first convolution for the noisy latents with `more` channels after theirs."""
     wide = torch.cat([noisy, *(channels.to(noisy.dtype) for channels in more)], dim=1) if more else noisy
     hidden: Tensor = unet.conv_in(wide.to(dtype_of(unet.conv_in)))
     return hidden

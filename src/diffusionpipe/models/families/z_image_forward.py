@@ -16,7 +16,7 @@ _MULTIPLE = 32
 
 
 def predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
-    """The velocity (B, C, H, W)."""
+    """The velocity (B, C, H, W) that Z-Image's transformer predicts for noisy latents (B, C, H, W)."""
     B, C, H, W = noisy.shape
     rows, columns, T = H // PATCH, W // PATCH, text_states.shape[1]
     num_pads = -rows * columns % _MULTIPLE

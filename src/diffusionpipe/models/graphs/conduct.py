@@ -38,12 +38,12 @@ def draws(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
 
 
 def drops(module: nn.Module) -> bool:
-    """Whether the module is a dropout that is on."""
+    """Whether the module is a dropout in training mode with a probability above 0."""
     return isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0
 
 
 def averages(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
-    """Whether an operation of torch normalizes with the mean of several samples when it is called so."""
+    """Whether an operation of torch, called with these arguments, normalizes by the mean of several samples."""
     name = operation.overloadpacket.__name__
     if "batch_norm" not in name or "backward" in name or name.endswith("no_training"):
         return False
@@ -52,14 +52,14 @@ def averages(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
 
 
 def named(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names in the operation's schema, those with defaults included."""
+    """The arguments of a call by their names in the operation's schema, with defaults for those not given."""
     known = operation._schema.arguments
     defaults = {one.name: one.default_value for one in known if one.has_default_value()}
     return defaults | {one.name: value for one, value in zip(known, args, strict=False)} | dict(kwargs)
 
 
 class Conduct:
-    """The faults that the layers were seen to have; it grows with every operation that it sees."""
+    """Collects faults of layers (drawn numbers, statistics of a batch, writes to buffers) from their operations."""
 
     def __init__(self) -> None:
         self._judges: dict[OpOverload, bool] = {}
@@ -70,7 +70,7 @@ class Conduct:
         """Modules whose parameter or buffer of that name was written to."""
 
     def see(self, layer: str, operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Record an operation of a layer, with the tensors that it is called with."""
+        """Note whether an operation of a layer draws random numbers or mixes samples, by the arguments of its call."""
         if operation not in self._judges:
             is_random = torch.Tag.nondeterministic_seeded in operation.tags
             self._judges[operation] = is_random or "batch_norm" in operation.overloadpacket.__name__
@@ -82,7 +82,7 @@ class Conduct:
                 self._averaged[layer] = None
 
     def problems(self, layers: Iterable[Layer], components: Mapping[str, nn.Module]) -> Iterator[str]:
-        """The problems in words, with the modules that cause them; one for each layer."""
+        """A sentence for each faulty layer, with the modules that cause the fault and a remedy."""
         for layer in layers:
             modules = list(modules_of(layer, components[layer.component]))
             if layer.name in self._drawn:

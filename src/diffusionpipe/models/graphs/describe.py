@@ -30,11 +30,11 @@ _ATTENTION_OF_CPUS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 def describe(
     graph: LayerGraph, batch: int = 2, autocast: torch.dtype | None = None, *, device: str = "cpu"
 ) -> ModelGraph:
-    """The graph with shape, dtype and need of a gradient of every tensor, and the parameters of every layer.
+    """The graph's description: shape, dtype and need of a gradient of every tensor, and every layer's parameters.
 
-    `autocast` is the dtype of torch.autocast that the layers will run under on `device` (torch casts other
-    operations on a GPU than on a CPU, so the dtypes between layers depend on it); None for none. Parameters that no
-    layer uses, such as a VAE's decoder, are left out.
+    `autocast` is the dtype of torch.autocast that the layers will run under on `device` (torch casts other operations
+    on a GPU than on a CPU, so the dtypes between layers depend on it); None for none. Parameters that no layer uses,
+    such as a VAE's decoder, are left out. `batch`: the number of samples with which layers are run.
 
     Raises ModelError with every problem found, ConfigError for a device that this machine does not have.
     """
@@ -57,7 +57,7 @@ def describe(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype as `TensorSpec` writes it, "float32"."""
+    """The name of the dtype as `TensorSpec` writes it, e.g. "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -18,7 +18,7 @@ from diffusionpipe.ir.size import Clip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The smallest piece that is profiled and placed."""
+    """One layer of a model, the smallest piece that is profiled and placed: named tensors in, named tensors out."""
 
     name: str
     """Unique in the graph, e.g. "unet.down_blocks.0.resnets.1"."""
@@ -39,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGraph:
-    """A model with its data path."""
+    """A model as layers, with the modules that they use, the raw inputs that they read, and its backbones."""
 
     layers: tuple[Layer, ...]
     """The layers of the graph, in an order in which they can run."""
@@ -68,22 +68,28 @@ class LayerGraph:
 
     @property
     def of_sizes(self) -> tuple["LayerGraph", ...]:
-        """The graph of every size, this one first."""
+        """The graphs for all sizes of samples: this one, then `others`."""
         return (self, *self.others)
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
-        """The tensors that layers read and that no layer before them writes: the raw inputs."""
+        """The tensors that layers read and that no layer before them writes: raw inputs and fed-back estimates."""
         return (*self.inputs, *self.fed_back)
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens that the denoiser cuts a sample into."""
+        """The number of tokens that the denoiser makes of a sample; None if it has none.
+
+        The graph must have the raw input "noise".
+        """
         return next(num_tokens(spec.shape, self.patch) for spec in self.inputs if spec.name == "noise")
 
 
 def num_tokens(latents: Sequence[int], patch: int | None) -> int | None:
-    """Tokens of a sample's latents of the shape (C, H, W), or (C, F, H, W) for a clip."""
+    """The number of tokens in a sample's latents of the shape (C, H, W), or (C, F, H, W) for a clip.
+
+    `patch`: side of the square of latents that is one token; None gives None.
+    """
     return None if patch is None else prod(latents[1:-2]) * (latents[-2] // patch) * (latents[-1] // patch)
 
 
@@ -113,7 +119,7 @@ def parameter_names(graph: LayerGraph, layers: Collection[str]) -> tuple[str, ..
 
 
 def own_parameters(layer: Layer, component: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of the submodules that the layer names.
+    """The parameters in the submodules that the layer names.
 
     Raises AttributeError for a name that the component does not have.
     """
@@ -126,7 +132,7 @@ def own_parameters(layer: Layer, component: nn.Module) -> Iterator[nn.Parameter]
 
 
 def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a layer uses, their parts included."""
+    """The modules that a layer names, and all modules below them."""
     for name in layer.modules:
         owned = attribute(component, name)
         if isinstance(owned, nn.Module):
@@ -136,6 +142,6 @@ def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
 def attribute(component: nn.Module, name: str) -> object:
     """The submodule, parameter or buffer of that dotted name; the component itself for "".
 
-    Raises AttributeError.
+    Raises AttributeError if there is none.
     """
     return reduce(getattr, name.split("."), component) if name else component

@@ -15,7 +15,7 @@ from diffusionpipe.models.graphs.graph import Layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTensor:
-    """A tensor that a cache can keep."""
+    """A tensor of the frozen part that a cache can keep: its name, its raw inputs, and the layers that make it."""
 
     name: str
     reads: tuple[str, ...]
@@ -25,17 +25,17 @@ class KeptTensor:
 
 
 def in_parts(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers, with their parts in place of those that have some."""
+    """The layers, each replaced by its parts if it has some."""
     return tuple(part for layer in layers for part in (layer.parts or (layer,)))
 
 
 def kept_tensors(
     layers: Sequence[Layer], outputs: Collection[str], inputs: Sequence[str], is_content: Callable[[str], bool]
 ) -> tuple[KeptTensor, ...]:
-    """The last tensors that follow from content alone, through layers with weights.
+    """The last tensors of the frozen part that follow from content alone, through layers with weights.
 
-    `layers`: the frozen part, `in_parts`. `outputs`: the tensors of it that others read. `inputs`: the raw inputs, of
-    which `is_content` says whether a sample's own files and texts decide them.
+    `layers`: the frozen part, `in_parts`. `outputs`: its tensors that others read. `inputs`: the raw inputs, of which
+    `is_content` says whether a sample's own files and texts decide them.
     """
     origins: dict[str, frozenset[str]] = {name: frozenset({name}) for name in inputs if is_content(name)}
     makers: dict[str, tuple[Layer, ...]] = dict.fromkeys(origins, ())

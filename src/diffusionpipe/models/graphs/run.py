@@ -32,7 +32,7 @@ def run_layers(
 
 
 def needed_layers(layers: Sequence[Layer], targets: Collection[str], given: Collection[str]) -> tuple[Layer, ...]:
-    """The layers that must run to get the targets from the given tensors, in order."""
+    """The layers, in order, that must run to get the targets from the given tensors; raw inputs need none."""
     missing = set(targets) - set(given)
     needed = []
     for layer in reversed(layers):

@@ -8,7 +8,9 @@ from diffusionpipe.models.graphs.graph import attribute
 
 
 def widen(module: nn.Module, name: str, more: int) -> None:
-    """Gives a convolution `more` inputs after its own, in place; their weights are zero.
+    """Add `more` input channels after a convolution's own, in place; their weights are zero.
+
+    `name`: of the convolution below `module`.
 
     Raises:
         ModelError: there is no plain convolution of that name.
@@ -38,7 +40,7 @@ def widen(module: nn.Module, name: str, more: int) -> None:
 
 
 class WidenedConvolution(nn.Conv2d):
-    """A convolution that adds the results of its first and of its further inputs.
+    """A convolution that computes its first and its further input channels apart, and adds the results.
 
     Where the weights of the further inputs are zero, the result is bit for bit equal to a convolution of the first
     alone. One convolution of all inputs may round otherwise, because libraries choose its algorithm by the sizes.
@@ -48,7 +50,7 @@ class WidenedConvolution(nn.Conv2d):
     """The number of first inputs."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C_out, H', W')."""
+        """The convolution of (B, C, H, W), all channels, as (B, C_out, H', W')."""
         here, there = self.weight.tensor_split([self.plain], dim=1)
         first, further = input.tensor_split([self.plain], dim=1)
         first = self._conv_forward(first, here, self.bias)  # (B, C_out, H', W')

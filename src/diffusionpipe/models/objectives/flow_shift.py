@@ -21,7 +21,7 @@ _TIME_SHIFT_TYPES = ("exponential", "linear")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicShift:
-    """A factor that depends on the number of tokens."""
+    """A factor of shifted times that depends on the number of tokens of a sample, linearly or exponentially."""
 
     base_tokens: int
     base_mu: float
@@ -33,19 +33,19 @@ class DynamicShift:
     """Whether the factor is exp(mu); otherwise it is mu."""
 
     def mu(self, num_tokens: int) -> float:
-        """The shift that diffusers' pipelines give to `set_timesteps`, by the same arithmetic."""
+        """The shift mu for a sample of so many tokens, as diffusers' pipelines give it to `set_timesteps`."""
         slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
         return num_tokens * slope + (self.base_mu - slope * self.base_tokens)
 
     def factor(self, num_tokens: int) -> float:
-        """F of the module's formula."""
+        """The factor F for a sample of so many tokens: mu, or exp(mu)."""
         mu = self.mu(num_tokens)
         return math.exp(mu) if self.is_exponential else mu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowShift:
-    """How times are shifted."""
+    """How the times of a flow are shifted towards noise: by a fixed factor, or by one that depends on tokens."""
 
     static: float = 1.0
     """The factor where `dynamic` is None; 1 shifts nothing."""
@@ -54,7 +54,7 @@ class FlowShift:
     """The time that 0 becomes; all times are stretched linearly from [0, 1] to [terminal, 1] after the shift."""
 
     def factor(self, num_tokens: int | None) -> float:
-        """F of the module's formula.
+        """The factor F of the shift t -> F t / (1 + (F - 1) t) for a sample of so many tokens.
 
         Raises:
             ModelError: it depends on the number of tokens, but the model has none.
@@ -69,21 +69,29 @@ class FlowShift:
         return self.dynamic.factor(num_tokens)
 
     def apply(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
-        """The shifted times; 0 is data and 1 noise."""
+        """The times after the shift, of the same shape; 0 is data and 1 noise.
+
+        Raises:
+            ModelError: the factor depends on the number of tokens, but there is none.
+        """
         factor = self.factor(num_tokens)
         if factor != 1:
             time = factor * time / (1 + (factor - 1) * time)
         return 1 - (1 - time) * (1 - self.terminal) if self.terminal else time
 
     def undo(self, time: float, num_tokens: int | None = None) -> float:
-        """The time that `apply` makes this one of; 0 for times that it does not reach."""
+        """The time from which `apply` makes `time`; 0 for times that it does not reach.
+
+        Raises:
+            ModelError: the factor depends on the number of tokens, but there is none.
+        """
         time = 1 - (1 - time) / (1 - self.terminal) if self.terminal else time
         factor = self.factor(num_tokens)
         return max(0.0, time / (factor - (factor - 1) * time))
 
 
 def is_flow_scheduler(config: Mapping[str, object]) -> bool:
-    """Whether a scheduler of this configuration draws flows, by its class or by its `prediction_type`."""
+    """Whether a scheduler's configuration is for flows, by its class or by its `prediction_type`."""
     return config.get("_class_name") in FLOWS or config.get("prediction_type") == "flow_prediction"
 
 
@@ -94,7 +102,7 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
     which is the same in the limit of many steps.
 
     Raises:
-        ModelError: diffusers does not know the class, or the configuration shifts in a way that is not supported.
+        ModelError: the class is unknown, or the configuration shifts in a way that is not supported.
     """
     if "_class_name" in config:
         refuse_unknown(str(config["_class_name"]))

@@ -30,7 +30,7 @@ _HALF_LEVEL = 1 / 255
 
 
 class Noised(NamedTuple):
-    """Pictures before and after noise was added."""
+    """A batch of pictures before and after noise was added, with the noise and the time steps."""
 
     pixels: Tensor
     """The clean pictures, (B, C, H, W), with values in [-1, 1]."""
@@ -50,17 +50,20 @@ def log_range(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor
 
 
 def log_variance(values: Tensor, alphas_cumprod: Tensor, timesteps: Tensor) -> Tensor:
-    """The logarithm of the variance that the second half of the channels states [1]."""
+    """The logarithm of the variance of each denoising step, from the channels with which the denoiser states it [1].
+
+    `values`: these channels, from -1 (smallest variance) to 1 (largest), (B, C, H, W), which is the result's shape too.
+    """
     smallest, largest = (_wide(bound, values) for bound in log_range(alphas_cumprod, timesteps))
     share = (values + 1) / 2
     return share * largest + (1 - share) * smallest
 
 
 def variance_loss(values: Tensor, noised: Noised, alphas_cumprod: Tensor) -> Tensor:
-    """The part that the variational bound adds to the loss of each sample [2], (B,).
+    """The addition to the loss of each sample by the variational bound, which trains the variances [2], (B,).
 
     The bound is the divergence of the predicted step from the true one, given the picture; at the first time step it is
-    minus the logarithm of the likelihood of the picture's 256 levels.
+    minus the logarithm of the likelihood of the picture's 256 levels. `values` as in `log_variance`.
     """
     dtype, t = values.dtype, noised.timesteps
     now, before = (_wide(a, values) for a in _alphas(alphas_cumprod.double(), t))

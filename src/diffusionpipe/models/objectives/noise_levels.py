@@ -58,9 +58,9 @@ _NAMES = (
 
 
 def refuse_unknown(name: str) -> None:
-    """Refuse a class of schedulers that is on no list.
+    """Check that schedulers of this class name are supported.
 
-    Raises ModelError with those that are.
+    Raises ModelError with the supported ones if it is not.
     """
     if name not in (*DISCRETE, *FLOWS):
         raise ModelError(
@@ -70,7 +70,7 @@ def refuse_unknown(name: str) -> None:
 
 
 def alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
-    """The cumulative alphas of a scheduler's configuration, float32 (steps,), as its own class computes them.
+    """The cumulative alphas, float32 (steps,), of a scheduler's configuration, as its own class computes them.
 
     A configuration that names no class is one of DDPMScheduler; so is a flow's, which has no betas of its own.
 

@@ -40,7 +40,10 @@ __all__ = [
 
 
 class Objective(nn.Module):
-    """Adds noise, makes the target and weighs the loss; its only state are the cumulative alphas."""
+    """The training objective: adds noise to latents, makes the target, and weighs the loss.
+
+    Its only state are the cumulative alphas.
+    """
 
     alphas_cumprod: Tensor
 
@@ -82,16 +85,18 @@ class Objective(nn.Module):
 
     @property
     def is_flow(self) -> bool:
-        """Whether times belong to a flow; these are not whole numbers."""
+        """Whether the denoiser predicts a flow, whose times are fractions; else time steps are whole numbers."""
         return self.settings.prediction is Prediction.FLOW_MATCHING
 
     def add_noise(
         self, latents: Tensor, noise: Tensor, time: Tensor, *, patch: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The noisy latents, the timesteps that the denoiser reads, its target and the weight of each sample's loss.
+        """(noisy latents, timesteps that the denoiser reads, its target, weight of each sample's loss).
 
         `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32. `patch` is described
         at `LayerGraph`.
+
+        Raises ModelError if the shift of times depends on tokens and `patch` is None.
         """
         if self.is_flow:
             return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape[1:], patch)))
@@ -109,9 +114,11 @@ class Objective(nn.Module):
         return noisy, t * self.num_timesteps, noise - latents, self._flow_weight(t)
 
     def flow_time(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
-        """Uniform numbers in [0, 1) as the times of a flow, 0 is data and 1 noise.
+        """The times of a flow, 0 is data and 1 noise, from uniform numbers in [0, 1), of the same shape.
 
         `num_tokens`: of a sample, for a shift that depends on it.
+
+        Raises ModelError if it does and there is none.
         """
         return flow_times(self.settings, self.shift, time, num_tokens)
 
@@ -168,7 +175,7 @@ class Objective(nn.Module):
             return signal * noisy - sigma * prediction
 
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Weighted mean of each sample's `LossKind`, shape (B,), in float32 (float64 where an input is).
+        """The loss of each sample, (B,): the weighted mean of its `LossKind`, in float32 (float64 where an input is).
 
         `mask`: a factor of each latent's error, (B, 1, h, w); the mean is still of all latents.
 
@@ -192,7 +199,10 @@ class Objective(nn.Module):
     def hybrid_loss(
         self, prediction: Tensor, target: Tensor, weight: Tensor, pixels: Tensor, noisy: Tensor, timesteps: Tensor
     ) -> Tensor:
-        """The same, with what the variational bound adds for the variances, which the other channels state."""
+        """The loss of each sample, (B,), as `loss`, with the variational bound's addition for learnt variances.
+
+        `prediction` has the variances in its second half of channels.
+        """
         simple = self.loss(prediction, target, weight)
         mean, values = (half.to(simple.dtype) for half in prediction.chunk(2, dim=1))
         if self.settings.prediction is Prediction.V_PREDICTION:
@@ -207,14 +217,14 @@ def _per_sample(values: Tensor, like: Tensor) -> Tensor:
 
 
 def objective_inputs(latents: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
-    """The raw inputs of the `noise` layer beside the latents: keyed noise and a uniform number a sample."""
+    """The raw inputs of `noise_layer` beside the latents: noise of their shape and a uniform number a sample."""
     return TensorSpec(name="noise", shape=latents, dtype=dtype), TensorSpec(name="time", shape=())
 
 
 def noise_layer(patch: int | None = None, reads: str = "latents") -> Layer:
-    """A layer from latents, noise and time to the denoiser's inputs and its target; `patch`: see `LayerGraph`.
+    """The layer that makes "noisy", "timesteps", the target and its weight from latents, noise and time.
 
-    `reads`: "pixels" for a denoiser of the pictures themselves.
+    `patch`: see `LayerGraph`. `reads`: "pixels" for a denoiser of the pictures themselves.
     """
     return Layer(
         name="objective.noise",
@@ -227,7 +237,7 @@ def noise_layer(patch: int | None = None, reads: str = "latents") -> Layer:
 
 
 def loss_layer() -> Layer:
-    """The last layer: one loss a sample."""
+    """The last layer of a model: it reads prediction, target and weight, and writes one loss a sample, (B,)."""
     return Layer(
         name="objective.loss",
         component="objective",
@@ -238,7 +248,7 @@ def loss_layer() -> Layer:
 
 
 def hybrid_loss_layer() -> Layer:
-    """The last layer of a denoiser of pictures that also states variances."""
+    """The last layer of a denoiser of pictures that also states variances: it writes one loss a sample, (B,)."""
     return Layer(
         name="objective.loss",
         component="objective",

@@ -9,7 +9,7 @@ from diffusionpipe.errors import RecipeError
 
 
 class Prediction(StrEnum):
-    """The quantity that the denoiser predicts."""
+    """The quantity that the denoiser predicts: the noise, a velocity, or the direction of a flow."""
 
     EPSILON = "epsilon"
     """The noise (Ho et al., 2020, https://arxiv.org/abs/2006.11239)."""
@@ -21,7 +21,7 @@ class Prediction(StrEnum):
 
 
 class TimeSampling(StrEnum):
-    """How a uniform number becomes the time of a flow or, for `SPEED`, a step of a discrete schedule."""
+    """The distribution of a flow's times or, for `SPEED`, of the steps of a discrete schedule."""
 
     UNIFORM = "uniform"
     LOGIT_NORMAL = "logit_normal"
@@ -89,7 +89,7 @@ _OF_SAMPLING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveSettings:
-    """The objective as the recipe states it."""
+    """The settings of the training objective, as the recipe's section `objective` states them."""
 
     prediction: Prediction = Prediction.EPSILON
     min_snr_gamma: float | None = None
@@ -154,7 +154,7 @@ class ObjectiveSettings:
 
 
 def problems_of(values: Mapping[str, object], prediction: Prediction | None) -> Iterator[tuple[str, str]]:
-    """Settings, out of all in `DEFAULTS`, that are without effect or sense: the key and the problem with its remedy.
+    """(key, problem with its remedy) for each setting, out of all in `DEFAULTS`, that is without effect or sense.
 
     `prediction` is None where the recipe leaves it to the folder; settings that depend on it are then not refused.
     """

@@ -23,7 +23,7 @@ SAMPLE_WEIGHT = "sample_weight"
 
 
 def with_sample_weights(graph: LayerGraph, *, is_masked: bool) -> LayerGraph:
-    """The graph whose last layer multiplies the loss by the raw input `sample_weight`.
+    """The graph with a last layer that multiplies the loss by the new raw input `sample_weight`.
 
     The input is a number of each sample, shape (B,), or with `is_masked` a number of each latent, shape (B, 1, h, w).
 

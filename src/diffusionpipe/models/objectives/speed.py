@@ -26,7 +26,7 @@ _STEPS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedTimes:
-    """The distribution of the time steps."""
+    """A distribution of time steps with fewer draws of steps that are nearly noise."""
 
     cumulative: Tensor
     """The share of draws up to each step and that step, float64 (steps,); 1 at the last."""
@@ -34,9 +34,10 @@ class SpeedTimes:
     """The m of the source: fast steps lie before it."""
 
     def timesteps(self, time: Tensor, *, in_pairs: bool) -> Tensor:
-        """Uniform numbers in [0, 1), any shape, as time steps, int64; without pairs they grow with the number.
+        """The time steps, int64, for uniform numbers in [0, 1) of any shape.
 
-        In pairs, a number below 1/2 is a first member, and the number 1/2 above it its partner (`pair_members`).
+        Without pairs a larger number gives no smaller step. In pairs, a number below 1/2 is a first member, and the
+        number 1/2 above it its partner (`pair_members`).
         """
         if not in_pairs:
             return self._drawn(time.double())

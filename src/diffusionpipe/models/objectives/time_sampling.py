@@ -21,7 +21,7 @@ _HALVINGS = 60
 
 
 def sampled(settings: ObjectiveSettings, uniform: Tensor) -> Tensor:
-    """The times before any shift; `uniform` in [0, 1), any shape, keeps its dtype."""
+    """The times of a flow before any shift, from uniform numbers in [0, 1); any shape, same dtype."""
     match settings.time_sampling:
         case TimeSampling.UNIFORM:
             return uniform

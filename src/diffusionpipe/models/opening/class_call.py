@@ -27,7 +27,7 @@ _TEXT_WIDTHS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A sample as the transformer sees it: cells of latents, each a latent or a token of several, and a text."""
+    """The size of one sample as a transformer sees it: frames, height and width in cells, and text tokens."""
 
     clip: Clip
     """The size of the sample in pixels."""
@@ -52,7 +52,7 @@ Made = Callable[[Config, Grid, Tensors], object]
 
 
 def text_states(config: Config, grid: Grid) -> tuple[int, ...]:
-    """A vector for each token, as wide as the first of the fields that says so."""
+    """The shape of a text's states, (T, D); D is the first of the known width fields that the configuration has."""
     return grid.text, next(config[name] for name in _TEXT_WIDTHS if config.get(name) is not None)
 
 
@@ -82,35 +82,38 @@ def sound(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def vector(name: str) -> Shape:
-    """A shape function of a vector whose width is this field of the configuration; none without the field."""
+    """A function that gives the shape (width,) by this field of the configuration, or None where it is not set."""
     return lambda config, grid: None if config.get(name) is None else (config[name],)
 
 
 def always(*shape: int) -> Shape:
-    """A shape that is the same for every configuration."""
+    """A function that gives this shape for every configuration."""
     return lambda config, grid: shape
 
 
 def if_set(name: str, *shape: int) -> Shape:
-    """A shape for configurations in which the field is true."""
+    """A function that gives this shape for configurations in which the field is true, else None."""
     return lambda config, grid: shape if config.get(name) else None
 
 
 def places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
-    """Frame, row and column of each cell (N, axes); further axes are zero."""
+    """Frame, row and column of each cell, (N, axes), float32; further axes are zero.
+
+    `axes`: the field of the configuration that lists the axes.
+    """
     sizes = [torch.arange(size) for size in (grid.frames, grid.height, grid.width)]
     found = torch.stack(torch.meshgrid(*sizes, indexing="ij"), -1).flatten(0, 2).float()  # (N, 3)
     return torch.nn.functional.pad(found, (0, len(config[axes]) - 3))
 
 
 def no_places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
-    """The places of a text, (T, axes): all zero."""
+    """The places of a text's tokens, (T, axes), all zero; `axes`: the field that lists the axes."""
     return torch.zeros(grid.text, len(config[axes]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCall:
-    """A class's arguments."""
+    """How a transformer class of diffusers is called: its arguments, their shapes, and the size of a sample."""
 
     latents: Shape
     """The shape of the denoised latents, and of the prediction."""
@@ -139,7 +142,7 @@ class ClassCall:
     """`predict(transformer, **arguments)` in place of the class's own forward."""
 
     def shapes(self, config: Config, grid: Grid) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of what there is for each sample beside noisy latents and times."""
+        """Argument -> (shape for one sample, dtype), beside noisy latents and times; absent ones are left out."""
         found = {
             **{name: (shape(config, grid), torch.float32) for name, shape in self.tensors.items()},
             **{name: (shape(config, grid), torch.int64) for name, shape in self.whole.items()},
@@ -148,7 +151,7 @@ class ClassCall:
         return {name: (shape, dtype) for name, (shape, dtype) in found.items() if shape is not None}
 
     def forward(self, config: Config, grid: Grid, transformer: Any, **tensors: Tensor) -> Tensor:
-        """The prediction; `tensors` are noisy latents, times and all of `shapes`.
+        """The transformer's prediction; `tensors` are noisy latents, times and all of `shapes`, by argument.
 
         Those that the class's forward does not name are there for `made` alone.
         """

@@ -40,9 +40,10 @@ _NEAR = 3
 
 
 def class_graph(kind: str, *, size: Clip | None = None, lora: LoraSettings | None = None) -> LayerGraph:
-    """The class with parameters on the meta device, all trained, or its adapters with `lora`.
+    """The layer graph of a transformer class of diffusers with its default configuration, on the meta device.
 
-    `size`: of a sample in pixels; None for the size that diffusers' pipeline draws.
+    All parameters are trained, or only adapters with `lora`. `size`: of a sample in pixels; None for the size that
+    diffusers' pipeline draws.
 
     Raises ModelError for a name that is not such a class, a size that does not fit, or a class that cannot be cut.
     """
@@ -57,7 +58,10 @@ def class_graph(kind: str, *, size: Clip | None = None, lora: LoraSettings | Non
 
 
 def called_graph(call: ClassCall, grid: Grid, transformer: Any, lora: LoraSettings | None = None) -> LayerGraph:
-    """The graph of a transformer that is called so. Raises ModelError if it cannot be cut."""
+    """The layer graph of a transformer that is called as `call` says, trained as a flow on samples of the size `grid`.
+
+    Raises ModelError if it cannot be cut.
+    """
     config = transformer.config
     latents = call.latents(config, grid)
     assert latents is not None, "every class denoises something"
@@ -105,9 +109,9 @@ def _renamed(
 
 
 def class_call(kind: str) -> ClassCall:
-    """How the class is called.
+    """The known way to call the transformer class of this name in the installed diffusers.
 
-    Raises ModelError if the installed diffusers has no transformer of that name, or it is not known how it is called.
+    Raises ModelError if the installed diffusers has no transformer of that name, or its call is not known.
     """
     import diffusers
 
@@ -151,7 +155,7 @@ def _own(found: type) -> str:
 
 
 def grid_of(kind: str, call: ClassCall, size: Clip | None) -> Grid:
-    """The cells of a sample of that size.
+    """The size in cells of a sample of `size` pixels; None: of the size that diffusers' pipeline draws.
 
     Raises ModelError for a size that the class cannot have.
     """

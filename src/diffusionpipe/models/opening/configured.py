@@ -22,7 +22,7 @@ from diffusionpipe.models.parameters.lora import LoraSettings
 
 
 def configured_models() -> tuple[str, ...]:
-    """The names that `configured_graph` takes."""
+    """The names of the published models whose configurations are in the package, sorted."""
     return tuple(sorted(f.name.removesuffix(".json") for f in _folder().iterdir() if f.name.endswith(".json")))
 
 
@@ -35,7 +35,7 @@ def configured_graph(
     clip: Clip | None = None,
     captions: CaptionReading = WHOLE,
 ) -> LayerGraph:
-    """The published model of that name, with parameters on the meta device.
+    """The layer graph of a published model, by its name in `configured_models`, with parameters on the meta device.
 
     None stands for the configuration's value: the resolution of the publication, the denoiser or its adapters. `clip`:
     the size of clips, in place of square pictures. `captions` as in `build_graph`.
@@ -60,23 +60,26 @@ def configured_graph(
 
 
 def configured_family(name: str) -> Family:
-    """Its family. Raises ModelError for an unknown name."""
+    """The family of a published model. Raises ModelError for an unknown name."""
     return REGISTRY[_configuration(name)["pipeline"]]
 
 
 def configured_lora(name: str) -> LoraSettings | None:
-    """The adapters that its configuration trains; None for the whole denoiser. Raises ModelError as the others."""
+    """The adapters that a published model's configuration trains; None if it trains the whole denoiser.
+
+    Raises ModelError for an unknown name.
+    """
     config = _configuration(name)
     return LoraSettings(**config["lora"]) if "lora" in config else None
 
 
 def configured_pipeline(name: str) -> str:
-    """The class of its diffusers pipeline. Raises ModelError for an unknown name."""
+    """The class name of a published model's diffusers pipeline. Raises ModelError for an unknown name."""
     return str(_configuration(name)["pipeline"])
 
 
 def configured_parts(name: str) -> Mapping[str, nn.Module]:
-    """Its components, with parameters on the meta device. Raises ModelError for an unknown name."""
+    """Component -> its module on the meta device, of a published model. Raises ModelError for an unknown name."""
     config = _configuration(name)
     return {part: _component(config["components"][part]) for part in REGISTRY[config["pipeline"]].components}
 

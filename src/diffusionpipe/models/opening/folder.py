@@ -100,16 +100,15 @@ def build_graph(
     others: Sequence[Clip] = (),
     is_placed: bool = False,
 ) -> LayerGraph:
-    """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
+    """The layer graph of the model in a diffusers folder or of a hub id, with parameters on the meta device.
 
-    `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
-    `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
-    place of square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it.
-    `is_drawn`: the model is drawn from and nothing else, so that it may be a narrow export.
-    `others`: further sizes of samples, for which the graph has `others`. `is_placed`: the denoiser also reads
-    coordinates, as one that is trained on patches.
+    `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained. `low`:
+    the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in place of
+    square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it. `is_drawn`: the
+    model is drawn from and nothing else, so that it may be a narrow export. `others`: further sizes of samples, for
+    which the graph has `others`. `is_placed`: the denoiser also reads coordinates, as one that is trained on patches.
 
-    Raises ModelError.
+    Raises ModelError if there is no such model, or for all that its family refuses.
     """
     folder = resolve_folder(folder_or_id)
     family = family_of(folder)
@@ -168,11 +167,11 @@ def family_graph(
     others: Sequence[Clip] = (),
     is_placed: bool = False,
 ) -> LayerGraph:
-    """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
+    """The layer graph of a family's components, with adapters if `lora` is given; arguments as in `build_graph`.
 
     `is_placed`: `others` are patches, which errors say; `build_graph` adds the coordinates.
 
-    Raises ModelError.
+    Raises ModelError for all that the family refuses.
     """
     chosen = tuple(train) if train is not None else family.trainable[:1]
     if lora is not None:
@@ -359,7 +358,7 @@ def _check_adapted(family: Family, chosen: Collection[str]) -> None:
 
 
 def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config: str | None = None) -> Path:
-    """The folder itself, or the local copy of the hub's repository where no such folder exists.
+    """The path of the folder itself, or of a local copy of the hub's repository where no such folder exists.
 
     A model in one safetensors file becomes a folder of links (see `single_file`); all that the file lacks is in the
     folder or hub id `config`.
@@ -367,7 +366,7 @@ def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config:
     Of a repository only the components' configurations and safetensors are fetched; .bin files of components without
     these. Variants of the weights are left out, but for the one that is asked for.
 
-    Raises ModelError if there is neither.
+    Raises ModelError if there is neither, if a folder has no weights of the variant, or `config` is given for a folder.
     """
     path = _own(folder_or_id)
     if path.is_file():
@@ -451,7 +450,7 @@ def _own(folder_or_id: str | Path) -> Path:
 
 
 def is_hub_id(folder_or_id: str | Path) -> bool:
-    """Whether this names a repository of the Hugging Face Hub, and nothing on this machine."""
+    """Whether a text has the form owner/name of a hub's repository, and no file or folder here has that path."""
     is_shaped = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)) is not None
     return is_shaped and not expanded_path(Path(folder_or_id)).exists()
 
@@ -476,9 +475,9 @@ def reads_coordinates(folder: Path) -> bool:
 
 
 def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Module]:
-    """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
+    """Name -> module, with parameters on the meta device, of each component of a diffusers folder that we use.
 
-    Buffers are real: those that are not stored among the weights, such as position tables, is computed by the
+    Buffers are real: those that are not stored among the weights, such as position tables, are computed by the
     constructors. With `is_plain` a denoiser that reads its own estimate or coordinates is made as if it did not;
     `self_conditioned` or `with_coordinates` widens it again.
 
@@ -524,7 +523,7 @@ def _latent_channels(folder: Path) -> int:
 
 
 def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, Any]:
-    """The configuration of one of the folder's schedulers.
+    """The configuration of one of the folder's schedulers, from its scheduler_config.json.
 
     Raises ModelError if it is missing, or has nulls where its class needs values.
     """
@@ -539,7 +538,7 @@ def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, An
 
 
 def component_config(folder: Path, component: str) -> dict[str, Any]:
-    """A component's configuration. Raises ModelError if it is missing.
+    """The configuration of a component of the folder, from its config.json. Raises ModelError if it is missing.
 
     Without the words on how its file stores weights: they are read as wide ones, and exports hold wide ones.
     """
@@ -548,7 +547,10 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
 
 
 def refuse_narrow_export(folder: Path, family: Family) -> None:
-    """Refuses a model that `export --quantize` wrote, for all but drawing. Raises ModelError."""
+    """Check that the folder's model was not written by `export --quantize`, which can only be drawn from.
+
+    Raises ModelError if it was.
+    """
     for name in family.components:
         path = folder / name / "config.json"
         width = width_of(_read_json(path), path) if path.is_file() else None
@@ -562,7 +564,7 @@ def refuse_narrow_export(folder: Path, family: Family) -> None:
 def weight_sources(
     folder: Path, graph: LayerGraph, *, variant: str | None = None, from_scratch: bool = False
 ) -> dict[str, StoredWeights | None]:
-    """Where the weights of each component lie; None for the trained components of a model that starts `from_scratch`.
+    """For each component with parameters, the files of its weights; None: it is trained and starts `from_scratch`.
 
     The names and shapes in the files are compared with the components' own; no tensor is read. With a `variant`, e.g.
     "fp16", its files go before plain ones.
@@ -601,7 +603,7 @@ def weight_sources(
 
 
 def open_component(folder: Path, name: str, *, device: torch.device, variant: str | None = None) -> Any:
-    """One component of a folder with all its weights, on the device and in float32.
+    """One component of a folder with all its weights in float32 on the device, in evaluation mode.
 
     Raises ModelError for a folder of another kind, and for weights that are missing, damaged, or not the component's.
     """
@@ -615,7 +617,10 @@ def open_component(folder: Path, name: str, *, device: torch.device, variant: st
 
 
 def family_of(folder: Path) -> Family:
-    """The adapter of the pipeline in the folder. Raises ModelError if there is none."""
+    """The family of the pipeline in the folder, ours or one that a package offers.
+
+    Raises ModelError if there is none, or the folder has no model_index.json.
+    """
     index = model_index(folder)
     name = str(index.get("_class_name"))
     if name not in REGISTRY:
@@ -642,7 +647,10 @@ def _unknown_to_diffusers(name: str) -> str:
 
 
 def model_index(folder: Path) -> dict[str, Any]:
-    """The classes of the folder's parts. Raises ModelError if it is missing or unreadable."""
+    """The contents of the folder's model_index.json: the classes of its components, and settings of the pipeline.
+
+    Raises ModelError if it is missing or unreadable.
+    """
     return _read_json(folder / "model_index.json")
 
 

@@ -12,7 +12,7 @@ _VARIANTS = ("fp16", "bf16", "non_ema")
 
 
 def fetched(name: str, patterns: Sequence[str], variant: str | None = None) -> Path:
-    """The copy of the repository `name` in the hub's cache; files of the patterns that it lacks are fetched.
+    """The local copy of the hub's repository `name`, in the hub's cache; missing files of the patterns are fetched.
 
     Of the variants of weights only the one that is asked for is fetched. The hub's own variables hold: HF_HOME,
     HF_TOKEN, HF_HUB_OFFLINE.

@@ -36,9 +36,9 @@ _SWITCHES = {
 
 
 def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> nn.Module:
-    """The module of class `kind` that the configuration describes.
+    """The module of class `kind` (diffusers or transformers) by its configuration, with meta parameters.
 
-    Buffers are real: those that are not stored among the weights, such as position tables, is computed by the
+    Buffers are real: those that are not stored among the weights, such as position tables, are computed by the
     constructors. `source` is named in errors.
 
     Raises ModelError if the configuration makes no such module.
@@ -69,10 +69,10 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
 
 
 def check_nulls(kind: type, config: Mapping[str, Any], *, source: object) -> None:
-    """Refuses nulls in a configuration for settings that the class `kind` cannot do without.
+    """Check that a configuration has no nulls for settings that the class `kind` cannot do without.
 
     Those are the ones whose default is a value, and whose type says that they always have one. A null in place of yes
-    or no counts as no.
+    or no counts as no. `source` is named in errors.
 
     Raises:
         ModelError: the message names all such settings.

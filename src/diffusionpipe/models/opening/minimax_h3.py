@@ -23,7 +23,7 @@ _FIRST, _CHUNK = 5, 17
 
 
 def latent_frames(frames: int) -> int:
-    """Two of the first frames, five of each chunk of others.
+    """The number of latent frames of a clip: two of the first frames, five of each chunk of the others.
 
     Raises ModelError for a number of frames that does not divide so.
     """
@@ -38,12 +38,12 @@ def latent_frames(frames: int) -> int:
 
 
 def rows(config: Config, grid: Grid) -> tuple[int, ...]:
-    """The shape of the clip, (N, C)."""
+    """The shape of a clip's latents as rows, (N, C): N cells, C numbers of a patch."""
     return grid.cells, config["in_channels"] * prod(config["patch_size"])
 
 
 def rows_of_sound(config: Config, grid: Grid) -> tuple[int, ...]:
-    """(N, C), the first channel's before the second's."""
+    """The shape of a clip's sound latents as rows, (N, C), the first sound channel's before the second's."""
     return _num_rows(grid)[1], config["audio_in_channels"]
 
 

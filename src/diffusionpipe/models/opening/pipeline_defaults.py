@@ -9,7 +9,7 @@ from diffusionpipe.models.opening.folder import component_config, family_of, mod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
-    """How closely pictures follow their captions or classes."""
+    """The scale of classifier-free guidance, and the guidance that a distilled denoiser reads."""
 
     scale: float
     """Scale of classifier-free guidance; 1 turns it off."""
@@ -20,12 +20,15 @@ class Guidance:
 
     @property
     def is_guided(self) -> bool:
-        """Whether every sample takes two rows: with and without its condition."""
+        """Whether every sample is computed twice, with and without its condition."""
         return self.scale != self.unguided
 
 
 def default_guidance(folder: Path) -> Guidance:
-    """The guidance of the folder's pipeline. Raises ModelError for a pipeline that is not supported."""
+    """The guidance with which the pipeline in the folder draws by default.
+
+    Raises ModelError for a pipeline that is not supported.
+    """
     family = family_of(folder)
     if family.embedded_guidance is None:
         unguided = family.call.unguided if family.call else 1.0
@@ -36,7 +39,7 @@ def default_guidance(folder: Path) -> Guidance:
 
 
 def default_resolution(folder: Path) -> int:
-    """Side of the pictures that the folder's pipeline draws, in pixels.
+    """The side, in pixels, of the pictures that the pipeline in the folder draws by default.
 
     Raises:
         ModelError: the folder is not one of a supported pipeline, or does not say the size.

@@ -28,7 +28,7 @@ _NOT_LINKED = (".safetensors", ".bin", ".index.json", ".msgpack", ".ckpt")
 
 
 def parts_in(file: Path, pipeline: str, family: Family, configs: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """The components that the file holds, and their classes.
+    """Name -> class of each component that a model's single file holds; `configs`: their configurations.
 
     Raises:
         ModelError: the file is damaged, has no denoiser, or the pipeline's files are not read.
@@ -48,7 +48,9 @@ def parts_in(file: Path, pipeline: str, family: Family, configs: Mapping[str, Ma
 
 
 def linked_folder(file: Path, config: Path, found: Mapping[str, str]) -> Path:
-    """The folder of links for a file whose components `found` are of these classes; `config` has all else.
+    """The path of a folder that links to a model's single file and, for all else, to the folder `config`.
+
+    It is made in the hub's cache if it is not there. `found`: name -> class of the components in the file.
 
     Raises:
         ModelError: the folder cannot be written.

@@ -23,7 +23,7 @@ _TABLES = ("class_embedder.embedding_table.weight", "class_embedding.weight")
 
 
 def class_tables(components: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """The tables of class embeddings by canonical name, (classes + 1, width) each; {} for a model without classes."""
+    """Canonical name -> each table of class embeddings, (classes + 1, width); {} for a model without classes."""
     return {
         f"{component}.{name}": parameter
         for component, module in components.items()
@@ -33,7 +33,7 @@ def class_tables(components: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]
 
 
 def values_of_tables(path: Path, components: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The values of all tables by canonical name, from a file of prototypes.
+    """Canonical name -> the first values of each table of class embeddings, from a file of prototypes.
 
     Raises:
         ModelError: the model has no classes, or the file has no prototypes of its width and number of classes.
@@ -54,7 +54,7 @@ def values_of_tables(path: Path, components: Mapping[str, nn.Module]) -> dict[st
 
 
 def read_prototypes(path: Path) -> Tensor:
-    """The prototypes of a file, (classes, width).
+    """The prototypes in a file, (classes, width).
 
     Raises:
         ModelError: it cannot be read, or has no prototypes.

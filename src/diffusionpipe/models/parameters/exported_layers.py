@@ -35,7 +35,7 @@ _LARGEST = 127
 
 
 class Width(StrEnum):
-    """The width of the numbers of a narrow export."""
+    """The number of bits of weights ("w") and of inputs ("a") of layers in a narrow export."""
 
     W8 = "w8"
     W8A8 = "w8a8"
@@ -43,17 +43,17 @@ class Width(StrEnum):
 
     @property
     def form(self) -> Form:
-        """The form of its weights."""
+        """The form in which weights are stored: nf4 for `W4`, else int8."""
         return Form.NF4 if self is Width.W4 else Form.INT8
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether inputs of layers are rounded too."""
+        """Whether inputs of layers are rounded to 8 bits too."""
         return self is Width.W8A8
 
 
 class ExportedLayer(nn.Module):
-    """A linear layer or convolution with `codes` and `scales` in place of its weight."""
+    """A linear layer or convolution of a narrow export: it has `codes` and `scales` in place of its weight."""
 
     def __init__(self, like: nn.Module, width: Width) -> None:
         """A layer like `like`, with its bias; the values of codes and scales come from a file."""
@@ -79,7 +79,7 @@ class ExportedLayer(nn.Module):
 
     @property
     def weight(self) -> WeightFacts:
-        """The facts about the weight that libraries ask for."""
+        """Dtype, device and shape of the weight, for libraries that ask; it has no values."""
         return WeightFacts(dtype=self._dtype, device=self.codes.device, shape=self._shape)
 
     @property
@@ -87,7 +87,7 @@ class ExportedLayer(nn.Module):
         return self._shape[0], prod(self._shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's result, in the dtype of autocast or else of `x`."""
+        """The result of the linear layer or convolution, in the dtype of autocast or else of `x`."""
         x = as_autocast(x)
         own: Any = self.bias
         bias: Tensor | None = None if own is None else own.to(x.dtype)
@@ -140,7 +140,7 @@ class ExportedLayer(nn.Module):
         return torch.cat(found)
 
     def extra_repr(self) -> str:
-        """The shape and form of the weight, for those who print a model."""
+        """The shape and the form of the weight as a text, for the printed model."""
         return f"{tuple(self._shape)}, form={self.form}, rounds_inputs={self.input_scale is not None}"
 
 
@@ -161,9 +161,9 @@ def _flops(rows: Any, codes: Any, *_: Any, **__: Any) -> int:
 
 
 def exportable(graph: LayerGraph, name: str) -> dict[str, tuple[nn.Module, str, nn.Module]]:
-    """(module, name in it, layer) of the layers of a component that a narrow export stores narrow, by the layer's name.
+    """Name -> (parent module, name in it, layer) of the layers of a component that a narrow export stores narrow.
 
-    Convolutions that pad with anything but zeros stay wide.
+    `name`: of the component. Convolutions that pad with anything but zeros stay wide.
     """
     found = layers_read_alone(graph, name, graph.components[name], KINDS)
     return {
@@ -174,7 +174,7 @@ def exportable(graph: LayerGraph, name: str) -> dict[str, tuple[nn.Module, str, 
 
 
 def encoded(weight: Tensor, width: Width) -> dict[str, Tensor]:
-    """The values of `codes` and `scales` that store a weight of any number of dimensions."""
+    """The tensors `codes` and `scales` that store a weight in this width; it may have any number of dimensions."""
     codes, scales = encode(width.form, weight.detach().flatten(1))
     return {"codes": codes, "scales": scales}
 
@@ -182,7 +182,7 @@ def encoded(weight: Tensor, width: Width) -> dict[str, Tensor]:
 def width_of(config: Mapping[str, Any], source: Path) -> Width | None:
     """The width of a component that was exported narrow, from its configuration; None for other components.
 
-    Raises ModelError for a width that this version does not know.
+    `source` is named in errors. Raises ModelError for a width that this version cannot read.
     """
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping) or stated.get("quant_method") != METHOD:
@@ -197,7 +197,9 @@ def width_of(config: Mapping[str, Any], source: Path) -> Width | None:
 
 
 def put_exported_layers(graph: LayerGraph, name: str, width: Width, source: StoredWeights) -> None:
-    """Puts layers with codes and scales in the place of those that the files of a component hold so.
+    """Replace layers of a component by empty `ExportedLayer`s where its files hold codes and scales for them.
+
+    `name`: of the component.
 
     Raises ModelError for a file that cannot be read, or that belongs to another model.
     """
@@ -216,7 +218,7 @@ def _narrow_in(source: StoredWeights) -> Iterator[str]:
 
 
 def observed(layers: Mapping[str, nn.Module], run: Callable[[], object]) -> dict[str, float]:
-    """The largest magnitude among the inputs of each of the layers while `run` runs; 0 where a layer did not."""
+    """Call `run`; returns the largest magnitude among each layer's inputs meanwhile, 0 if it did not run."""
     largest = dict.fromkeys(layers, 0.0)
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -235,5 +237,8 @@ def observed(layers: Mapping[str, nn.Module], run: Callable[[], object]) -> dict
 
 
 def input_scale(largest: float) -> Tensor:
-    """The scale of a layer's inputs whose largest magnitude was seen; 1 where nothing but zeros was."""
+    """The scale, (), with which a layer's inputs become 8-bit integers; 1 if `largest` is 0.
+
+    `largest`: the largest magnitude of its inputs that was seen.
+    """
     return torch.tensor(largest / _LARGEST if largest > 0 else 1.0)

@@ -41,12 +41,12 @@ def nf4_values() -> tuple[float, ...]:
 
 
 def encode(form: Form, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes and scales of a matrix of the shape (outputs, inputs), on its device."""
+    """(codes, scales) that store a matrix (outputs, inputs) in a narrow form, on the matrix's device."""
     return _encode_nf4(weight) if form is Form.NF4 else _encode_rows(form, weight)
 
 
 def wide(form: Form, codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The matrix of that shape: each number times its scale in float32, rounded to `dtype`.
+    """The matrix of `shape` that codes and scales store: each number times its scale in float32, rounded to `dtype`.
 
     It is one operation, `diffusionpipe::widen`, for those who count operations: it reads codes and writes the matrix.
     """
@@ -63,7 +63,7 @@ def _widen(codes: Tensor, scales: Tensor, form: str, rows: int, columns: int, dt
 
 
 def widened_by_torch(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The matrix of that shape by torch's own operations, on any device."""
+    """The matrix of `shape` that codes and scales store, in `dtype`, by torch's own operations on any device."""
     found = torch.empty(shape, dtype=dtype, device=codes.device)
     if form is Form.NF4:
         _widen_nf4(codes, scales, found.view(-1))

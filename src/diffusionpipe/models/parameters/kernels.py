@@ -22,7 +22,7 @@ LIBRARY = "bitsandbytes"
 
 
 class Kernel(Protocol):
-    """A matrix from its numbers, as bytes, and the scales of its blocks, one after the other."""
+    """A library's function that makes a wide matrix from narrow numbers, as bytes, and the scales of their blocks."""
 
     def __call__(
         self, numbers: Tensor, scales: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype
@@ -32,19 +32,25 @@ class Kernel(Protocol):
 
 
 def suits(form: Form, columns: int) -> bool:
-    """Whether the blocks of a matrix with `columns` inputs lie one after the other, as kernels want them."""
+    """Whether the kernels can read a matrix with `columns` inputs in this form: its blocks must not cross rows."""
     return form is Form.NF4 or columns % INPUTS_OF_A_SCALE == 0
 
 
 def operators(name: str) -> Any:
-    """The operators that a library adds to torch. Raises ImportError without the library."""
+    """The namespace of operators that the library with this name adds to torch.
+
+    Raises ImportError without the library.
+    """
     reveal()
     import_module(name)
     return getattr(torch.ops, name)
 
 
 def kernel_of(library: Any) -> Kernel:
-    """The kernel for all forms from bitsandbytes' operators. Raises AttributeError where its version lacks one."""
+    """The kernel for all forms from bitsandbytes' namespace of operators.
+
+    Raises AttributeError where its version lacks one.
+    """
     return partial(_widened, library.dequantize_4bit, library.dequantize_blockwise)
 
 
@@ -66,12 +72,15 @@ def _widened(
 
 @cache
 def kernel_on(device_type: str) -> Kernel | None:
-    """The kernel with which stored matrices are widened on this kind of device; None: torch's own operations."""
+    """The kernel that widens stored matrices on this type of device ("cuda"); None: torch's own operations do."""
     return chosen(device_type, operators) if device_type == "cuda" else None
 
 
 def chosen(device_type: str, find: Callable[[str], Any]) -> Kernel | None:
-    """The kernel of the library whose operators `find` gives, if it is there and passes a trial on the device."""
+    """The kernel of bitsandbytes, if it is there and passes a trial on the type of device; else None and a log line.
+
+    `find`: gives the operators of a library by its name.
+    """
     try:
         kernel = kernel_of(find(LIBRARY))
     except ImportError:

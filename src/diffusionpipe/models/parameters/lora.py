@@ -35,7 +35,7 @@ _MAGNITUDE = ".lora_magnitude_vector."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """The adapters as the recipe states them."""
+    """The settings of low-rank adapters (LoRA), as the recipe's section `lora` states them."""
 
     rank: int = 16
     alpha: float | None = None
@@ -55,18 +55,18 @@ class LoraSettings:
 
     @property
     def scale(self) -> float:
-        """The factor of adapters' outputs before they are added."""
+        """The factor by which the output of every adapter is multiplied: alpha / rank, or alpha / sqrt(rank)."""
         if self.rank_stabilized:
             return self.alpha_of(self.rank) / sqrt(self.rank)
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
     def rank_of(self, name: str) -> int:
-        """The rank of the adapter of a layer of that name."""
+        """The rank of the adapter of the layer with this name: by the longest end in `rank_pattern`, else `rank`."""
         end = ends_with(name, self.rank_pattern)
         return self.rank if end is None else self.rank_pattern[end]
 
     def alpha_of(self, rank: int) -> float:
-        """The alpha with which an adapter of that rank has the same scale as all others."""
+        """The alpha with which an adapter of this rank has the scale of all others."""
         alpha = self.rank if self.alpha is None else self.alpha
         return alpha * (sqrt(rank / self.rank) if self.rank_stabilized else rank / self.rank)
 
@@ -81,15 +81,17 @@ class LoraSettings:
 
 
 def needs_peft(error: ImportError) -> ModelError:
-    """The error where peft, or a package that it imports, is missing."""
+    """The error for the user where peft, or a package that it imports, cannot be imported."""
     return ModelError(f"lora needs peft ({error}); install it with pip install peft")
 
 
 def adapt(graph: LayerGraph, chosen: Collection[str], settings: LoraSettings) -> None:
-    """Adds adapters to the chosen components of a graph and freezes all other parameters; see `add_lora`.
+    """Add adapters to the chosen components of a graph and freeze all other parameters; see `add_lora`.
 
     A text encoder may be frozen before; its layers that some layer of the graph reads get adapters, the others none,
     such as the last of SDXL's first encoder.
+
+    Raises ModelError as `add_lora`.
     """
     for name, component in graph.components.items():
         if name not in chosen:
@@ -139,7 +141,7 @@ def inject(
     dora: bool = False,
     rank_stabilized: bool = False,
 ) -> None:
-    """Puts adapters on the meta device into a component, by the names of its layers.
+    """Put adapters on the meta device into a component; `ranks` and `alphas` by the names of its layers.
 
     Raises ModelError without peft.
     """
@@ -185,23 +187,23 @@ def is_adapter(name: str) -> bool:
 
 
 def is_second_matrix(name: str) -> bool:
-    """Whether it belongs to the matrix that starts as zero."""
+    """Whether a parameter of that name is an adapter's second matrix, which starts as zero."""
     return ".lora_B." in name
 
 
 def is_magnitude(name: str) -> bool:
-    """Whether it holds the norms that DoRA trains, one of each row of a weight."""
+    """Whether a parameter of that name holds the norms that DoRA trains, one of each row of a weight."""
     return _MAGNITUDE in name
 
 
 def adapted_layers(component: nn.Module) -> dict[str, int]:
-    """The rank of the adapter of each layer that has one, by the layer's name in the component."""
+    """Name -> rank of the adapter, of each layer of the component that has one."""
     end = ".lora_A.default.weight"
     return {name.removesuffix(end): len(p) for name, p in component.named_parameters() if name.endswith(end)}
 
 
 def parameters_of(layer: str, adapter: Adapter) -> dict[str, Tensor]:
-    """The values of an adapter by the names of its parameters in the component that has the layer."""
+    """Name -> tensor of an adapter's parameters in the component, e.g. "<layer>.lora_A.default.weight"."""
     found = {f"{layer}.lora_A.default.weight": adapter.down, f"{layer}.lora_B.default.weight": adapter.up}
     if adapter.magnitude is not None:
         found[f"{layer}{_MAGNITUDE}default.weight"] = adapter.magnitude
@@ -209,5 +211,5 @@ def parameters_of(layer: str, adapter: Adapter) -> dict[str, Tensor]:
 
 
 def stored_name(name: str) -> str:
-    """The name under which a model without adapters holds that parameter."""
+    """The name of a parameter without ".base_layer", under which a model without adapters holds it."""
     return name.replace(".base_layer.", ".")

@@ -22,7 +22,10 @@ def save_adapters(
     modules: Mapping[str, nn.Module],
     settings: LoraSettings,
 ) -> None:
-    """Writes the adapters of components as diffusers' `load_lora_weights(folder)` reads them; see `adapter_tensors`."""
+    """Write the adapters of components into a folder, as diffusers' `load_lora_weights(folder)` reads them.
+
+    `adapters`: component -> tensors by peft's names; see `adapter_tensors`.
+    """
     from safetensors.torch import save_file
 
     save_file(adapter_tensors(adapters, modules, settings), folder / ADAPTERS, metadata={"format": "pt"})
@@ -31,10 +34,11 @@ def save_adapters(
 def adapter_tensors(
     adapters: Mapping[str, Mapping[str, Tensor]], modules: Mapping[str, nn.Module], settings: LoraSettings
 ) -> dict[str, Tensor]:
-    """The tensors of diffusers' file, from the adapters of components by their names in these.
+    """The tensors, by name, of the file of adapters that diffusers loads.
 
-    Where the scale is not 1, the second matrices are scaled instead: the file then needs no alpha, and readers that
-    know of none add the same. diffusers overlooks adapters of a T5 in this file; `load_adapters` reads them.
+    `adapters`: component -> tensors by their names in it. Where the scale is not 1, the second matrices are scaled
+    instead: the file then needs no alpha, and readers without one add the same. diffusers overlooks adapters of a T5 in
+    this file; `load_adapters` reads them.
     """
     from peft import get_peft_model_state_dict
 
@@ -61,7 +65,7 @@ def adapter_tensors(
 
 
 def layer_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Adapter]:
-    """A component's adapters by layer, from its tensors under peft's names."""
+    """Layer -> adapter of one component, from its tensors under peft's names."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in adapters.items():
         layer, _, kind = name.partition(".lora_")
@@ -73,7 +77,7 @@ def layer_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings) -> di
 
 
 def adapted_components(folder: Path) -> tuple[str, ...]:
-    """The components that a folder's file has adapters of. Raises ModelError if it cannot be read."""
+    """The names of the components for which a folder's file has adapters. Raises ModelError if it cannot be read."""
     with opened(folder / ADAPTERS) as tensors:
         return tuple(dict.fromkeys(name.partition(".")[0] for name in tensors.names()))
 
@@ -109,13 +113,13 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
 
 
 def has_norms(folder: Path) -> bool:
-    """Whether a folder's file has norms of DoRA."""
+    """Whether a folder's file of adapters has norms of DoRA. Raises ModelError if it cannot be read."""
     with opened(folder / ADAPTERS) as tensors:
         return any(_NORMS in name for name in tensors.names())
 
 
 def merge_adapters(module: nn.Module) -> None:
-    """Adds the adapters of a module with real weights to these; the module is then as if it had none."""
+    """Add the adapters of a module to its real weights and remove them: it is then as if it had none."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in list(module.named_modules()):

@@ -29,7 +29,7 @@ _HEADER = "lora_adapter_metadata"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapters:
-    """A file of adapters."""
+    """The tensors and the settings of a file of adapters."""
 
     file: Path
     tensors: Mapping[str, Tensor]
@@ -37,7 +37,7 @@ class StoredAdapters:
     """The settings of peft, e.g. "unet.lora_alpha"; peft's own, of one component, have no name before them."""
 
     def scale(self, component: str, layer: str, rank: int) -> float:
-        """The factor of an adapter that has no alpha beside it."""
+        """The factor of an adapter without an alpha tensor, by the file's settings; 1 if these have no alpha."""
         start = f"{component}." if f"{component}.lora_alpha" in self.settings else ""
         alpha = self.settings.get(f"{start}lora_alpha")
         if alpha is None:
@@ -47,12 +47,12 @@ class StoredAdapters:
         return float(next(fitting, alpha)) / (sqrt(rank) if self.settings.get(f"{start}use_rslora") else rank)
 
     def only(self, component: str) -> Mapping[str, Tensor]:
-        """The tensors whose names say that they are this component's."""
+        """The tensors whose names begin with the component's name and a dot."""
         return {name: tensor for name, tensor in self.tensors.items() if name.startswith(f"{component}.")}
 
 
 def adapter_file(place: Path) -> Path:
-    """The file of adapters that a path means: itself, or what a folder of diffusers, of peft or of a run holds.
+    """The path of a file of adapters: `place` itself, or the one in that folder of diffusers, of peft or of a run.
 
     Raises ModelError if there is none, or a folder holds several.
     """
@@ -72,7 +72,10 @@ def adapter_file(place: Path) -> Path:
 
 
 def read_adapters(file: Path) -> StoredAdapters:
-    """All tensors of a file of adapters, in host memory. Raises ModelError if it cannot be read."""
+    """All tensors of a file of adapters, in host memory, with its settings.
+
+    Raises ModelError if it cannot be read.
+    """
     try:
         with opened(file) as tensors:
             found = {name: tensors.get(name) for name in tensors.names()}

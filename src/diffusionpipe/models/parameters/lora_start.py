@@ -28,7 +28,7 @@ Adapters = dict[str, dict[str, Adapter]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedAdapters:
-    """The values that the adapters of a graph start from."""
+    """First values of adapters that come from a file, and sentences for the user about those that differ from it."""
 
     values: Mapping[str, Tensor] = field(default_factory=dict)
     """The first values of the adapters, by canonical name; a value of a lower rank is the first part of its
@@ -40,11 +40,11 @@ class StartedAdapters:
 def started_adapters(
     place: Path, graph: LayerGraph, settings: LoraSettings, *, pipeline: str, resizes: bool
 ) -> StartedAdapters:
-    """The values that a file, or the file in a folder, gives the adapters of a graph of that pipeline.
+    """The first values of a graph's adapters from a file of adapters, or from the file in a folder.
 
     The second matrices are multiplied by the file's scale and divided by the scale of `settings`: each layer adds the
     same as in a pipeline of diffusers that loads the file. With `resizes` adapters of a higher rank are cut to the
-    largest singular values.
+    largest singular values. `pipeline`: the class of the graph's pipeline.
 
     Raises:
         ModelError: the file cannot be read, or its adapters are of other layers, shapes, ranks or kinds than these.
@@ -73,7 +73,7 @@ def started_adapters(
 
 
 def resized(adapter: Adapter, rank: int) -> tuple[Adapter, float, float]:
-    """The adapter of that rank which is nearest to one of a higher rank, and two squares: of what is lost, and of all.
+    """(adapter of `rank` nearest to one of a higher rank, squared norm of the lost part, squared norm of all).
 
     With up = Q1 R1 and down^T = Q2 R2 the product has the singular values of R1 R2^T. All of them go into the second
     matrix, as in kohya-ss/sd-scripts, networks/resize_lora.py, which computes them from the whole product.

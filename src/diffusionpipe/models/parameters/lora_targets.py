@@ -40,14 +40,14 @@ of attention, under any names."""
 
 
 def is_text_encoder(kind: str) -> bool:
-    """Whether it is the name of a class of text encoders that can have adapters."""
+    """Whether text encoders of the class with this name can have adapters."""
     return kind in _ENCODERS
 
 
 def layers_to_adapt(
     components: Mapping[str, nn.Module], targets: Targets, exclude: Collection[str]
 ) -> dict[str, dict[str, nn.Module]]:
-    """The layers of each component that get an adapter, by their names in it.
+    """Component -> name -> layer, of the layers that get an adapter.
 
     Layers whose own weights are not to be trained get none: their results are never read, see `unread`.
 
@@ -63,7 +63,7 @@ def layers_to_adapt(
 
 
 def ends_with(name: str, ends: Iterable[str]) -> str | None:
-    """The longest of the ends that the dotted name has.
+    """The longest of `ends` with which the dotted name ends, in whole parts; None if it ends with none.
 
     >>> ends_with("mid.attn.to_q", ["to_q", "attn.to_q", "o_q"])
     'attn.to_q'

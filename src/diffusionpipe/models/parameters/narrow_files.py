@@ -38,7 +38,7 @@ _UNKNOWN = {
 
 
 def narrow_matrices(names: Collection[str]) -> dict[str, str]:
-    """The end of the companion's name of each narrow matrix, by the matrix's name.
+    """Name of each narrow matrix in a file -> the end of the name of the tensor that says how it is stored.
 
     >>> narrow_matrices(["a.weight", "a.weight.absmax", "a.weight.quant_state.bitsandbytes__nf4", "b.weight", "b.SCB"])
     {'a.weight': '.quant_state.bitsandbytes__nf4', 'b.weight': '.SCB'}
@@ -55,7 +55,10 @@ def narrow_matrices(names: Collection[str]) -> dict[str, str]:
 
 
 def refuse_unknown_storage(names: Collection[str], file: Path) -> None:
-    """Raises ModelError for a file of a method that is not read."""
+    """Check by the names of a file's tensors that no weights are stored by a method that is not read.
+
+    Raises ModelError if some are.
+    """
     for name in names:
         for end, method in _UNKNOWN.items():
             if name.endswith(end):
@@ -66,7 +69,7 @@ def refuse_unknown_storage(names: Collection[str], file: Path) -> None:
 
 
 class WidenedFile:
-    """A file's tensors, its narrow matrices as wide ones."""
+    """An open file of tensors that returns narrow matrices as wide ones; see `Tensors`."""
 
     def __init__(self, tensors: Any, file: Path) -> None:
         self._tensors, self._file = tensors, file
@@ -74,7 +77,7 @@ class WidenedFile:
         self._states: dict[str, Mapping[str, Any]] = {}
 
     def names(self) -> list[str]:
-        """The names of the tensors, but for those that say how others are stored."""
+        """The names of the file's tensors, but for those that say how others are stored."""
         return [name for name in self._tensors.names() if not self._is_beside(name)]
 
     def _is_beside(self, name: str) -> bool:
@@ -88,14 +91,14 @@ class WidenedFile:
         return owner in self._ends or f"{owner}.weight" in self._ends
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor as it is read."""
+        """The shape with which `get` returns a tensor."""
         if _STATE in self._ends.get(key, ""):
             return tuple(self._state(key)["shape"])
         found: tuple[int, ...] = self._tensors.shape(key)
         return found
 
     def metadata(self) -> dict[str, str]:
-        """The texts beside the tensors."""
+        """The file's own texts by key; {} if it has none."""
         found: dict[str, str] = self._tensors.metadata()
         return found
 

@@ -18,7 +18,7 @@ from diffusionpipe.models.graphs.graph import Layer, own_parameters
 
 
 def is_narrow(tensor: Tensor) -> bool:
-    """Whether float32 has more bytes.
+    """Whether a tensor holds floating numbers of fewer bytes than float32.
 
     >>> [is_narrow(torch.zeros(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32, torch.int8)]
     [True, False, False]
@@ -27,7 +27,7 @@ def is_narrow(tensor: Tensor) -> bool:
 
 
 def upcast_in_forward(layer: Layer) -> Layer:
-    """The same layer, whose narrow weights are float32 while it runs.
+    """The same layer, with narrow weights widened to float32 while it runs.
 
     Under autocast they stay narrow: it reads them so. Not for training: values written to the weights are lost.
     """

@@ -45,7 +45,7 @@ _LISTED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """The files that hold the weights of one component."""
+    """The files that hold the weights of one component: one file, or shards with their index."""
 
     files: tuple[Path, ...]
     """One file, or its shards."""
@@ -58,7 +58,7 @@ class StoredWeights:
 
     @property
     def source(self) -> Path:
-        """The file that people know: the index of shards, the file, or the whole model's."""
+        """The path to name in messages: the index of shards, the file itself, or the whole model's single file."""
         first = self.files[0]
         return self.index or (file_behind(first) if first.name == POINTER else first)
 
@@ -73,14 +73,14 @@ class StoredWeights:
 
 
 class Tensors(Protocol):
-    """An open file of tensors."""
+    """An open file of tensors, which are read one by one."""
 
     def names(self) -> list[str]:
-        """The names of the tensors."""
+        """The names of the file's tensors."""
         ...
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor, which is not read for it."""
+        """The shape of a tensor, whose values are not read for it."""
         ...
 
     def get(self, key: str) -> Tensor:
@@ -88,15 +88,15 @@ class Tensors(Protocol):
         ...
 
     def metadata(self) -> dict[str, str]:
-        """The texts beside the tensors."""
+        """The file's own texts by key; {} if it has none."""
         ...
 
 
 def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | None:
     """The files that hold a component's weights; None if the folder holds none.
 
-    With a `variant` its files go first. Without one a variant is read only if it is the only one and there is no plain
-    file.
+    Files of the `variant` go first; where there are none of it, it is ignored. Then plain files go before the only
+    variant.
 
     Raises:
         ModelError: several variants without a plain file; an index or a file that cannot be read.
@@ -123,7 +123,7 @@ def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | 
 
 
 def missing_weights(folder: Path, why: str) -> str:
-    """The text where `stored_weights` finds nothing: the files that are there, and why weights are needed."""
+    """The message where `stored_weights` finds nothing: the files that are there, and `why` weights are needed."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     there = f"it has {listed}" if names else "it is empty" if folder.is_dir() else "there is no such folder"
@@ -132,7 +132,7 @@ def missing_weights(folder: Path, why: str) -> str:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Tensors]:
-    """The tensors of a file, which are read one by one; matrices stored narrow with scales are wide.
+    """Within the block, the tensors of a file, read one by one; matrices stored narrow with scales are wide.
 
     Raises:
         ModelError: it is damaged, cut short, or holds anything but tensors; it stores matrices in an unknown way.

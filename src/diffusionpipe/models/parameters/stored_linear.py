@@ -24,7 +24,7 @@ from diffusionpipe.models.parameters.int8_product import int8_product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFacts:
-    """The facts about a stored weight that models of libraries ask for; no tensor can be computed with it."""
+    """Dtype, device and shape of a weight that is stored as codes; no tensor can be computed with it."""
 
     dtype: torch.dtype
     """The dtype of the layer's other weights."""
@@ -33,7 +33,7 @@ class WeightFacts:
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer with `codes` and `scales` in place of its weight."""
+    """A frozen linear layer that has narrow `codes` and `scales` in place of its weight."""
 
     def __init__(self, form: Form, like: nn.Linear) -> None:
         """A layer of the shape of `like`, with its bias; codes and scales are empty, on the device of its weight."""
@@ -50,32 +50,32 @@ class StoredLinear(nn.Linear):
 
     @property
     def weight(self) -> WeightFacts:  # type: ignore[override]  # nn.Linear declares a tensor, which is not stored
-        """The facts about the weight that libraries ask for."""
+        """Dtype, device and shape of the weight, for libraries that ask; it has no values."""
         shape = torch.Size((self.out_features, self.in_features))
         return WeightFacts(dtype=self._dtype, device=self.codes.device, shape=shape)
 
     def encoded(self, weight: Tensor) -> dict[str, Tensor]:
-        """The values of `codes` and `scales` that store a weight."""
+        """The tensors `codes` and `scales` that store a weight (outputs, inputs) in the layer's form."""
         codes, scales = encode(self.form, weight.detach())
         return {"codes": codes, "scales": scales}
 
     def wide(self, dtype: torch.dtype) -> Tensor:
-        """The weight as it is computed with, of the shape (outputs, inputs)."""
+        """The layer's weight from its codes, (outputs, inputs), in `dtype`."""
         return wide(self.form, self.codes, self.scales, (self.out_features, self.in_features), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with the wide weight, in the dtype of autocast or else of `x`."""
+        """The linear layer's result with the wide weight, in the dtype of autocast or else of `x`."""
         y: Tensor = _Product.apply(as_autocast(x), self)
         return y
 
     def extra_repr(self) -> str:
-        """The layer's sizes and form, for those who print a model."""
+        """The layer's sizes and form as a text, for the printed model."""
         has_bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}, form={self.form}"
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """The input of a layer as autocast has it; float64 stays."""
+    """The tensor in autocast's dtype where autocast is on, float64 excepted; else as it is."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(kind))
@@ -100,11 +100,12 @@ class _Product(Function):
 
 
 def store(graph: LayerGraph, form_of: Callable[[str], Form | None], *, multiplies_integers: bool = False) -> None:
-    """Puts stored layers in the place of the frozen linear layers of a graph, by component.
+    """Replace the frozen linear layers of a graph's components by stored ones, with codes in place of weights.
 
     Weights that are there are encoded; others get their values later. `form_of` gives the form of a component's layers,
     None for as they are. Adapters are added before. A layer stays as it is if it is trained, if its forward is not
-    torch's own, or if its weight is read by anything but its forward. `multiplies_integers`: of layers in int8.
+    torch's own, or if its weight is read by anything but its forward. `multiplies_integers`: layers in int8 multiply
+    integers (`int8_product`).
     """
     for name, component in graph.components.items():
         form = form_of(name)
@@ -134,7 +135,10 @@ def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tu
 def layers_read_alone(
     graph: LayerGraph, name: str, component: nn.Module, kinds: tuple[type[nn.Module], ...]
 ) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """(name, module, name in it, layer) of the layers of these classes whose weight only their own forward reads."""
+    """(name, parent module, name in it, layer) of layers of these classes whose weight only their own forward reads.
+
+    `name`: of the component.
+    """
     read = {part for layer in graph.layers if layer.component == name for part in layer.modules}
     owners: dict[int, int] = {}
     for _, parameter in component.named_parameters(remove_duplicate=False):
@@ -155,24 +159,24 @@ def layers_read_alone(
 
 
 def stored_layers(component: nn.Module) -> dict[str, StoredLinear]:
-    """The stored layers of a component, by name."""
+    """Name -> layer, of the stored layers of a component."""
     return {name: module for name, module in component.named_modules() if isinstance(module, StoredLinear)}
 
 
 def parts_of(name: str, component: nn.Module) -> tuple[str, ...]:
-    """The canonical names of codes and scales of the stored layers of a component of that name."""
+    """The canonical names of all codes and scales in a component; `name`: of the component."""
     return tuple(f"{name}.{path}.{part}" for path in stored_layers(component) for part in ("codes", "scales"))
 
 
 def scales_of(component: nn.Module) -> tuple[str, ...]:
-    """The names of the scales of a component's stored layers, which stay float32 in any arithmetic."""
+    """The names, in the component, of the scales of its stored layers, which stay float32 in any arithmetic."""
     return tuple(f"{name}.scales" for name in stored_layers(component))
 
 
 def wide_weights(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredLinear]) -> dict[str, Tensor]:
-    """Tensors by name, where stored layers have a weight without values in place of codes and scales.
+    """The tensors by name, with a weight on the meta device in place of a stored layer's codes and scales.
 
-    So a component's files name them.
+    A component's files have such names. `stored`: the stored layers, by name.
     """
     found = {}
     for name, tensor in tensors.items():

@@ -58,21 +58,23 @@ def materialize(
     started: Mapping[str, Tensor] = MappingProxyType({}),
     on_value: Callable[[str], None] | None = None,
 ) -> None:
-    """Gives the parameters and buffers of the submodules that these layers use real values, in place.
+    """Give real values to the parameters and buffers of the submodules that these layers use, in place.
 
-    Of a component with a source only the tensors of these layers are read from its files. Parameters of a
-    component without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator
-    keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
-    here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero,
-    and DoRA starts from the norms of the weights.
+    Of a component with a source only the tensors of these layers are read from its files. Parameters of a component
+    without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator keyed by
+    (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are here, and
+    the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero, and DoRA
+    starts from the norms of the weights.
+
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
     component without parameters keep theirs. Codes and scales of stored layers keep theirs; each weight is encoded as
     soon as it is read, so no more than one is there as it was read. With `frozen_dtype` what `factors` names of frozen
     parameters takes that, and with `trained_dtype` what it names of trained ones. With `keeps_narrow` parameters that
     are stored in fewer bytes than float32 stay as they are stored.
-    `started`: values by canonical name, of adapters each the first part of a value of a higher rank.
-    Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
-    `on_value` is called with the canonical name of every tensor that is in its place.
+
+    `started`: values by canonical name, of adapters each the first part of a value of a higher rank. Parameters in
+    `hollow` get room, of which nothing is read or written: their values will come from elsewhere. `on_value` is called
+    with the canonical name of every tensor that is in its place.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
     """
@@ -303,9 +305,9 @@ _INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place
 
 
 def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) -> list[str]:
-    """The faults in names and shapes of a component's stored tensors, as sentences.
+    """Sentences about names and shapes in a component's files that are not its own; [] if all fit.
 
-    Nothing else is read.
+    No tensor is read.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -321,7 +323,7 @@ def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) ->
 
 
 def fill(component_name: str, component: nn.Module, source: StoredWeights, *, device: torch.device) -> None:
-    """Gives all parameters and buffers of a component that are stored their values, on the device and in float32.
+    """Give a component's parameters and stored buffers their values from its files, on the device and in float32.
 
     Raises ModelError for weights that are damaged, or belong to another component.
     """
@@ -338,7 +340,9 @@ def fill(component_name: str, component: nn.Module, source: StoredWeights, *, de
 def tensors_of(
     component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
 ) -> dict[str, Tensor]:
-    """The named parameters and buffers of a component, as its files hold them; names that no file holds are left out.
+    """Name -> tensor of a component's named parameters and buffers, as its files hold them.
+
+    Names that no file holds are left out.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -348,7 +352,10 @@ def tensors_of(
 def tensors_in_turn(
     component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each tensor of `tensors_of`, of which none is kept here."""
+    """(name, tensor) of each named parameter and buffer that a component's files hold, read one after the other.
+
+    Raises ModelError for a file that cannot be read.
+    """
     own = _own_tensors(component)
     wanted = {name: own[name].detach().to("meta") for name in names if name in own}
     for tensors, key, name in _matched(component_name, component, wanted, source, (), _Misfits()):
@@ -356,7 +363,7 @@ def tensors_in_turn(
 
 
 def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:
-    """The names in a component's files of its tensors, by today's names in its state, where the two differ.
+    """Name of a component's tensor today -> its name in the component's files, where the two differ.
 
     Raises ModelError for a file that cannot be read.
     """

@@ -26,7 +26,7 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """The tensors of one pass through the encoder."""
+    """The names of the tensors in one pass through a VAE's encoder, and a prefix for its layers."""
 
     prefix: str = ""
     """Put before the names of layers, below the component."""
@@ -41,7 +41,7 @@ _ONLY = Branch()
 
 
 def encoder_layers(vae: Any, branch: Branch = _ONLY) -> tuple[Layer, ...]:
-    """Layers from pictures and the noise of the posterior to scaled latents."""
+    """The layers of an AutoencoderKL's encoder, from pictures and the posterior's noise to scaled latents."""
     is_cut = is_cut_into_patches(vae)
     sample = Layer(
         name=f"vae.{branch.prefix}latents",
@@ -60,12 +60,12 @@ Picture = int | Clip
 
 
 def as_clip(picture: Picture) -> Clip:
-    """The size of a picture that may be given by its side."""
+    """The size of a picture as a clip of one frame; a number is the side of a square one."""
     return Clip.square(picture) if isinstance(picture, int) else picture
 
 
 def latent_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
-    """Shape of the latents of a picture. Raises ModelError for a side that the VAE cannot halve."""
+    """The shape (C, H, W) of a picture's latents. Raises ModelError for a side that the VAE cannot halve."""
     channels, height, width = _encoded_shape(vae, picture)
     if not is_cut_into_patches(vae):
         return channels, height, width
@@ -88,7 +88,7 @@ def _encoded_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
 
 
 def encoder_inputs(vae: Any, picture: Picture, dtype: str) -> tuple[TensorSpec, ...]:
-    """The raw inputs that the encoder reads."""
+    """The raw inputs that `encoder_layers` read: "pixels" and "posterior_noise"."""
     size = as_clip(picture)
     return (
         TensorSpec(name="pixels", shape=(vae.config.in_channels, size.height, size.width), dtype=dtype),
@@ -97,7 +97,7 @@ def encoder_inputs(vae: Any, picture: Picture, dtype: str) -> tuple[TensorSpec, 
 
 
 def vae_problems(vae: Any) -> list[str]:
-    """The parts of the VAE that the adapter would not run exactly."""
+    """Sentences about the VAE's configuration that the layers would not run exactly; [] if none."""
     kinds = [kind for kind in vae.config.down_block_types if kind != "DownEncoderBlock2D"]
     return unsupported("vae", vae.config, _ALLOWED) + [
         f"vae: down block type {kind} is not supported; supported: DownEncoderBlock2D" for kind in kinds
@@ -158,12 +158,15 @@ def _conv_out(vae: Any, hidden: Tensor) -> Tensor:
 
 
 def is_cut_into_patches(vae: Any) -> bool:
-    """Whether latents are patches of 2 x 2 of what the encoder gives, as FLUX.2's are."""
+    """Whether the VAE is FLUX.2's, whose latents are patches of 2 x 2 of its encoder's results."""
     return type(vae).__name__ == "AutoencoderKLFlux2"
 
 
 def posterior_sample(moments: Tensor, posterior_noise: Tensor) -> Tensor:
-    """Mean and logarithm of the variance, side by side in dimension 1, and noise -> latents in the noise's dtype."""
+    """Latents drawn from the posterior, in the noise's dtype: mean + standard deviation * noise.
+
+    `moments`: mean and logarithm of the variance, side by side in dimension 1.
+    """
     mean, logvar = moments.to(posterior_noise.dtype).chunk(2, dim=1)
     return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise
 

@@ -19,7 +19,7 @@ _EOS_BEFORE_IT_WAS_STORED = 2
 
 
 def text_layers(text_encoder: Any, captions: CaptionReading = WHOLE) -> tuple[Layer, ...]:
-    """Layers from the raw input "input_ids" to "text_states", the model's last_hidden_state, chunk after chunk.
+    """The layers of a CLIP from the raw input "input_ids" to "text_states", its last_hidden_state, chunk after chunk.
 
     With `captions.clip_skip` n the last n - 1 layers are left out.
     """
@@ -30,7 +30,7 @@ def text_layers(text_encoder: Any, captions: CaptionReading = WHOLE) -> tuple[La
 
 
 def freeze_skipped(text_encoder: Any, captions: CaptionReading) -> None:
-    """Sets the parameters of layers that `captions.clip_skip` leaves out to need no gradient."""
+    """Set the parameters of layers that `captions.clip_skip` leaves out to need no gradient."""
     skipped = (captions.clip_skip or 1) - 1
     layers: Any = attribute(text_encoder, f"{_path(text_encoder)}encoder.layers")
     for layer in layers[len(layers) - skipped :]:
@@ -38,17 +38,17 @@ def freeze_skipped(text_encoder: Any, captions: CaptionReading) -> None:
 
 
 def penultimate_layers(text_encoder: Any, *, component: str, ids: str, states: str) -> tuple[Layer, ...]:
-    """Layers from the token ids to `states`, the inputs of the last layer (hidden_states[-2])."""
+    """The layers of a CLIP from the token ids to `states`, the inputs of its last layer (hidden_states[-2])."""
     return chain(component, ids, _steps(text_encoder)[:-1], states)
 
 
 def pooled_layers(
     text_encoder: Any, *, component: str, ids: str, states: str, pooled: str, zeroes_marked: bool = False
 ) -> tuple[Layer, ...]:
-    """All layers: `states` as `penultimate_layers` gives them, and `pooled`, the projected state of the end's token.
+    """All layers of a CLIP: from token ids to `states` (`penultimate_layers`) and `pooled`, the end token's state.
 
-    Of chunks the first one is pooled. A CLIPTextModel has no projection and gives the state itself, its pooler_output.
-    `zeroes_marked`: `pooled` is as `zeroed_where_marked` says.
+    The pooled state is projected; a CLIPTextModel has no projection and gives the state itself, its pooler_output. Of
+    chunks the first one is pooled. `zeroes_marked`: `pooled` is as `zeroed_where_marked` says.
     """
     last = _steps(text_encoder)[-1]
     last = replace(last, run=partial(_encode_first, last.name))
@@ -61,7 +61,7 @@ def pooled_layers(
 
 
 def text_inputs(text_encoder: Any, name: str = "input_ids", *, chunks: int = 1) -> tuple[TensorSpec, ...]:
-    """The raw input: token ids padded to the longest text that the model can read, in chunks if there are several."""
+    """The raw input of a CLIP: token ids, (length,) or (chunks, length), of its longest text."""
     length = text_encoder.config.max_position_embeddings
     return (TensorSpec(name=name, shape=(length,) if chunks == 1 else (chunks, length), dtype="int64"),)
 
@@ -73,7 +73,7 @@ def text_problems(
     component: str = "text_encoder",
     captions: CaptionReading = WHOLE,
 ) -> list[str]:
-    """The parts of the text encoder that the adapter would not run exactly."""
+    """Sentences about the text encoder's configuration that the layers would not run exactly; [] if none."""
     config = text_encoder.config
     problems = unsupported(component, config.to_dict(), {"attention_dropout": (0, 0.0)} if is_trained else {})
     if config._attn_implementation != "sdpa":
@@ -127,7 +127,7 @@ def _by_chunk(run: Callable[[Tensor], Tensor], values: Tensor, ndim: int) -> Ten
 
 
 def joined_chunks(states: Tensor) -> Tensor:
-    """The states (B, T, D), or the states of all chunks one after the other, (B, N T, D)."""
+    """The states (B, T, D) as they are, or the states of chunks (B, N, T, D) one after the other, (B, N T, D)."""
     return states.flatten(1, -2)
 
 

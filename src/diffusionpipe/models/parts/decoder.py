@@ -13,7 +13,7 @@ _OVERLAP = 4
 
 
 def decoded_latents(vae: Any, pixels: Sequence[int]) -> tuple[int, ...]:
-    """Shape of what the VAE decodes to a sample of the shape (C, H, W), or (C, F, H, W) of a clip."""
+    """The shape of the latents that the VAE decodes to a sample of the shape (C, H, W), or (C, F, H, W) of a clip."""
     channels = vae.config.get("z_dim") or vae.config.latent_channels
     sides = tuple(max(1, side // shrinkage(vae)) for side in pixels[-2:])
     if reads_pictures(vae):
@@ -23,18 +23,21 @@ def decoded_latents(vae: Any, pixels: Sequence[int]) -> tuple[int, ...]:
 
 
 def shrinkage(vae: Any) -> int:
-    """Pixels of a side for each of the latents."""
+    """How many pixels of a side one latent of the VAE stands for."""
     known = getattr(vae, "spatial_compression_ratio", None)
     return int(known or 2 ** (len(vae.config.block_out_channels) - 1))
 
 
 def reads_pictures(vae: Any) -> bool:
-    """Whether it is a VAE for pictures; others take them as clips of one frame."""
+    """Whether the VAE is one for pictures; others take them as clips of one frame."""
     return is_cut_into_patches(vae) or type(vae).__name__ in ("AutoencoderKL", "AutoencoderDC")
 
 
 def tiles_of(vae: Any, latents: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Height and width of the tiles that latents (..., H, W) are decoded in, in order, the first ones the largest."""
+    """(height, width) of each tile in which latents (..., H, W) are decoded, in order, the first ones the largest.
+
+    Latents that fit into one tile are one.
+    """
     side = TILE // shrinkage(vae)
     stride = side - side // _OVERLAP
     height, width = latents[-2:]
@@ -48,7 +51,7 @@ def tiles_of(vae: Any, latents: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def decode_in_tiles(vae: Any) -> None:
-    """Lets `vae.decode` take the tiles one after the other, and blend them where they overlap."""
+    """Let `vae.decode` decode one tile after the other, and blend them where they overlap."""
     if hasattr(vae, "tile_overlap_factor"):  # its tiles are as large as the pictures that it was trained on
         vae.tile_overlap_factor = 1 / _OVERLAP
         vae.tile_sample_min_size = TILE

@@ -14,41 +14,47 @@ FLUX_PATCH = 2
 
 
 def unet_mask_channels(latent_channels: int) -> int:
-    """Channels that a U-Net reads of a mask and a picture beside its noisy latents."""
+    """The number of channels that a U-Net which fills holes reads beside its noisy latents: a mask and a picture."""
     return 1 + latent_channels
 
 
 def fill_mask_channels(latent_channels: int, factor: int) -> int:
-    """Channels that FLUX.1 Fill reads of a picture and a mask; `factor`: how often the VAE shrinks a side."""
+    """The number of channels that FLUX.1 Fill reads beside its noisy latents: a picture and a mask.
+
+    `factor`: how often the VAE shrinks a side.
+    """
     return latent_channels + factor**2
 
 
 def shrinking(vae: Config) -> int:
-    """How often an AutoencoderKL shrinks a side."""
+    """By which factor an AutoencoderKL of this configuration shrinks a side."""
     return int(2 ** (len(vae["block_out_channels"]) - 1))
 
 
 def unet_fills_holes(unet: Config, vae: Config) -> bool:
-    """Whether a U-Net has the channels of one that reads a mask and a picture with a hole."""
+    """Whether a U-Net's configuration has the input channels for a mask and a picture with a hole."""
     latents = vae["latent_channels"]
     found = (unet["in_channels"], unet["out_channels"])
     return bool(found == (latents + unet_mask_channels(latents), latents))
 
 
 def flux_fills_holes(transformer: Config, vae: Config) -> bool:
-    """Whether the transformer reads a patch of latents, of a picture with a hole, and of all pixels of the mask."""
+    """Whether a FLUX transformer's configuration has the input channels for a picture with a hole and its mask."""
     latents = vae["latent_channels"]
     channels = latents + fill_mask_channels(latents, shrinking(vae))
     return bool(transformer["in_channels"] == channels * FLUX_PATCH**2)
 
 
 def clip_mask_channels(latent_channels: int, factor: int) -> int:
-    """Channels that Wan reads of a mask and a clip; `factor`: frames of a clip in one of its latents."""
+    """The number of channels that Wan reads beside its noisy latents: a mask and a clip.
+
+    `factor`: frames of a clip in one of its latents.
+    """
     return factor + latent_channels
 
 
 def wan_fills_holes(transformer: Config, vae: Config) -> bool:
-    """Whether the transformer reads the frames of a mask and a clip with a hole beside its noisy latents."""
+    """Whether a Wan transformer's configuration has the input channels for a clip with a hole and its mask."""
     latents = vae["z_dim"]
     channels = latents + clip_mask_channels(latents, vae["scale_factor_temporal"])
     return bool((transformer["in_channels"], transformer["out_channels"]) == (channels, latents))

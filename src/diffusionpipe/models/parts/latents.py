@@ -25,7 +25,7 @@ _MOMENTS = "moments"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VaeEncoding:
-    """A VAE's encoder."""
+    """The layers of a VAE's encoder, the raw inputs that they read, and the shape of the latents."""
 
     layers: tuple[Layer, ...]
     inputs: tuple[TensorSpec, ...]
@@ -34,7 +34,7 @@ class VaeEncoding:
 
 
 def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None) -> VaeEncoding:
-    """The encoder for square pictures; with `clip` for clips of that size, which only a VAE for clips encodes.
+    """A VAE's encoder for square pictures; with `clip` for clips of that size, which only a VAE for clips encodes.
 
     Raises ModelError for a size that the VAE cannot shrink, and for what its layers would not run exactly.
     """
@@ -74,7 +74,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
 
 
 def clip_encoder(vae: Any) -> tuple[str, ...]:
-    """The parts of a VAE for clips that make latents of a clip."""
+    """The names of the parts of a VAE for clips that make latents of a clip."""
     return _own(vae, "encoder", "quant_conv", *_STATISTICS)
 
 
@@ -85,7 +85,7 @@ def _own(vae: Any, *names: str) -> tuple[str, ...]:
 
 
 def latent_frames(factor: int, frames: int) -> int:
-    """The frames of the latents of a clip: the first frame is encoded alone, the others `factor` at a time.
+    """The number of latent frames of a clip: the first frame is encoded alone, the others `factor` at a time.
 
     Raises ModelError for a number of frames that does not divide so.
     """
@@ -99,7 +99,7 @@ def latent_frames(factor: int, frames: int) -> int:
 
 
 def temporal_factor(vae: Any) -> int:
-    """Frames of a clip that become one of its latents, after the first."""
+    """How many frames of a clip one of the VAE's latent frames stands for, after the first; 1 of a VAE for pictures."""
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 
@@ -147,7 +147,10 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
 
 
 def mean_latents(vae: Any, pixels: Tensor) -> Tensor:
-    """The mean of the posterior (B, C, F, H, W), as the denoiser sees latents, in the dtype of the pixels."""
+    """The mean of the posterior of pixels (B, 3, F, H, W), scaled as the denoiser reads latents, (B, C, f, h, w).
+
+    In the dtype of the pixels.
+    """
     (moments,) = _posterior(vae, pixels)
     mean, _ = moments.to(pixels.dtype).chunk(2, dim=1)
     return _scaled(vae, mean)

@@ -42,7 +42,7 @@ _MASKED = Branch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedInputs:
-    """Layers and raw inputs of the mask."""
+    """The layers that prepare a mask for a model that fills holes, their raw inputs, and the number of channels."""
 
     layers: tuple[Layer, ...] = ()
     inputs: tuple[TensorSpec, ...] = ()
@@ -51,19 +51,19 @@ class MaskedInputs:
 
 
 def unet_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
-    """The mask at the size of latents, each latent the pixel at its corner, and then the masked latents."""
+    """The mask's layers for a U-Net: the mask, of each latent the pixel at its corner, then the masked latents."""
     return _masks(vae, picture, dtype, partial(_reduce_to_corners), unet_mask_channels(vae.config.latent_channels))
 
 
 def fill_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
-    """The masked latents, and then all pixels of the mask: the pixels of a latent are its channels."""
+    """The mask's layers for FLUX.1 Fill: the masked latents, then all pixels of the mask as channels of a latent."""
     factor = shrinking(vae.config)
     channels = fill_mask_channels(vae.config.latent_channels, factor)
     return _masks(vae, picture, dtype, partial(_keep_all, factor), channels)
 
 
 def clip_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
-    """Whether each frame is known, the frames of a latent side by side, and then the latents of the known pixels."""
+    """The mask's layers for Wan: whether each frame is known, side by side, then the latents of the known pixels."""
     size, factor = as_clip(picture), temporal_factor(vae)
     return MaskedInputs(
         layers=(
@@ -96,7 +96,7 @@ def clip_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
 
 
 def reads_mask(graph: LayerGraph) -> bool:
-    """Whether the model fills holes."""
+    """Whether the model reads a mask, because it fills holes."""
     return any(spec.name == MASK for spec in graph.inputs)
 
 

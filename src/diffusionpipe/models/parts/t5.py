@@ -20,7 +20,7 @@ _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
 def t5_layers(
     text_encoder: Any, *, component: str, ids: str, states: str, mask: str | None = None
 ) -> tuple[Layer, ...]:
-    """Layers from the token ids to `states`, the model's last_hidden_state.
+    """The layers of a T5's encoder from the token ids to `states`, its last_hidden_state.
 
     `mask`: the tensor that is zero where a token is not read; None: padding is read like other tokens.
     """
@@ -28,7 +28,7 @@ def t5_layers(
 
 
 def t5_problems(text_encoder: Any, *, component: str) -> list[str]:
-    """The parts of the text encoder that the adapter would not run exactly."""
+    """Sentences about the T5's configuration that the layers would not run exactly; [] if none."""
     implementation = text_encoder.config._attn_implementation
     if implementation == "sdpa":
         return []

@@ -69,7 +69,7 @@ class Compiler(Transfers):
     """The numbers of the stages that have a backward."""
 
     def of_size(self, equipment: Equipment) -> "Compiler":
-        """This compiler with the equipment for samples of another size."""
+        """A copy of the compiler with the equipment for samples of another size."""
         return replace(self, equipment=equipment)
 
     def instruction(self, action: Action) -> Instruction:

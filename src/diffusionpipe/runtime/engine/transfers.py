@@ -145,7 +145,7 @@ class Transfers:
         return partial(torch.empty(0, dtype=self.dtype(name), device=self.equipment.device).new_empty, shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        """torch's dtype of the tensor with this name."""
+        """The torch dtype of the tensor with this name."""
         dtype = getattr(torch, self.equipment.tensors[name].dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype

@@ -173,16 +173,14 @@ def build_worker(
 ) -> Worker:
     """Make a rank's worker: its stages, encoders, gradients and executors for each phase of the plan.
 
-    The layers' parameters must be real (not meta) and on `device`. Frozen layers that the plan's storage keeps on the
-    host must be real, wherever they are, and move there.
+    The layers' parameters must be real (not meta) and on `device`. `others`: the descriptions of `graph.others`, the
+    same model for further sizes of samples. `kept`: the tensors of frozen layers that may be put in with a batch to
+    train on.
 
-    Args:
-        others: the descriptions of `graph.others`, the same model for further sizes of samples.
-        kept: the names of frozen layers' tensors that may be put in with a batch to train on.
-        node: the memory that ranks of a machine share, for weights on the host; None: memory of this rank's own.
-        cutting: cuts steps into micro-batches of unequal tokens, in place of the plan's; the plan fills nothing ahead
-            then.
-        divided: the blocks of a plan with owners that `Sharder` made already; None: they are made here.
+    Frozen layers that the plan's storage keeps on the host must be real, wherever they are, and move there. `node`: the
+    memory that ranks of a machine share, for weights on the host; None: memory of the rank's own. `cutting`: cuts steps
+    into micro-batches of unequal tokens, in place of the plan's; the plan fills nothing ahead then. `divided`: the
+    blocks of a plan with owners that `Sharder` made already; None: they are made here.
 
     Raises:
         ConfigError: there is too little host memory for the frozen weights, or it cannot be page-locked.

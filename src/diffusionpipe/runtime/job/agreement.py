@@ -52,7 +52,7 @@ def agree(
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """This rank's result of an action that all ranks of the group run; it may be of any type and does not travel.
+    """The result on this rank of an action that all ranks of the group run; it may be of any type and does not travel.
 
     Raises:
         CheckpointError: the action failed somewhere; all ranks raise it, with the same message.

@@ -25,7 +25,7 @@ KOHYA = "lora_unet_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterNaming:
-    """How the file of a pipeline names the layers that have adapters."""
+    """How files of adapters for one pipeline name its layers: prefixes, and diffusers' or the authors' names."""
 
     prefix: str = KOHYA
     """The text before the name of a layer of the denoiser; with "." at its end the name keeps its dots."""
@@ -90,15 +90,15 @@ FORMS: Mapping[str, AdapterNaming] = {
 
 
 def text_layer(prefix: str, module: str, kind: str) -> str:
-    """The name of a text encoder's layer, e.g. "lora_te1_text_model_encoder_layers_0_self_attn_q_proj".
+    """The name of a text encoder's layer in such files, e.g. "lora_te1_text_model_encoder_layers_0_self_attn_q_proj".
 
-    `kind` is the encoder's class, e.g. "CLIPTextModel".
+    `module`: its name in the encoder. `kind`: the encoder's class, e.g. "CLIPTextModel".
     """
     return prefix + with_text_model(module, kind).replace(".", "_")
 
 
 def with_text_model(module: str, kind: str) -> str:
-    """The layer's name as every other program has it: with "text_model", which transformers 5.6 left out of CLIP's."""
+    """The layer's name in other programs: of a CLIP with "text_model.", which transformers 5.6 left out."""
     if kind.startswith("CLIP") and not module.startswith(("text_model.", "text_projection")):
         return f"text_model.{module}"
     return module

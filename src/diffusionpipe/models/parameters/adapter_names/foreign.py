@@ -67,9 +67,9 @@ _SAID = 3
 
 
 def check_readable(pipeline: str, modules: Mapping[str, nn.Module], targets: Mapping[str, Collection[str]]) -> None:
-    """Refuses layers that the format "comfy" has no name for; `targets` are the layers with adapters, by component.
+    """Check that the format "comfy" has a name for all layers with adapters; `targets`: these layers, by component.
 
-    Raises ModelError.
+    Raises ModelError if a layer has none, or ComfyUI reads no adapters of the pipeline.
     """
     form = FORMS.get(pipeline)
     if form is None:
@@ -93,11 +93,12 @@ Weights = Callable[[str, Collection[str]], Mapping[str, Tensor]]
 def to_foreign(
     adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline: str, weights: Weights | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of the file that ComfyUI reads, and diffusers where it can; see `families` for the names.
+    """The tensors, by name, of a file of adapters that ComfyUI reads, and diffusers where it can.
 
     q, k and v that are one layer there are joined block by block: three times the rank and the alpha. CLIP gets an
     adapter of zeros on out_proj where q, k or v have one, because diffusers finds the kind of a file by it. Adapters of
-    DoRA are written as whole differences of `weights`, which ComfyUI adds; diffusers does not read them.
+    DoRA are written as whole differences of `weights`, which ComfyUI adds; diffusers does not read them. See `families`
+    for the names.
 
     Raises:
         ModelError: ComfyUI has no name for a layer, or takes adapters of this kind otherwise.
@@ -153,16 +154,16 @@ def from_foreign(
     scale: Callable[[str, str, int], float] = lambda *_: 1.0,
     ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> dict[str, dict[str, Adapter]]:
-    """The adapters of a file in any of the names that diffusers, peft, kohya's scripts and ComfyUI know.
+    """Component -> layer -> adapter, from a file in any of the names of diffusers, peft, kohya's scripts and ComfyUI.
 
-    Of the `modules`, components of that pipeline, each layer is known under diffusers' and its authors' name, with dots
+    Of the `modules`, components of that pipeline, each layer is found under diffusers' and its authors' name, with dots
     or underscores, with each usual prefix. A layer that joins several is separated. `scale(component, layer, rank)`
     gives the scale of an adapter without an alpha beside it, from the file's header or adapter_config.json. `ranks` are
     expected of the layers, by component; only a layer that joins several needs them, where a part of it adds nothing.
 
     Raises:
-        ModelError: names that are none of these layers', matrices without their partner or of other sizes, or
-            other kinds of adapters than two matrices. Each error lists the first few.
+        ModelError: names that are none of these layers', matrices without their partner or of other sizes, or other
+            kinds of adapters than two matrices. Each error lists the first few.
     """
     found, alphas, magnitudes, others = _sorted_by_layer(tensors)
     known = _known_names(modules, FORMS.get(pipeline))

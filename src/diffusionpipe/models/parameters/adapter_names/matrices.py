@@ -32,16 +32,17 @@ class Adapter:
 
 
 def scaled(adapter: Adapter) -> Adapter:
-    """The adapter with its scale multiplied into the second matrix."""
+    """An equal adapter with scale 1: its scale is multiplied into the second matrix."""
     if adapter.scale == 1.0:
         return adapter
     return Adapter(down=adapter.down, up=adapter.up * adapter.scale, magnitude=adapter.magnitude)
 
 
 def difference(adapter: Adapter, weight: Tensor) -> Tensor:
-    """All that an adapter adds to a weight; with a magnitude the rows of weight and adapter have these norms.
+    """The change of a weight by its adapter, in float64, of the weight's shape.
 
-    In float64, by peft's rule, which takes the norms of the sum, not of the old weight alone.
+    With a magnitude (DoRA) the rows of weight and adapter together get these norms: peft's rule, which takes the norms
+    of the sum, not of the old weight alone.
     """
     old, up, down = weight.double(), adapter.up.double().flatten(1), adapter.down.double().flatten(1)
     new = old + (adapter.scale * (up @ down)).reshape(old.shape)  # (outputs, inputs) or (outputs, inputs, h, w)
@@ -52,7 +53,10 @@ def difference(adapter: Adapter, weight: Tensor) -> Tensor:
 
 
 def joined_differences(parts: Sequence[OriginalRows], found: Mapping[str, Tensor]) -> Tensor:
-    """The differences of the layers that one layer joins, as that layer's; a part without one has zero rows."""
+    """The change of an original layer's weight that joins `parts`; rows of a part without a change are zero.
+
+    `found`: the changes of the parts, by module; at least one.
+    """
     sample = next(iter(found.values()))
     rows = [
         _ordered(part, found[part.module]) if part.module in found else sample.new_zeros(part.rows, *sample.shape[1:])
@@ -62,7 +66,7 @@ def joined_differences(parts: Sequence[OriginalRows], found: Mapping[str, Tensor
 
 
 def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
-    """The same products, all with the alpha (scale * rank) that most of them have."""
+    """Equal adapters that all have the alpha (scale * rank) which most of them have."""
     alphas = Counter(adapter.scale * adapter.rank for adapter in adapters.values())
     alpha = max(alphas, key=lambda one: (alphas[one], one), default=1.0)
     return {

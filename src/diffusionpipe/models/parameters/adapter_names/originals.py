@@ -19,7 +19,7 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class OriginalRows:
-    """Rows of an original layer that are one layer in diffusers."""
+    """A layer of diffusers whose outputs are rows of one of the authors' layers."""
 
     module: str
     """diffusers' name of it, e.g. "transformer_blocks.0.attn.to_q"."""
@@ -31,7 +31,7 @@ class OriginalRows:
 
 @dataclass(frozen=True, slots=True)
 class OriginalLayer:
-    """An original layer, and the layers of diffusers whose outputs it joins, from its first row to its last."""
+    """A layer under the name that the model's authors gave it, and the layers of diffusers that it joins, in order."""
 
     name: str
     """The name of the original layer without ".weight", e.g. "double_blocks.0.img_attn.qkv"."""
@@ -245,7 +245,7 @@ class _Numbered(dict[str, Tensor]):
 
 
 def layer_sizes(module: nn.Module) -> dict[str, int]:
-    """Outputs of each linear layer and convolution of a component, with adapters or without, by name."""
+    """Name -> number of outputs of each linear layer and convolution of a component, with adapters or without."""
     sizes = {}
     for name, part in module.named_modules():
         if ".lora_" in name or name.endswith(".base_layer"):
@@ -260,9 +260,9 @@ def layer_sizes(module: nn.Module) -> dict[str, int]:
 
 
 def original_layers(denoiser: nn.Module) -> tuple[OriginalLayer, ...]:
-    """The denoiser's linear layers and convolutions under the names of its authors.
+    """The denoiser's linear layers and convolutions as its authors name and join them.
 
-    A layer that diffusers' converter does not make, such as one that only diffusers has, is in none of them.
+    Layers that diffusers' converter does not make, such as those that only diffusers has, are left out.
     """
     sizes = layer_sizes(denoiser)
     converter = _CONVERTERS.get(type(denoiser).__name__)
@@ -289,7 +289,7 @@ def _converted(
 
 
 def original_tensors(kind: str, modules: Collection[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The tensors of diffusers that each tensor of the authors' file joins, by name, from its first row to its last.
+    """Each tensor of the authors' file -> the names of diffusers' tensors that it joins, from first to last row.
 
     `modules` are all modules of a component of class `kind` that hold tensors. The names of tensors that the component
     does not have may be among them.

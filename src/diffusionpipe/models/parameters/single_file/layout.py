@@ -59,7 +59,7 @@ PIPELINES = tuple(_PLACES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A component of a diffusers folder."""
+    """A component of a diffusers folder: its class, its configuration, and the shapes of its tensors."""
 
     kind: str
     config: Mapping[str, Any]
@@ -68,12 +68,14 @@ class Component:
 
 
 def parts_of(pipeline: str) -> tuple[str, ...]:
-    """The components of a pipeline that are in its files."""
+    """The names of the components that the authors' single files of a pipeline hold."""
     return tuple(_PLACES[pipeline])
 
 
 def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str, Shape], dict[str, RowOrigin]]:
-    """The shapes of a component's tensors in a file, and for each tensor of diffusers its origin there.
+    """(shapes of a component's tensors in a single file by name, origin there of each tensor of diffusers).
+
+    `pipeline`: the pipeline's class. `name`: of the component.
 
     Raises:
         ModelError: diffusers' converter does not make the component again from such a file.
@@ -106,7 +108,9 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
 def check_whole(
     components: Mapping[str, Component], shapes: Shapes, known: Mapping[str, Mapping[str, RowOrigin]]
 ) -> None:
-    """Checks that readers of the whole file, of these shapes, find each component at its own place.
+    """Check that readers of a whole file with these shapes find each component at its own place.
+
+    `known`: the origins of each component's tensors, as `layout_of` returns them.
 
     Raises:
         ModelError: another component would be read in its place.
@@ -117,7 +121,7 @@ def check_whole(
 
 
 def plain_names(tensors: Mapping[str, T]) -> dict[str, T]:
-    """The tensors of a component by names that are the same in all versions of transformers."""
+    """The same values by names without "text_model." in front, which only some versions of transformers have."""
     return {key.removeprefix("text_model."): tensor for key, tensor in tensors.items()}
 
 

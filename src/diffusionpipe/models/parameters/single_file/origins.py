@@ -29,7 +29,7 @@ _PROJECTION = "text_projection.weight"
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Rows of one tensor of a file, one range after the other."""
+    """The rows of a tensor in the authors' file that make one tensor of diffusers."""
 
     name: str
     """The file's tensor; "" for an identity, which no file has."""
@@ -40,7 +40,10 @@ class RowOrigin:
     is_transposed: bool = False
 
     def read(self, rows: Callable[[int, int], Tensor]) -> Tensor:
-        """The tensor of diffusers; `rows(first, end)` are rows of the file's tensor, or it itself if it has none."""
+        """The tensor of diffusers, contiguous, from the file's rows.
+
+        `rows(first, end)` returns rows of the file's tensor, or the tensor itself if it has no dimensions.
+        """
         if not self.name:
             return torch.eye(*self.shape)
         parts = [rows(first, end) for first, end in self.ranges]
@@ -48,7 +51,7 @@ class RowOrigin:
         return (joined.T if self.is_transposed else joined).reshape(self.shape).contiguous()
 
     def write(self, tensor: Tensor, whole: Tensor) -> None:
-        """Puts the tensor of diffusers into its rows of the file's, in place."""
+        """Copy a tensor of diffusers into its rows of the file's tensor `whole`, in place."""
         values = (tensor.T if self.is_transposed else tensor).reshape(-1, *whole.shape[1:]) if whole.ndim else tensor
         if not whole.ndim:
             whole.copy_(values)
@@ -60,7 +63,9 @@ class RowOrigin:
 
 
 def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, RowOrigin] | None:
-    """The origins in a file of these shapes of a component's tensors, by tensor; None if the file lacks the component.
+    """Name of each tensor of a component in diffusers -> its origin in a file of these shapes.
+
+    None if the file lacks the component.
 
     Raises:
         KeyError, ValueError, IndexError, RuntimeError: the converter does not find the tensors that it needs.

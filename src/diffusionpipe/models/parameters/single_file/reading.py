@@ -23,17 +23,17 @@ POINTER = "single_file.json"
 
 
 def pointer_text(file: Path, kind: str) -> str:
-    """The contents of a `POINTER` to a component of class `kind`."""
+    """The JSON contents of a `POINTER` file: the single file, and the class of the component to read from it."""
     return json.dumps({"file": str(file), "kind": kind})
 
 
 def file_behind(pointer: Path) -> Path:
-    """The single file that a pointer names."""
+    """The path of the single file that a `POINTER` file names."""
     return Path(_read(pointer)["file"])
 
 
 def shapes_in(file: Path) -> dict[str, Shape]:
-    """The shapes of the tensors of a safetensors file, from its header.
+    """Name -> shape of the tensors of a safetensors file, from its header.
 
     Raises:
         ModelError: it is damaged, or no such file.
@@ -48,7 +48,9 @@ def shapes_in(file: Path) -> dict[str, Shape]:
 
 
 def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -> dict[str, RowOrigin] | None:
-    """The origins of a component's tensors in a file of these shapes; None if the file has nothing of it.
+    """Name of each tensor of a component in diffusers -> its origin in the file; None if the file has nothing of it.
+
+    `shapes`: of the file's tensors. `kind`: the component's class.
 
     Raises:
         ModelError: the file has only a part of it, or belongs to another model.
@@ -64,7 +66,7 @@ def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -
 
 @contextmanager
 def opened_part(pointer: Path) -> Iterator["ComponentTensors"]:
-    """The component that a pointer names, tensor by tensor.
+    """Within the block, the tensors of the component that a `POINTER` file names, read one by one.
 
     Raises:
         ModelError: the file is damaged, or does not hold the component.
@@ -81,26 +83,26 @@ def opened_part(pointer: Path) -> Iterator["ComponentTensors"]:
 
 
 class ComponentTensors:
-    """The tensors of one component in an open single file."""
+    """The tensors of one component in an open single file, under diffusers' names and shapes; see `Tensors`."""
 
     def __init__(self, origins: Mapping[str, RowOrigin], content: Any) -> None:
         self._origins, self._content = origins, content
 
     def names(self) -> list[str]:
-        """The names of the part's tensors in diffusers."""
+        """The names of the component's tensors in diffusers."""
         return list(self._origins)
 
     def shape(self, key: str) -> Shape:
-        """The shape of the tensor in diffusers."""
+        """The shape of a tensor in diffusers."""
         return self._origins[key].shape
 
     def get(self, key: str) -> Tensor:
-        """A copy of the tensor; no other rows are read."""
+        """A copy of a tensor in diffusers' shape; only its own rows of the file are read."""
         origin = self._origins[key]
         return origin.read(self._rows(origin.name))
 
     def metadata(self) -> dict[str, str]:
-        """The texts beside the file's tensors."""
+        """The file's own texts by key; {} if it has none."""
         return self._content.metadata() or {}
 
     def _rows(self, name: str) -> Callable[[int, int], Tensor]:
