@@ -37,10 +37,11 @@ def analytic_profile(
     mode: Mode = EAGER,
     progress: Report | None = None,
 ) -> Profile:
-    """The computed costs of every layer on the device of that name (see `diffusionpipe.costs.devices`) in that mode.
+    """A profile with the computed times and memory of every layer on the device of that name, in that mode.
 
-    I and W are as in a measured profile: W is the whole backward less I. A forward without gradients runs the same
-    operations, so no time of its own is given for it. `progress` is called with (layers counted, all).
+    `device`: a name in `diffusionpipe.costs.devices`. I and W are as in a measured profile: W is the whole backward
+    less I. A forward without gradients runs the same operations, so no time of its own is given for it. `progress` is
+    called with (layers counted, all).
 
     Raises:
         ConfigError: the device is not known, or there is no batch size.
@@ -61,7 +62,9 @@ def analytic_profiles(
     mode: Mode = EAGER,
     progress: Report | None = None,
 ) -> tuple[Profile, ...]:
-    """The `analytic_profile` of each of these devices, which must be of one type; the work is counted once.
+    """The `analytic_profile` for each of these devices, in their order; the work is counted once.
+
+    The devices must be of one type.
 
     Raises:
         ConfigError: a device is not known, or there is no batch size.
@@ -98,7 +101,10 @@ def counts_at(
     device_type: str,
     progress: Report | None = None,
 ) -> list[Counts]:
-    """The work of every layer at each of these batch sizes. `progress` is called with (layers counted, all)."""
+    """For each batch size, the operations and bytes of every layer, by layer.
+
+    `progress` is called with (layers counted, all).
+    """
     counted = 0
 
     def step() -> None:
@@ -114,9 +120,9 @@ def counts_at(
 
 
 def with_kept(profile: Profile, graph: LayerGraph) -> Profile:
-    """The profile with what split backwards keep, counted at its batch sizes; all else is as it was.
+    """The profile with the bytes that split backwards keep, counted at its batch sizes; all else is as it was.
 
-    For profiles that were made before they said so. `graph` is the model that was profiled.
+    For profiles of older versions, which lack them. `graph` is the model that was profiled.
     """
     columns = counts_at(
         profile.batch_sizes, graph, profile.graph, precision=profile.precision, device_type=profile.device_type

@@ -32,34 +32,34 @@ RESOLUTION: Seconds = 5e-7
 
 
 class Mark(Protocol):
-    """A place in what a device computes, as `torch.cuda.Event` is one."""
+    """A point in the work of a device, such as a `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Whether the device has passed the mark."""
 
     def synchronize(self) -> None:
-        """Let the host wait until it has."""
+        """Block the host until the device has passed the mark."""
 
     def elapsed_time(self, end_event: Self) -> float:
-        """Milliseconds until the device passes a later one."""
+        """The milliseconds from this mark to a later one, `end_event`, on the device."""
 
 
 class Queue(Protocol):
-    """A device and its host, who issues what it computes."""
+    """A device that computes beside its host, which issues the work: the host's clock, sleeps and marks."""
 
     def now(self) -> Seconds:
-        """The host's clock."""
+        """The host's time in seconds."""
 
     def sleep(self, seconds: Seconds) -> None:
-        """Issue a sleep of about that long."""
+        """Let the device do nothing for about `seconds`, after the work issued so far."""
 
     def mark(self) -> Mark:
-        """Issue a mark."""
+        """A new mark after the work issued so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaQueue:
-    """The current stream of a GPU."""
+    """The current stream of a GPU as a `Queue`."""
 
     device: torch.device
     cycles: float
@@ -67,7 +67,7 @@ class CudaQueue:
 
     @classmethod
     def of(cls, device: torch.device) -> "CudaQueue":
-        """The queue of a device, whose cycles are counted first."""
+        """The queue of a GPU; it first measures how fast the GPU counts cycles."""
         cycles = 10_000_000
         trial = cls(device=device, cycles=1.0)
         trial.sleep(cycles)  # the first one loads the kernel
@@ -78,15 +78,15 @@ class CudaQueue:
         return cls(device=device, cycles=cycles / (begin.elapsed_time(end) / 1000))
 
     def now(self) -> Seconds:
-        """The host's clock."""
+        """The host's time in seconds; see `Queue`."""
         return time.perf_counter()
 
     def sleep(self, seconds: Seconds) -> None:
-        """Issue a kernel that spins for about `seconds`."""
+        """Issue a kernel that spins for about `seconds`; see `Queue`."""
         torch.cuda._sleep(int(seconds * self.cycles))  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event in the device's current stream."""
+        """Record an event in the device's current stream; see `Queue`."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -94,7 +94,7 @@ class CudaQueue:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """The time that some work took of a device, and of the host that issued it."""
+    """The seconds that some work took on the device, and the seconds in which the host issued it."""
 
     device: Seconds
     host: Seconds = 0.0
@@ -119,11 +119,14 @@ class Clock:
 
     @classmethod
     def of(cls, device: torch.device) -> "Clock":
-        """The clock of a device."""
+        """The clock for a device: by its stream for a GPU, else by the host's clocks."""
         return cls(device, CudaQueue.of(device) if device.type == "cuda" else None)
 
     def apart(self, function: Callable[[], T]) -> tuple[T, Took]:
-        """The function's result, and its times of device and host; only `was_late` says whether that is true."""
+        """The function's result, and the times that it took on the device and on the host, apart from each other.
+
+        If the device had to wait for the host, `was_late` is set and its time is too long.
+        """
         queue = self.queue
         if queue is None:
             result, seconds = self.time(function)
@@ -139,7 +142,7 @@ class Clock:
         return result, Took(max(begin.elapsed_time(end) / 1000, RESOLUTION), host)  # [3]
 
     def time(self, function: Callable[[], T]) -> tuple[T, Seconds]:
-        """The function's result and how long it took; waits for the device before and after."""
+        """The function's result and the seconds that it took; on a GPU it waits for the device before and after."""
         if self.device.type != "cuda":
             now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
             start = now()
@@ -160,7 +163,7 @@ def middle(times: Sequence[Seconds]) -> Seconds:
 
 
 def spread(times: list[Seconds]) -> Seconds:
-    """Half the distance between the quartiles; 0 for one time."""
+    """Half the distance between the upper and the lower quartile, in seconds; 0 for one time."""
     if len(times) < 2:
         return 0.0
     low, _, high = quantiles(times, n=4, method="inclusive")
@@ -169,7 +172,7 @@ def spread(times: list[Seconds]) -> Seconds:
 
 @dataclass(slots=True)
 class CudaPeak:
-    """The allocator's figures, as `LiveBytes` has them for a CPU. Mutable: moves with `restart_peak`."""
+    """The bytes of tensors on a GPU, now and at their peak, by torch's allocator; see `Gauge`."""
 
     device: torch.device
 
@@ -180,9 +183,9 @@ class CudaPeak:
 
     @property
     def peak(self) -> Bytes:
-        """The most since the last restart."""
+        """The most bytes of tensors at once since the last restart."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def restart_peak(self) -> None:
-        """Let the peak start from what lives now."""
+        """Let the peak be counted again, from the bytes that live now."""
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -22,7 +22,7 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCount:
-    """The operations and bytes of one layer at one batch size."""
+    """The operations of one layer's forward and backward at one batch size, and the bytes of its tensors."""
 
     forward: tuple[Operation, ...]
     input_grad: tuple[Operation, ...]
@@ -53,7 +53,10 @@ def count_layers(
     device_type: str,
     step: Callable[[], None],
 ) -> dict[str, LayerCount]:
-    """The work of every layer with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
+    """Layer -> its operations and bytes for `batch` samples; needs neither weights nor the device.
+
+    `step` is called after each layer.
+    """
     ledger = KeptBytes(model)
     counted: dict[str, tuple[_Traces, MemoryRun]] = {}
     known: dict[Hashable, _Known] = {}
@@ -179,7 +182,7 @@ def _count(
 
 
 def autograd_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Hashable:
-    """A key that decides, with the operations of a forward, which operations its backward runs, on which sizes.
+    """A key of an autograd graph: graphs with equal keys, and equal forwards, run the same operations backward.
 
     First the inputs and outputs, how they lie in memory, and the node where each output gets its gradient (-1: none).
     Then the nodes in the order in which they are found: kind, and where they pass gradients on to; for a leaf which of

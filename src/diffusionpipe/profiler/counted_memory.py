@@ -16,26 +16,26 @@ BeforeBackward = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
 
 class Gauge(Protocol):
-    """Counts live bytes."""
+    """Counts the bytes of tensors that live, now and at their peak."""
 
     @property
     def live(self) -> Bytes:
-        """Bytes that live now."""
+        """The bytes of tensors that live now."""
         ...
 
     @property
     def peak(self) -> Bytes:
-        """The most since the last restart."""
+        """The most bytes of tensors at once since the last restart."""
         ...
 
     def restart_peak(self) -> None:
-        """Let the peak start from what lives now."""
+        """Let the peak be counted again, from the bytes that live now."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutAside:
-    """The tensors that a layer's I leaves for its W, each storage once; weights do not count."""
+    """The bytes that a layer's op I keeps for its op W, and which of the layer's inputs; weights do not count."""
 
     own: Bytes = 0
     """Gradients, and inputs of its modules that the layer has made itself."""
@@ -45,7 +45,7 @@ class PutAside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRun:
-    """The result of one run."""
+    """The result of a layer's run for its memory: outputs, kept storages, and bytes at the peaks of its passes."""
 
     written: tuple[Tensor, ...]
     """The outputs of the layer, detached."""
@@ -60,13 +60,13 @@ class MemoryRun:
 
     @property
     def workspace(self) -> Bytes:
-        """The larger one of the peaks of forward and backward, in bytes."""
+        """The larger one of the bytes of forward and backward at their peaks."""
         return max(self.forward, self.backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWatch:
-    """Contexts and functions that watch the run."""
+    """Contexts around a layer's forward and backward, and functions that are called between them."""
 
     forward: AbstractContextManager[object]
     backward: AbstractContextManager[object]
@@ -77,7 +77,7 @@ class MemoryWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRun:
-    """Peaks of runs that are alike."""
+    """The bytes at the peaks of backward and drawing that an equal run of a layer has had."""
 
     backward: Bytes
     drawing: Bytes
@@ -85,7 +85,10 @@ class KnownRun:
 
 
 def run_for_memory(run: LayerRun, gauge: Gauge, watch: MemoryWatch | None = None) -> MemoryRun:
-    """Forward and backward of the layer, with its kept storages and its workspace."""
+    """Run a layer forward and backward; returns its outputs, the storages that it keeps, and its bytes at the peaks.
+
+    `gauge`: counts bytes. `watch`: contexts and functions around the passes; None: none.
+    """
     watch = watch or MemoryWatch(
         forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known=lambda _: None
     )

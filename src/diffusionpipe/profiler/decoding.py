@@ -26,7 +26,7 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True)
 class DecodingRun:
-    """One run of `decode`."""
+    """The bytes that one `decode` of a VAE takes at its peak, and the bytes of its picture."""
 
     peak: Bytes
     """Bytes beside weights and latents, the picture included."""
@@ -35,9 +35,9 @@ class DecodingRun:
 
 
 def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = torch.float32) -> Decoding:
-    """The memory that the VAE needs to decode latents of that shape, without their number, one after the other.
+    """The bytes that the VAE needs to decode a sample's latents, whole and tile by tile.
 
-    `dtype`: the type of its weights and of the latents.
+    `latents`: their shape, without the batch. `dtype`: of the weights and the latents.
     """
     whole = run_decoder(vae, (1, *latents), dtype)
     tiles = tiles_of(vae, latents)
@@ -65,14 +65,14 @@ def _written(first: DecodingRun, tiles: Sequence[tuple[int, int]], count: int) -
 
 
 def decoding_of_graph(graph: LayerGraph) -> Decoding | None:
-    """The memory that the model's VAE needs to decode a sample; None for a model without a VAE."""
+    """The bytes that the model's VAE needs to decode a sample; None for a model without a VAE."""
     vae = graph.components.get("vae")
     pixels = next((spec.shape for spec in graph.inputs if spec.name == "pixels"), None)
     return None if vae is None or pixels is None else decoding_of(vae, decoded_latents(vae, pixels))
 
 
 def run_decoder(vae: Any, latents: Sequence[int], dtype: torch.dtype = torch.float32) -> DecodingRun:
-    """`decode` of latents of that shape, (B, ...), on fake tensors, as the VAE is set."""
+    """Run `decode` on fake latents of the shape (B, ...), as the VAE is set; returns its bytes. Nothing is computed."""
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), _fake(vae, dtype), torch.no_grad():
         read = torch.zeros(tuple(latents), dtype=dtype)

@@ -13,7 +13,7 @@ from diffusionpipe.runtime.machine.free_memory import free_memory
 def random_inputs(
     graph: LayerGraph, batch: int, device: torch.device | str = "cpu", seed: int = 0
 ) -> dict[str, Tensor]:
-    """One batch of the graph's raw inputs, a function of the arguments.
+    """A batch of random raw inputs of the graph, by name; the same for the same arguments.
 
     Numbers without dimensions (times) are uniform in [0, 1), others normal; whole numbers lie below the smallest table
     of embeddings among the layers that read them, so that each of them can be looked up.
@@ -42,7 +42,9 @@ def _table_sizes(graph: LayerGraph, tensor: str) -> Iterator[int]:
 
 
 def check_memory(model: ModelGraph, batch: int) -> None:
-    """Refuse a batch with which the tensors of one layer alone fill the memory: Linux hands out more than it has.
+    """Check that the tensors of the largest layer, for `batch` samples, fit in the host's free memory.
+
+    Linux hands out more memory than it has, and would kill the process later.
 
     Raises:
         MemoryError: there is less.

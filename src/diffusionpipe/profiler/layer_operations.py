@@ -51,7 +51,9 @@ Timed = tuple[Operation, Seconds]
 def computed_operations(
     graph: LayerGraph, model: ModelGraph, *, device: str, precision: str, samples: int, progress: Report = silent
 ) -> OperationReport:
-    """The operations of every layer on the device of that name.
+    """The computed times and work of every layer's operations on a known device, for `samples` samples.
+
+    `device`: its name in `diffusionpipe.costs.devices`. `progress` is called with (layers done, all).
 
     Raises:
         ConfigError: the device is not known.
@@ -96,9 +98,10 @@ def measured_operations(
     repeats: int = REPEATS,
     progress: Report = silent,
 ) -> OperationReport:
-    """The operations of every layer on this machine, in medians of `repeats` passes.
+    """The measured times and the work of every layer's operations on this machine, in medians of `repeats` passes.
 
-    On a CPU this process keeps its freed memory from then on, as in `profile_model`.
+    `device`: "cpu" or "cuda". On a CPU this process keeps its freed memory from then on, as in `profile_model`.
+    `progress` is called with (layers done, all).
     """
     place = torch.device(device)
     if place.type == "cpu":

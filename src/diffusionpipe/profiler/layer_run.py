@@ -22,7 +22,7 @@ MIN_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """A layer on one batch of its inputs. Its parameters must be where `reads` are."""
+    """A layer with one batch of its inputs, ready to run forward and backward; its parameters lie beside these."""
 
     layer: Layer
     component: nn.Module
@@ -43,19 +43,19 @@ class LayerRun:
 
     @property
     def differentiable(self) -> list[Tensor]:
-        """The inputs that need a gradient."""
+        """The inputs that require a gradient."""
         return [tensor for tensor in self.reads.values() if tensor.requires_grad]
 
     def cast(self) -> None:
-        """Copy the weights, as a stage does once in an iteration."""
+        """Copy the weights in autocast's dtype, as a stage does once in an iteration; without autocast none."""
         self.casts.drop()
         if self.narrow is not None:
             self.casts.make(self.weights, self.narrow)
 
     def forward(self, *, keeps: bool = True) -> tuple[Tensor, ...]:
-        """The outputs of the layer.
+        """Run the layer forward; returns its outputs. It reads the copies of `cast`.
 
-        It reads the copies of `cast`. `keeps`: whether tensors for a backward are kept.
+        `keeps`: whether tensors for a backward are kept.
         """
         reads = (self.reads[name] for name in self.layer.reads)
         forwards = self.forwards if self.casts else ()
@@ -64,11 +64,17 @@ class LayerRun:
         return written
 
     def input_grad(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs alone."""
+        """The gradients of `differentiable`, None for an input on which no output depends; parameters get none.
+
+        `outputs`, `gradients`: from which the backward starts.
+        """
         return torch.autograd.grad(outputs, self.differentiable, gradients, allow_unused=True)
 
     def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The gradients of inputs and parameters, added to `.grad` as training does it."""
+        """Add the gradients of inputs and parameters to their `.grad`, as training does it.
+
+        `outputs`, `gradients`: from which the backward starts.
+        """
         torch.autograd.backward(outputs, gradients)
         for tensor in self.reads.values():
             tensor.grad = None
@@ -83,7 +89,7 @@ class LayerRun:
         return deferred
 
     def gradients_like(self, outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs that a backward starts from, and a gradient for each."""
+        """The outputs from which a backward starts, and a gradient for each."""
         starts = [tensor for tensor in outputs if tensor.requires_grad]
         return starts, [torch.randn_like(tensor) for tensor in starts]
 
@@ -96,7 +102,7 @@ def layer_run(
     context: Callable[[], AbstractContextManager[object]],
     narrow: torch.dtype | None = None,
 ) -> LayerRun:
-    """The run of a layer; gradients of its parameters exist already, as after a first micro-batch.
+    """A layer's run on its inputs among `tensors`; its parameters have gradients, as after a first micro-batch.
 
     `narrow`: the dtype of `context`'s autocast. Frozen layers get no copies, since each fill casts for itself.
     """
@@ -126,14 +132,14 @@ def layer_run(
 
 
 def release(run: LayerRun) -> None:
-    """Free the gradients of the parameters and the copies."""
+    """Free the gradients of the run's parameters and the copies of its weights."""
     for parameter in run.trained:
         parameter.grad = None
     run.casts.drop()
 
 
 def weight_keys(run: LayerRun) -> set[int]:
-    """Keys of the storages of all parameters, their copies, and buffers and tables that the layer may read."""
+    """The `storage_key`s of the layer's parameters, their copies, and the buffers and tables that it may read."""
     own = (p for p in own_parameters(run.layer, run.component) if p.device.type != "meta")
     constant = (*run.component.buffers(), *tables_of([run.layer]))
     return {storage_key(tensor) for tensor in (*own, *run.casts.copies, *constant)}
@@ -142,7 +148,7 @@ def weight_keys(run: LayerRun) -> set[int]:
 def split_backward(
     whole: Seconds, input_grad: Seconds, *, has_inputs: bool, is_trained: bool
 ) -> tuple[Seconds, Seconds]:
-    """Times of I and W, which add up to the whole backward.
+    """(seconds of I, seconds of W), which add up to `whole`, the seconds of the whole backward.
 
     I is the gradient of the inputs alone, measured or counted; W is the rest, at least `MIN_SHARE` of the whole. A
     layer without trained parameters has no W, one whose inputs need no gradient no I.

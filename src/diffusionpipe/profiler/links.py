@@ -56,7 +56,7 @@ USABLE_OF_HOST = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One size of one kind of transfer."""
+    """The measured time of one size of messages or sums, within a node or between nodes."""
 
     what: str
     """"message" or "sum", within a node or between nodes."""
@@ -73,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The measured links."""
+    """The cluster that was measured, and the trials from which its links were fitted."""
 
     cluster: Cluster
     trials: tuple[Trial, ...]
@@ -86,9 +86,9 @@ class _Rank:
 
 
 def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = silent) -> Links:
-    """The cluster of the job's ranks; every rank calls this and all get the same.
+    """Measure messages and sums between the job's ranks; returns the cluster, the same on all. Every rank calls this.
 
-    `progress` is called with the number of sizes tried and of all of them.
+    `name`: of the cluster. `progress` is called with the number of sizes tried and the number of all.
 
     Raises:
         ConfigError: there is only one rank, or the ranks of one machine do not follow each other.
@@ -134,9 +134,9 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
 
 
 def usable_memory(job: Job) -> Bytes:
-    """Memory of a rank's device that training may use, less the part of contexts and communicators.
+    """Bytes of this rank's device that training may use: the free part, less a share for contexts and communicators.
 
-    All ranks call it.
+    On CPUs the ranks of a host share a part of its memory. All ranks call it.
     """
     if job.device.type == "cuda":
         free = torch.cuda.mem_get_info(job.device)[0] + torch.cuda.memory_reserved(job.device)
@@ -267,7 +267,7 @@ def _fit(trials: Sequence[Trial], what: str) -> tuple[Seconds, float]:
 
 
 def pair_links(trials: Sequence[Trial]) -> tuple[PairLink, ...]:
-    """The link of each pair that was tried."""
+    """The fitted latency and bandwidth of each pair of ranks that was tried."""
     points: dict[Pair, list[tuple[float, Seconds]]] = defaultdict(list)
     for trial in trials:
         for pair, seconds in trial.pairs:
@@ -289,7 +289,7 @@ def _fit_overhead(trials: Sequence[Trial], what: str) -> tuple[Seconds, Seconds]
 
 
 def fit_line(points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
-    """Latency and bandwidth of the line through (bytes, seconds) with the least squared relative error.
+    """(latency in seconds, bytes a second) of the line through (bytes, seconds) with the least squared relative error.
 
     The latency is at least 0 and at most the shortest time; the line rises.
     """

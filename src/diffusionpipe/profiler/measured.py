@@ -79,19 +79,19 @@ def profile_model(
     progress: Report | None = None,
     agree: Agree = alone,
 ) -> Profile:
-    """The measured costs of every layer.
+    """Measure every layer on a device; returns the profile with the times and bytes at each batch size.
 
     On a CPU this process keeps its freed memory from then on (`runtime/machine/heap.py`), as training in it will.
 
     Args:
         graph: the model; parameters may be on the meta device, their dtype is the one that is measured.
         model: its description, for the same precision.
-        batch_sizes: samples, in any order. A size is left out, with a warning, when the budget would not last for
-            it or the device's memory does not; the smallest one is always measured.
+        batch_sizes: samples, in any order. A size is left out, with a warning, when the budget would not last for it or
+            the device's memory does not; the smallest one is always measured.
         device: where to measure.
         precision: "float32", "bfloat16" (autocast) or "float64".
-        repeats: of each measurement, at least. On a CPU with more than one, all sizes are measured again while
-            their times change, at most this number of times.
+        repeats: of each measurement, at least. On a CPU with more than one, all sizes are measured again while their
+            times change, at most this number of times.
         time_budget: seconds after which no further size is begun.
         progress: called after each layer.
         agree: joins ranks that measure the same at the same time, see `profiler/together.py`.
@@ -129,7 +129,7 @@ def profile_model(
 
 
 def silent(done: int, total: int) -> None:
-    """A report that does nothing."""
+    """Do nothing with a report of progress, (done, total)."""
 
 
 def _steady_columns(
@@ -323,7 +323,7 @@ def _layer_profile(name: str, columns: Sequence[SizeColumn]) -> LayerProfile:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as profiles and clusters call it, e.g. "NVIDIA H200" or "AMD EPYC 7B13, 1 thread"."""
+    """The device's name in profiles and clusters, e.g. "NVIDIA H200" or "AMD EPYC 7B13, 1 thread"."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -338,7 +338,7 @@ def _cpu_name() -> str:
 
 
 def package_versions() -> tuple[tuple[str, str], ...]:
-    """(package, version) of what a profile depends on."""
+    """(package, version) of each installed package on which the times of a profile depend."""
     versions = [(name, version(name)) for name in ("diffusionpipe", "torch", "diffusers", "transformers")]
     cuda = torch.version.cuda
     return (*versions, ("cuda", cuda)) if cuda else tuple(versions)

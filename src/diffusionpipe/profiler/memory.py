@@ -16,13 +16,13 @@ from diffusionpipe.units import Bytes
 
 
 def storage_key(tensor: Tensor) -> int:
-    """A key that all tensors share which lie in one storage, as long as one of them lives."""
+    """A number that is equal for all tensors in one storage, as long as one of them lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 class SavedStorages(saved_tensors_hooks):
-    """Notes, while entered, the storages of everything that autograd saves for a backward."""
+    """Notes the storages of all tensors that autograd saves for a backward, while it is entered as a context."""
 
     def __init__(self) -> None:
         self.storages: dict[int, Bytes] = {}
@@ -40,10 +40,10 @@ def _unchanged(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeptBytes:
-    """Which layer's share of the kept bytes is how large, over one run through all layers.
+    """Adds up, layer by layer of one run, the bytes that are kept for the backward. Mutable.
 
-    It grows with every layer. Bytes that a layer keeps of its inputs is charged to the layer that wrote them, once,
-    however many layers keep it; inputs that come from the frozen part are charged to none.
+    Bytes that a layer keeps of its inputs are charged to the layer that wrote them, once, however many layers keep it;
+    inputs that come from the frozen part are charged to none.
     """
 
     model: ModelGraph
@@ -65,9 +65,9 @@ class KeptBytes:
         weights: set[int],
         put_aside: Sequence[int] = (),
     ) -> None:
-        """Note what one layer kept; `weights` are the keys of its parameters and buffers, which do not count.
+        """Add the storages that one layer kept; `weights`: keys of its parameters and buffers, which do not count.
 
-        `put_aside`: positions of the reads that stay for its W.
+        `reads`, `writes`: its inputs and outputs. `put_aside`: positions of the reads that stay for its W.
         """
         read_as = {storage_key(tensor): name for name, tensor in reads.items()}
         written_as: dict[int, str] = {}
@@ -99,7 +99,7 @@ class KeptBytes:
         self._kept.add(self._original(name))
 
     def totals(self) -> dict[str, Bytes]:
-        """Bytes by layer, outputs that anyone keeps included; 0 for frozen layers."""
+        """Layer -> bytes charged to it, with its outputs that any layer keeps; 0 for frozen layers."""
         frozen = set(self.model.frozen_layers)
         return {
             spec.name: 0
@@ -156,7 +156,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def restart_peak(self) -> None:
-        """Let the peak start from what lives now."""
+        """Let the peak be counted again, from the bytes that live now."""
         self.peak = self.live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -21,7 +21,7 @@ _ATEN = torch.ops.aten
 
 
 class SpeedLimit(StrEnum):
-    """The limit of an operation's speed."""
+    """Which rate of a device limits the speed of an operation: a kind of computation, or memory."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -32,7 +32,7 @@ class SpeedLimit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One kernel, with its work and the bytes that it moves."""
+    """One kernel of a device: its name, the floating-point operations that it computes and the bytes that it moves."""
 
     name: str
     """The name of the operation in torch, e.g. "addmm"."""
@@ -61,7 +61,7 @@ _WITHOUT_KERNEL = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new
 
 
 class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations here
-    """Notes, while entered, every operation that runs a kernel; views run none."""
+    """Notes, while it is entered as a context, every operation that runs a kernel; views run none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return result
 
     def note(self, func: Any, args: Any, kwargs: Any, result: object) -> bool:
-        """Note an operation that has run; False where it ran no kernel."""
+        """Note an operation that has run with these arguments; returns False where it ran no kernel."""
         packet = func._overloadpacket
         read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         written = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
@@ -129,7 +129,7 @@ def _bytes(tensors: Sequence[Tensor]) -> Bytes:
 
 
 class CudaCasts(TorchFunctionMode):
-    """Computes in float32 what autocast computes in float32 on a GPU but not on a CPU, for fake tensors on a CPU."""
+    """Makes operations on fake CPU tensors compute in float32 where autocast on a GPU would; entered as a context."""
 
     _IN_FLOAT32 = (
         functional.layer_norm,

@@ -19,7 +19,10 @@ two nodes."""
 
 
 def rounds_inside(nodes: Sequence[int]) -> list[Round]:
-    """Rounds of all pairs within nodes; `nodes`: of each rank."""
+    """Rounds of all pairs of ranks within nodes; no rank is twice in a round. Of many ranks only neighbours.
+
+    `nodes`: the node of each rank.
+    """
     ranks = _ranks_of(nodes)
     if len(nodes) > MOST_RANKS:
         neighbours = [(one, one + 1) for one in range(len(nodes) - 1) if nodes[one] == nodes[one + 1]]
@@ -30,7 +33,10 @@ def rounds_inside(nodes: Sequence[int]) -> list[Round]:
 
 
 def rounds_across(nodes: Sequence[int]) -> list[Round]:
-    """Rounds of all pairs between nodes."""
+    """Rounds of all pairs of ranks on different nodes; no rank is twice in a round. Of many ranks only two nodes'.
+
+    `nodes`: the node of each rank.
+    """
     ranks = _ranks_of(nodes)
     if len(nodes) > MOST_RANKS:
         return [tuple(zip(ranks[0], ranks[1], strict=False))] if len(ranks) > 1 else []

@@ -37,13 +37,13 @@ Agree = Callable[[float], float]
 
 
 def alone(value: float) -> float:
-    """`Agree` of a rank that measures by itself."""
+    """The value itself: the `Agree` of a rank that measures without others."""
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Medians over the passes, scaled so that they add up to the median of a whole pass."""
+    """The median seconds of one layer's forward, I, W and cast, scaled to add up to the median of a whole pass."""
 
     forward: Seconds
     forward_spread: Seconds
@@ -84,7 +84,7 @@ def time_passes(
     *,
     probed: Collection[str] = (),
 ) -> dict[str, LayerTimes]:
-    """Times of layers that follow each other, by name.
+    """Layer -> its times, measured in passes through all layers one after the other.
 
     `runs` are on inputs from before; a layer that reads an output of another of them gets it new in every pass. At
     least `repeats` passes are made with whole backwards and as many with input gradients alone. Passes in which the
@@ -228,7 +228,7 @@ def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
 
 
 def least_host(found: Sequence[HostTimes]) -> HostTimes:
-    """The least of each time: a host takes longer where it has to wait until its device takes more work in."""
+    """The least of each of the host's times; others hold waits until the device takes in more work."""
     return HostTimes(
         forward=min(host.forward for host in found),
         input_grad=min(host.input_grad for host in found),

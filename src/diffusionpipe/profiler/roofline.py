@@ -41,14 +41,14 @@ _RECOMPUTED = 0.8
 
 
 def layer_seconds(operations: Sequence[Operation], rates: DeviceRates, mode: Mode = EAGER) -> Seconds:
-    """How long the operations take one after the other; 0 for none."""
+    """The seconds that the operations take one after the other, with their dispatch by the host; 0 for none."""
     kernels = sum(operation_seconds(operation, rates, mode) for operation in operations)
     dispatch = len(operations) * rates.dispatch * (FUSED if mode.is_compiled else 1.0)
     return max(kernels, dispatch) if rates.is_asynchronous else kernels + dispatch
 
 
 def operation_seconds(operation: Operation, rates: DeviceRates, mode: Mode = EAGER) -> Seconds:
-    """How long one operation takes, which is one kernel for most."""
+    """The seconds that the device takes for one operation, which is one kernel for most, without its dispatch."""
     match operation.kind:
         case SpeedLimit.MEMORY:
             return _moving(operation, rates, mode)

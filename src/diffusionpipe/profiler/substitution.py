@@ -19,7 +19,7 @@ Substitute = Callable[[str, Tensor], Tensor]
 
 @contextmanager
 def substituted(components: Iterable[nn.Module], replaced: set[int], substitute: Substitute) -> Iterator[None]:
-    """Puts `substitute(name, tensor)` in the place of each parameter or buffer whose id is in `replaced`.
+    """Within the block, each parameter or buffer whose id is in `replaced` is replaced by `substitute(name, tensor)`.
 
     Tied tensors stay tied; whether a parameter is trained stays as it was. The originals are back at the end.
     """
@@ -51,7 +51,7 @@ def substituted(components: Iterable[nn.Module], replaced: set[int], substitute:
 
 @contextmanager
 def buffers_on(graph: LayerGraph, device: torch.device) -> Iterator[None]:
-    """All buffers on the device; floating ones in their component's dtype, as training holds them."""
+    """Within the block, all buffers are on the device, floating ones in their component's dtype, as in training."""
     dtypes: dict[int, torch.dtype | None] = {}
     for component in graph.components.values():
         dtype = next((p.dtype for p in component.parameters()), None)
@@ -66,7 +66,7 @@ def buffers_on(graph: LayerGraph, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def weights_on(graph: LayerGraph, layer: Layer, device: torch.device) -> Iterator[None]:
-    """Random weights on the device for this layer, in place of those that are on the meta device or elsewhere."""
+    """Within the block, this layer's parameters that are not on the device are replaced by random ones there."""
     component = graph.components[layer.component]
     missing = {id(p) for p in own_parameters(layer, component) if p.device.type != device.type}
     generator = torch.Generator(device=device).manual_seed(0)
@@ -85,7 +85,7 @@ def weights_on(graph: LayerGraph, layer: Layer, device: torch.device) -> Iterato
 
 @contextmanager
 def fake_weights(graph: LayerGraph) -> Iterator[None]:
-    """Fake parameters and buffers everywhere; must be entered under a fake tensor mode."""
+    """Within the block, all parameters and buffers are fake; must be entered under a fake tensor mode."""
     tensors = {id(t) for c in graph.components.values() for t in (*c.parameters(), *c.buffers())}
 
     def fake(name: str, tensor: Tensor) -> Tensor:

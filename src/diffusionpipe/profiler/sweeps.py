@@ -24,7 +24,7 @@ STEADY = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeColumn:
-    """The times and bytes of all layers at one batch size, by layer."""
+    """The measured times and bytes of all layers at one batch size, by layer."""
 
     times: Mapping[str, LayerTimes]
     activation: Mapping[str, Bytes]
@@ -40,7 +40,7 @@ class SizeColumn:
 
     @property
     def seconds(self) -> Seconds:
-        """Forward and backward of all layers."""
+        """The seconds of forward and backward of all layers together."""
         return sum(one.forward + one.input_grad + one.weight_grad for one in self.times.values())
 
 
@@ -51,7 +51,7 @@ def sweep(
     end: Seconds,
     most: int = MOST_SWEEPS,
 ) -> dict[int, SizeColumn]:
-    """The columns of a first sweep and of those that follow, joined, by batch size.
+    """Batch size -> its column, the median of a first sweep and of further ones while times still change.
 
     `again` measures a size once more; no sweep begins that would not be over before `end`, on the clock of
     `time.perf_counter`, and none after `most` of them. `agree` keeps ranks in step.
@@ -74,7 +74,7 @@ def _change(columns: Sequence[SizeColumn]) -> float:
 
 
 def joined(columns: Sequence[SizeColumn]) -> SizeColumn:
-    """The median of several columns of the same size."""
+    """The column of the medians of the times of several columns of one batch size; bytes are the first one's."""
     waking = [column.waking for column in columns if column.waking]
     table = tuple((same[0][0], median(extra for _, extra in same)) for same in zip(*waking, strict=True))
     return SizeColumn(

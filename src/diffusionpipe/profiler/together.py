@@ -35,10 +35,11 @@ def profile_job(
     links: Cluster | None = None,
     progress: Report = silent,
 ) -> Profile:
-    """Layers, links and update of a job, measured by all its ranks at once; all call this and all get the same.
+    """Measure a job's layers, links and update on all its ranks at once; returns the same profile on all.
 
-    `make_update`: makes the update that a step does with the parameters of a rank; None: it is not measured. `links`:
-    the measured cluster of this job; None: its links are measured. `progress`: told after each layer.
+    Every rank calls this. `make_update`: makes the update that a step does with the parameters of a rank; None: it is
+    not measured. `links`: the measured cluster of this job; None: its links are measured. `progress`: called after each
+    layer.
 
     Raises:
         ConfigError: on every rank, as `profile_model`.
@@ -74,7 +75,7 @@ class _Measured:
 
 
 def profile_together(measure: Callable[[Agree], Profile]) -> Profile:
-    """The mean of the ranks' profiles, the same on all; every rank of the job calls this.
+    """The mean of the profiles that the ranks measure at the same time, the same on all; every rank calls this.
 
     `measure` is `profile_model` with the same arguments on all ranks, but for `agree`, which keeps them in step.
     """
@@ -95,7 +96,7 @@ def _largest(value: float) -> float:
 
 
 def combined(profiles: Sequence[Profile]) -> Profile:
-    """The profile whose times are the means of these, which are of the same model at the same batch sizes."""
+    """A profile with the mean of the times of these, which are of the same model at the same batch sizes."""
     assert len({profile.batch_sizes for profile in profiles}) == 1
     layers = [_combined_layer(same) for same in zip(*(profile.layers for profile in profiles), strict=True)]
     waking = [

@@ -24,10 +24,11 @@ LONGEST: Seconds = 0.2
 def time_waking(
     runs: Sequence[LayerRun], clock: Clock, forward: Seconds, agree: Agree = alone
 ) -> tuple[tuple[Seconds, Seconds], ...]:
-    """(wait, extra time of a forward through all these layers), ascending; () where they take too long.
+    """(seconds of a wait, extra seconds of a forward through all layers after it), ascending.
 
-    `forward`: about the time of all their forwards, the same on all ranks, which wait and run together. Each forward
-    after a wait is compared with one without in the same round, so that the machine's speed may change between rounds.
+    () where forwards take too long to be measured. `forward`: about the time of all forwards, the same on all ranks,
+    which wait and run together. Each forward after a wait is compared with one without in the same round, so that the
+    machine's speed may change between rounds.
     """
     if forward > LONGEST:
         return ()
