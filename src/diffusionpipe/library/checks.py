@@ -6,10 +6,10 @@ from diffusionpipe.library.models import Model
 
 
 def check_plan(model: Model, plan: Plan) -> None:
-    """Do nothing if the plan is for the model's layers.
+    """Check that the plan is for the model's layers and that the library can run it.
 
     Raises:
-        ConfigError: it is for others, or trains without a flush.
+        ConfigError: it is for other layers, or trains without a flush.
     """
     own = [layer.name for layer in model.graph.layers]
     planned = [name for block in plan.blocks for name in block]
@@ -26,7 +26,7 @@ def check_plan(model: Model, plan: Plan) -> None:
 
 
 def check_ranks(plan: Plan, started: int) -> None:
-    """Do nothing if as many processes were started as the plan has ranks.
+    """Check that as many processes were started as the plan has ranks.
 
     Raises:
         ConfigError: there are more or fewer.

@@ -36,24 +36,24 @@ class Crew(Protocol):
 
     @property
     def speaks(self) -> bool:
-        """Whether this process prints."""
+        """Whether this process prints for all ranks."""
         ...
 
     def here(self, name: str, *arguments: Any) -> list[Any]:
-        """The method of that name on every rank; the results of this process's ranks."""
+        """Call the method of that name on every rank of the run; returns the results of this process's ranks."""
         ...
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """The method of that name on every rank; the results of all of them, in their order."""
+        """Call the method of that name on every rank of the run; returns the results of all, in the order of ranks."""
         ...
 
     def close(self, error: BaseException | None = None) -> None:
-        """End all ranks; `error`: why, if not in good order."""
+        """End all ranks; `error`: the reason, if it is not a normal end."""
         ...
 
 
 class Threads:
-    """Ranks as threads of this process."""
+    """A crew whose ranks are threads of this process."""
 
     speaks = True
 
@@ -78,7 +78,7 @@ class Threads:
 
 
 class TorchrunRank:
-    """One rank of a job that torchrun has started; the others are in other processes, which run the same program."""
+    """A crew of one rank of a job that torchrun has started; the other ranks are processes with the same program."""
 
     def __init__(self, model: Model, plan: Plan, precision: str, member: Membership) -> None:
         self._stack = ExitStack()
@@ -120,7 +120,7 @@ GUARD = 'A script that starts processes is read by each: it must call dp.run und
 
 
 class Processes:
-    """Ranks as processes that this one has started; each calls the function that returns the model."""
+    """A crew whose ranks are processes that this one starts; each calls the function that returns the model."""
 
     speaks = True
 
@@ -149,7 +149,7 @@ class Processes:
 
 
 def tensors_of_all(own: dict[str, Tensor], member: Membership) -> list[dict[str, Tensor]]:
-    """The named tensors of every rank, on the CPU; every rank calls it with its own."""
+    """Each rank's tensors by name, in the order of ranks, on the CPU; every rank calls it with its own."""
     mine: Json = [[name, list(one.shape), dtype_name(one.dtype)] for name, one in own.items()]
     kinds = gather(mine, PLAIN)
     found: list[dict[str, Tensor]] = []
@@ -209,7 +209,10 @@ def _call(job: Job, name: str, arguments: Any) -> Any:
 
 
 def packed(value: Any) -> Any:
-    """The value with the bytes of each tensor in its place, which travel without shared memory."""
+    """The value with the bytes of each tensor in place of it, so that it can be pickled without shared memory.
+
+    Tensors in dictionaries and tuples are found.
+    """
     if isinstance(value, Tensor):
         return _Bytes(save({"": value.detach().cpu().contiguous()}))
     if isinstance(value, dict):
@@ -218,7 +221,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value that was packed."""
+    """The value from which `packed` made this one, with its tensors."""
     if isinstance(value, _Bytes):
         return load(value)[""]
     if isinstance(value, dict):
@@ -231,7 +234,7 @@ class _Bytes(bytes):
 
 
 def digest_of(model: Model) -> str:
-    """A short text that differs where weights differ."""
+    """A hash of the model's parameters and buffers, equal where all their bytes are."""
     return _digest(*(tensor.detach().cpu().contiguous().view(torch.uint8).numpy() for tensor in _flat(model)))
 
 

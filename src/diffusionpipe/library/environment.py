@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def place_in_job() -> "Membership | None":
-    """The rank and the job that torchrun has given this process; None if it did not start it.
+    """The rank of this process and its job, by torchrun's variables; None if torchrun did not start it.
 
     Raises:
         ConfigError: some of its variables are missing.

@@ -11,7 +11,7 @@ from diffusionpipe.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class NamedLayer:
-    """A module, or a loss, and the names of its tensors."""
+    """A module, or a loss, with the names of the tensors that it reads and writes."""
 
     module: nn.Module | Callable[..., Any]
     reads: tuple[str, ...]

@@ -35,7 +35,7 @@ _BATCHES = (2, 3)
 
 @dataclass(frozen=True)
 class Model:
-    """Layers, their modules and the loss; made by `pipeline`. Running a plan of it never changes its weights."""
+    """The layers, modules and loss of a model, made by `pipeline`; a plan that runs it never changes its weights."""
 
     graph: LayerGraph
     module: nn.Module
@@ -43,12 +43,12 @@ class Model:
 
     @cached_property
     def description(self) -> ModelGraph:
-        """The model as plain data, in the dtypes of its parameters."""
+        """The model's layers and tensors as plain data, in the dtypes of its parameters."""
         return describe(self.graph)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of a batch's tensors."""
+        """The names of the tensors in a batch, in order, the target last."""
         return tuple(spec.name for spec in self.graph.inputs)
 
     @property
@@ -65,11 +65,11 @@ class Model:
         return self.module.parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """The parameters and buffers by name."""
+        """Name -> parameter or buffer, as torch's `Module.state_dict`."""
         return self.module.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over parameters and buffers, such as `run.state_dict()` returns them.
+        """Copy parameters and buffers into the model, such as `run.state_dict()` returns them.
 
         Raises:
             RuntimeError: names or shapes are others.
@@ -87,7 +87,7 @@ class Model:
         return losses.sum() / len(losses)
 
     def batch(self, batch: Sequence[Tensor], *, has_target: bool = True) -> dict[str, Tensor]:
-        """The tensors of a batch by name; without its last one, the target, for predictions.
+        """Name -> tensor of a batch; without `has_target` the target, which is last, is left out.
 
         Raises:
             ModelError: the batch has other tensors than the example.
@@ -395,11 +395,11 @@ def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> None:
 
 
 def public(name: str) -> str:
-    """A canonical name without its component."""
+    """The name of a parameter without the component in front of it."""
     return name.removeprefix(f"{COMPONENT}.")
 
 
 def aliases(model: Model) -> dict[str, str]:
-    """Each name of a parameter in the state -> the first of its names."""
+    """Each name of a parameter in the model's state -> the first name of the same parameter."""
     first = {id(parameter): public(name) for parameter, name in canonical_names({COMPONENT: model.module}).items()}
     return {name: first[id(parameter)] for name, parameter in model.module.named_parameters(remove_duplicate=False)}

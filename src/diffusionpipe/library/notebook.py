@@ -27,7 +27,7 @@ HEIGHT = 640
 
 
 class TextTable(str):
-    """A table as text; a notebook shows it as one."""
+    """A table as a text; a notebook shows it as an HTML table."""
 
     cells: tuple[tuple[str, ...], ...]
 
@@ -39,14 +39,14 @@ class TextTable(str):
 
 
 def table(text: str, cells: Sequence[Sequence[str]]) -> TextTable:
-    """The text of a table with its cells, the heads first."""
+    """A table with this text, and with these cells for a notebook; the first row has the heads."""
     made = TextTable(text)
     made.cells = tuple(tuple(row) for row in cells)
     return made
 
 
 def frame(page: str, name: str) -> str:
-    """A page in a frame for the cell of a notebook."""
+    """HTML of a frame that shows a page in the cell of a notebook; `name`: its title."""
     return (
         f'<iframe sandbox="allow-scripts" title="{escape(name, quote=True)}" width="100%" height="{HEIGHT}" '
         f'style="border:0" srcdoc="{escape(page, quote=True)}"></iframe>'
@@ -54,7 +54,7 @@ def frame(page: str, name: str) -> str:
 
 
 def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> str:
-    """A plan with its prediction and the layouts beside it, for a notebook."""
+    """HTML of a plan, its predicted timeline and the other layouts, for a notebook; `why`: the reason for the plan."""
     from diffusionpipe.workflows.planning.alternatives_file import alternatives_of_rows
     from diffusionpipe.workflows.report.plan import layouts_of
 
@@ -64,7 +64,10 @@ def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> s
 
 
 def shown_run(plan: Plan, measured: Spans | str, metrics: Metrics) -> str:
-    """The numbers of a run by step and its measured step, for a notebook; a text says why there is none."""
+    """HTML of a run's numbers by step and its last measured step, for a notebook.
+
+    `measured`: the timeline, or a text why there is none.
+    """
     predicted = "a run does not keep the prediction; the plan has it"
     layouts = absent("a run does not keep the layouts beside its own; the plan has them")
     return frame(page_of_run(_page(plan, predicted, measured, layouts), metrics, "run"), "run")

@@ -34,7 +34,7 @@ from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A plan and its prediction."""
+    """The plan that `dp.plan` found, with its predicted step, timeline, and the layouts that were compared."""
 
     plan: Plan
     step: Seconds
@@ -50,7 +50,7 @@ class Choice:
         return shown_plan(self.plan, self.timeline.spans, self.rows, self.why)
 
     def table(self) -> TextTable:
-        """The layouts that were looked at, fastest first: step in ms, idle share, memory of the fullest device."""
+        """A table of the compared layouts, fastest first: step in ms, idle share, memory of the fullest device."""
         cells = [("layout", "step ms", "idle", "peak")]
         for row in self.rows:
             _, unit = unit_of(row.memory)

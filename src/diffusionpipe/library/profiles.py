@@ -27,7 +27,7 @@ def profile(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     out: str | os.PathLike[str] | None = None,
 ) -> Profile:
-    """Times and memory of every layer, as `dp.plan` takes them.
+    """Measure or compute the times and memory of every layer; returns the profile, as `dp.plan` takes it.
 
     Args:
         model: from `dp.pipeline`.
@@ -54,15 +54,15 @@ def profile(
 
 
 def precision_of(model: Model) -> str:
-    """The precision in which the model computes as it is."""
+    """ "float64" if some parameter of the model is float64, else "float32"."""
     return "float64" if any(p.dtype == torch.float64 for p in model.parameters()) else "float32"
 
 
 def description_for(model: Model, precision: str, device: str = "cpu") -> ModelGraph:
-    """The description of the model as it computes in a precision.
+    """The model's layers and tensors as plain data, in the dtypes that they have in this precision.
 
     Raises:
-        ConfigError: the precision is not known, or is another one than that of the parameters.
+        ConfigError: the precision is not known, or does not suit the dtype of the parameters.
     """
     own = precision_of(model)
     if precision not in PRECISIONS:

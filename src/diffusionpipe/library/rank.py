@@ -29,7 +29,7 @@ from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
 
 
 class Rank:
-    """One rank. Mutable: its copy of the layers that it holds is trained."""
+    """One rank of a run. Mutable: its own copy of the layers that it holds is trained."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Rank:
     # The samples of a batch.
 
     def rows(self) -> range:
-        """The samples of a batch that this rank reads in a step."""
+        """The numbers of the batch's samples that this rank reads in a step; an empty range if it reads none."""
         rows = self._worker.encoded
         if rows is None:
             return range(0)
@@ -85,7 +85,7 @@ class Rank:
     # Work.
 
     def step(self, batch: Mapping[str, Tensor]) -> float:
-        """Gradients of a batch and, where there is an optimizer, its step; the mean loss, the same on all ranks."""
+        """Compute a batch's gradients and, with an optimizer, step; returns the mean loss, the same on all ranks."""
         worker = self._worker
         is_ahead = worker.prologue is not None
         self._update = ()
@@ -109,7 +109,7 @@ class Rank:
         return float(losses.sum() / len(losses))
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> float:
-        """The mean loss of samples, without gradients."""
+        """The mean loss of any number of samples, without gradients, the same on all ranks."""
         self._worker.bring_weights()
         executor = self._worker.validate
         size = executor.schedule.placement.num_samples * self._plan.mesh.data_parallel
@@ -123,7 +123,7 @@ class Rank:
         return float(losses.sum() / len(losses))
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The outputs of the last layer, for all samples."""
+        """The outputs of the last layer for any number of samples, (samples, ...), in their order, on all ranks."""
         self._worker.bring_weights()
         executor = self._worker.sample()
         result = self._model.graph.backbones[0].result
@@ -196,7 +196,10 @@ class Rank:
     def set_optimizer(
         self, cls: type[torch.optim.Optimizer], clip_norm: float | None, options: Mapping[str, Any]
     ) -> None:
-        """Step the parameters that this rank holds after each batch."""
+        """Let `step` end with an optimizer's step of the parameters that this rank holds.
+
+        `cls`, `options`: the class and its arguments. `clip_norm`: the largest norm of all gradients; None: any.
+        """
         parameters = [p for p in self._worker.parameters.values() if p.requires_grad]
         self._optimizer = cls(parameters, **options) if parameters else None
         self._has_optimizer, self._clip_norm = True, clip_norm
@@ -207,7 +210,10 @@ class Rank:
             group.update(options)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients of the last step that count on this rank, on the CPU."""
+        """Name -> gradient of the last step, on the CPU, of the parameters that count on this rank.
+
+        Every parameter counts on one rank.
+        """
         return {
             public(name): parameter.grad.detach().cpu().clone()
             for name, parameter in self._worker.parameters.items()
@@ -215,7 +221,7 @@ class Rank:
         }
 
     def parameters(self) -> dict[str, Tensor]:
-        """The trained parameters that count on this rank, on the CPU."""
+        """Name -> trained parameter, on the CPU, of those that count on this rank; each counts on one."""
         return {
             public(name): parameter.detach().cpu().clone()
             for name, parameter in self._worker.parameters.items()
@@ -223,7 +229,7 @@ class Rank:
         }
 
     def trace(self) -> RankTrace | None:
-        """The trace of the last step; None before the first one."""
+        """The recorded times of the last step on this rank; None before the first one."""
         if not self._has_stepped:
             return None
         executor = self._worker.train
@@ -235,7 +241,7 @@ class Rank:
     # Saves.
 
     def save(self, folder: Path) -> None:
-        """Write what counts on this rank into the folder of a save, which is there."""
+        """Write the parameters and optimizer states that count on this rank into the folder of a save, which exists."""
         states: dict[str, OptimizerState] = {}
         if self._optimizer is not None:
             of_parameter = self._optimizer.state
@@ -247,7 +253,7 @@ class Rank:
         write_part(folder, self._rank, RankTensors(self.parameters(), states))
 
     def load(self, folder: Path) -> None:
-        """Take over the parameters and the optimizer's state of a save, of any layout."""
+        """Read this rank's parameters and the optimizer's states from the folder of a save, of any layout."""
         own = {public(name): parameter for name, parameter in self._worker.parameters.items()}
         part = read_save(folder, own)
         with torch.no_grad():
@@ -267,7 +273,7 @@ class Rank:
         self._from_each(torch.zeros(()))
 
     def agreed(self, number: float) -> float:
-        """The number of rank 0."""
+        """The `number` of rank 0, on every rank; all call it."""
         return float(self._from_each(torch.tensor(float(number), dtype=torch.float64))[0])
 
 
@@ -279,10 +285,10 @@ def _placed(value: Any, parameter: Tensor) -> Any:
 
 
 def own_copy(graph: LayerGraph, held: Collection[str], device: torch.device, *, is_sharded: bool) -> LayerGraph:
-    """The graph over modules of its own on the device, but for trained parameters of layers that are not held.
+    """A copy of the graph with its own modules on the device, for a rank that holds the layers `held`.
 
-    These stay the model's, so that ranks in threads hold each part once more and not all of it. Sharding takes weights
-    away from modules, so there all are copied.
+    Trained parameters of other layers stay the model's, so that ranks in threads hold each part once more and not all
+    of it. Sharding takes weights away from modules, so there all are copied.
     """
     others = {layer.name for layer in graph.layers} - set(held) if not is_sharded else set()
     mine = {id(parameter) for parameter in layer_parameters(graph, held).values()}
@@ -303,7 +309,10 @@ def own_copy(graph: LayerGraph, held: Collection[str], device: torch.device, *, 
 
 
 def chunks(batch: Mapping[str, Tensor], size: int) -> list[tuple[dict[str, Tensor], int]]:
-    """Parts of `size` samples, and how many of each are the batch's; the last one is filled with its last sample."""
+    """(part, number of its samples that are the batch's) for each `size` samples of a batch.
+
+    The last part is filled up with copies of its last sample.
+    """
     total = len(next(iter(batch.values())))
     found = []
     for start in range(0, total, size):

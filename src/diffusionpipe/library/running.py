@@ -35,7 +35,7 @@ _TIMELINE = "timeline.json"
 
 
 class Run:
-    """A plan at work. Mutable: it trains copies of the model's layers; close it, or use it as a context manager.
+    """A plan that trains copies of a model's layers. Mutable: close it, or use it as a context manager.
 
     Under torchrun each process has the run, calls the same methods in the same order, and holds one rank.
     """
@@ -124,7 +124,7 @@ class Run:
         return found[0] if len(found) == 1 else range(self._plan.batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """All parameters and buffers by the names of the model's modules, on the CPU."""
+        """Name -> parameter or buffer by the names of the model's modules, on the CPU; trained ones as they are now."""
         state = {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
         trained = self._whole("parameters")
         first = aliases(self._model)
@@ -185,16 +185,16 @@ class Run:
     # What people see.
 
     def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
-        """Print once, however many processes run the program."""
+        """Print the values on one process alone, however many processes run the program; `sep`, `end` as Python's."""
         if self._crew.speaks:
             sys.stdout.write(sep.join(map(str, values)) + end)
             sys.stdout.flush()
 
     def timeline(self) -> Timeline:
-        """The measured timeline of the last step of all ranks.
+        """The measured timeline of the last step on all ranks.
 
         Raises:
-            ConfigError: there was none yet.
+            ConfigError: there was no step yet.
         """
         spans = (None if self._over else self._measured()) or self._known
         if spans is None or spans.num_workers != self._plan.mesh.num_ranks:
@@ -245,7 +245,7 @@ class Run:
         return {known: found[known] for known, _ in self._model.named_parameters() if known in found}
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the ranks; nothing but its last timeline can be asked of the run afterwards."""
+        """End the ranks; only the last timeline can be asked of the run afterwards. `error`: the reason, if any."""
         if error is None and self._over is None and not isinstance(self._crew, TorchrunRank):
             with suppress(PeerError):  # a rank that has died has no timeline, and the run ends all the same
                 self._known = self._measured() or self._known
@@ -284,7 +284,7 @@ class _Closed:
 def run(
     model: Model | Callable[[], Model], plan: Plan, *, ranks: str | None = None, precision: str | None = None
 ) -> Run:
-    """The ranks of a plan, ready to train a copy of the model.
+    """Start the ranks of a plan; returns a run that trains a copy of the model.
 
     Args:
         model: from `dp.pipeline`; for "processes" a function of an importable module that returns it, which every

@@ -35,7 +35,7 @@ OptimizerState: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RankTensors:
-    """The tensors that one rank writes."""
+    """The parameters and the optimizer's states, by parameter, that one rank writes into a save."""
 
     parameters: Mapping[str, Tensor]
     states: Mapping[str, OptimizerState]
@@ -43,7 +43,7 @@ class RankTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The contents of `save.json`."""
+    """The contents of a save's `save.json`: its step, number of ranks and optimizer."""
 
     step: int
     num_ranks: int
@@ -52,17 +52,17 @@ class Index:
 
 
 def folder_of(folder: Path, step: int) -> Path:
-    """The folder of a step's save."""
+    """The path of the folder with the save of a step, below the folder of all saves."""
     return folder / f"{_PREFIX}{step:08d}"
 
 
 def unfinished(folder: Path, step: int) -> Path:
-    """The folder in which the save of a step is written, before it gets its final name."""
+    """The path of the folder in which the save of a step is written, before it gets its final name."""
     return folder / f".{_PREFIX}{step:08d}"
 
 
 def begin(folder: Path, step: int) -> None:
-    """Make the folder that the ranks write into; one rank does it.
+    """Make the folder into which ranks write the save of a step, and remove unfinished ones; one rank calls it.
 
     Raises:
         CheckpointError: the folder cannot be made.
@@ -79,7 +79,7 @@ def begin(folder: Path, step: int) -> None:
 
 
 def finish(folder: Path, index: Index) -> None:
-    """Name the save that all ranks have written, and remove older ones; one rank does it."""
+    """Give the save that all ranks have written its final name, and remove all but the newest; one rank calls it."""
     place, named = unfinished(folder, index.step), folder_of(folder, index.step)
     data = {
         "format": FORMAT,
@@ -100,7 +100,7 @@ def finish(folder: Path, index: Index) -> None:
 
 
 def saves(folder: Path) -> dict[int, Path]:
-    """The complete saves of a folder by step."""
+    """Step -> path of each complete save below a folder."""
     found = {}
     for place in folder.glob(f"{_PREFIX}*") if folder.is_dir() else ():
         number = place.name.removeprefix(_PREFIX)
@@ -110,7 +110,7 @@ def saves(folder: Path) -> dict[int, Path]:
 
 
 def read_index(place: Path) -> Index:
-    """The facts that a save states.
+    """The step, number of ranks and optimizer that the folder of a save states.
 
     Raises:
         CheckpointError: it is damaged, or of another version.
@@ -134,10 +134,10 @@ def _file(place: Path, rank: int) -> Path:
 
 
 def write_part(place: Path, rank: int, part: RankTensors) -> None:
-    """Write what one rank counts.
+    """Write the parameters and states of one rank into the folder of a save.
 
     Raises:
-        CheckpointError: the file cannot be written, or the optimizer keeps what no file can hold.
+        CheckpointError: the file cannot be written, or the optimizer keeps a value that no file can hold.
     """
     tensors = {f"weights/{name}": tensor.contiguous() for name, tensor in part.parameters.items()}
     numbers: dict[str, dict[str, object]] = {}
@@ -161,7 +161,9 @@ def write_part(place: Path, rank: int, part: RankTensors) -> None:
 
 
 def read_save(place: Path, wanted: Mapping[str, Tensor]) -> RankTensors:
-    """The wanted parameters and their states, from all ranks' files.
+    """The wanted parameters and their optimizer states, from the files of all ranks in the folder of a save.
+
+    `wanted`: parameters of the expected shapes, by name.
 
     Raises:
         CheckpointError: a file is damaged, or the save belongs to another model.

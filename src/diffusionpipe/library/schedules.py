@@ -13,7 +13,7 @@ from diffusionpipe.schedules.files.own_orders import Orders, name_of, own_orders
 def schedule(
     source: str | os.PathLike[str] | Orders, *, ranks: int | None = None, microbatches: int | None = None
 ) -> Schedule:
-    """The legal compute orders of a schedule.
+    """A schedule with the legal compute orders of a family, a file or a function.
 
     Args:
         source: the name of a family, such as "1f1b" or "zb-v"; the path of a .csv, .json or .rules file
@@ -49,7 +49,7 @@ def schedule(
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Do nothing if each size is at least 1 or not given.
+    """Check that each size is at least 1 or None, which is not given.
 
     Raises:
         ConfigError: names each size that is less.

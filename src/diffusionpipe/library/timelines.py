@@ -26,7 +26,7 @@ File: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each action of a schedule starts and ends; `print` draws it."""
+    """When each action of a schedule starts and ends on each rank; `print` draws it."""
 
     schedule: Schedule
     spans: Spans = field(repr=False)
@@ -35,17 +35,17 @@ class Timeline:
 
     @property
     def source(self) -> str:
-        """Either "simulated" or "measured"."""
+        """The origin of the times: "simulated" or "measured"."""
         return self.spans.source
 
     @property
     def makespan(self) -> Seconds:
-        """The time from the first start to the last end."""
+        """The seconds, or units of simulated times, from the first start to the last end."""
         return self.spans.makespan
 
     @property
     def bubble(self) -> float:
-        """The idle part of all ranks' time."""
+        """The idle share of all ranks' time, from 0 to 1."""
         return self.spans.bubble
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Timeline:
         sys.stdout.write(f"{self}\n")
 
     def perfetto(self, path: File) -> None:
-        """Write a trace for ui.perfetto.dev.
+        """Write the timeline as a trace file that ui.perfetto.dev opens.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -76,7 +76,7 @@ class Timeline:
         gantt([(self.source, self.spans)], Path(path), title=title, schedule=self.schedule, axis=self.axis)
 
     def compare(self, other: Choice | Timeline) -> TimelineComparison:
-        """The timeline beside another one of the same schedule; of a `Choice` its prediction.
+        """A comparison with another timeline of the same schedule; of a `Choice` with its prediction.
 
         Raises:
             ConfigError: the other one belongs to another schedule.
@@ -92,14 +92,14 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TimelineComparison:
-    """Two timelines of one schedule."""
+    """Two timelines of one schedule, to compare their lengths and draw them together."""
 
     timeline: Timeline
     other: Timeline
 
     @property
     def ratio(self) -> float:
-        """How many times as long as the other one the timeline takes."""
+        """The makespan of the timeline divided by the makespan of the other one."""
         return float(self.timeline.makespan) / float(self.other.makespan)
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class TimelineComparison:
         sys.stdout.write(f"{self}\n")
 
     def save(self, path: File) -> None:
-        """Draw both one below the other over one time axis (.png, .svg, .pdf).
+        """Draw both timelines one below the other over one time axis into a file (.png, .svg, .pdf).
 
         Raises:
             ConfigError: the name has another ending, or the file cannot be written.
