@@ -7,10 +7,10 @@ MOST_ROWS = 16
 
 
 def shown_copies(timeline: Timeline) -> dict[str, tuple[int, ...]]:
-    """The ranks to show, by the name of their copy ("" for all of a few ranks).
+    """The ranks to draw, by the name of their copy of the pipeline: {"": all} for a few ranks.
 
-    Of more ranks than fit only the fastest, the median and the slowest copy are shown: by the time in which the copy's
-    busiest rank computes, because copies that wait for each other's gradients all end at the same time.
+    Of more ranks than fit only the "fastest", the "median" and the "slowest" copy are shown: by the time in which the
+    copy's busiest rank computes, because copies that wait for each other's gradients all end at the same time.
     """
     copies = timeline.copies
     if timeline.num_workers <= MOST_ROWS or len(copies) <= 3:

@@ -38,7 +38,7 @@ _BT709 = 1
 
 
 def check_drawing_file(path: Path, rate: float | None = None) -> None:
-    """Refuse a file that drawings cannot be written to; `rate`: frames of a second of clips, where it is known.
+    """Check that drawings can be written to a file of this name; `rate`: frames of a second of clips, None: unknown.
 
     Raises:
         ConfigError: its ending is unknown, a package is missing, or it cannot show that rate.
@@ -74,7 +74,7 @@ def _check_encoder() -> None:
 
 
 def write_drawing(frames: Iterable[Image], count: int, path: Path, *, rate: float) -> None:
-    """Write `count` frames, RGB and of one size, as the kind of file that the ending says; `rate` of them a second.
+    """Write `count` frames, RGB and of one size, as a picture or clip file by its ending; `rate`: frames of a second.
 
     Raises:
         ConfigError: the ending is unknown, or the file cannot be written.
@@ -90,7 +90,11 @@ def write_drawing(frames: Iterable[Image], count: int, path: Path, *, rate: floa
 
 
 def write_clip(levels: np.ndarray, path: Path, *, rate: float) -> None:
-    """Write a picture, (H, W, 3), or a clip, (F, H, W, 3), of uint8 levels; else as `write_drawing`."""
+    """Write a picture, (H, W, 3), or a clip, (F, H, W, 3), of uint8 levels to a file; `rate`: frames of a second.
+
+    Raises:
+        ConfigError: the ending is unknown, or the file cannot be written.
+    """
     from PIL import Image
 
     frames = levels.reshape(-1, *levels.shape[-3:])

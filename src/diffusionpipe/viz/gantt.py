@@ -39,13 +39,13 @@ _EDGED = 0.06
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAxis:
-    """How times are written."""
+    """The unit in which a drawing writes times: its name, and the number of units in a second."""
 
     name: str = "ms"
     per_second: float = 1000.0
 
     def text(self, time: Seconds, digits: int = 4) -> str:
-        """The time with that many digits, and all that it has before the point."""
+        """The time in the axis's unit with `digits` significant digits; digits before the point are never cut."""
         value = float(time) * self.per_second
         return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
@@ -56,7 +56,7 @@ UNITS = TimeAxis(name="time units", per_second=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A timeline with its name, and the rows to draw."""
+    """A timeline to draw, with its name and its rows: which workers, under which names."""
 
     name: str
     timeline: Timeline
@@ -65,7 +65,7 @@ class Panel:
 
 
 def panel_of(name: str, timeline: Timeline) -> Panel:
-    """A panel of all ranks or, of many copies of a pipeline, of the fastest, the median and the slowest one."""
+    """A panel with a row for each rank or, of many copies of a pipeline, of the fastest, median and slowest one."""
     rows = [
         (rank, f"{copy}: rank {rank}" if copy else f"rank {rank}")
         for copy, ranks in shown_copies(timeline).items()

@@ -25,7 +25,7 @@ _CLIP = 4
 
 
 def square_columns(count: int) -> int:
-    """Columns of a grid that is about as wide as high, with full rows where that is possible, at most 10."""
+    """Columns, at most 10, of a grid of `count` cells about as wide as high, with full rows where possible."""
     square = min(10, isqrt(max(0, count - 1)) + 1)
     return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
@@ -33,7 +33,7 @@ def square_columns(count: int) -> int:
 def sample_grid(
     images: Sequence[tuple[str, np.ndarray | Image]], path: Path, *, columns: int, rate: float = 1.0
 ) -> None:
-    """Write the pictures or clips row by row, each over its caption, as the kind of file that the ending says.
+    """Write pictures or clips as one file, row by row, each over its caption; the ending says the kind of file.
 
     Pictures are (H, W, 3) uint8 arrays or PIL images, clips (F, H, W, 3) arrays that play together, `rate` frames a
     second; a shorter one waits with its last frame. Small ones are enlarged by a whole factor without smoothing, so

@@ -14,7 +14,7 @@ _SCRIPTS = ("dom.js", "timeline.js", "curves.js", "page.js")
 
 
 def page_of(data: str, *, title: str, asks_server: bool = False) -> str:
-    """The page of a report's data, a JSON text. No text in the data can end its element or become markup.
+    """HTML of the page that shows a report, whose data are a JSON text. No text in it can become markup.
 
     `asks_server`: whether it may ask the server that it comes from for newer data; else it may send no request.
     """

@@ -91,7 +91,10 @@ def _curve(rows: Sequence[dict[str, object]], key: str) -> Curve:
 
 
 def smoothed(values: Sequence[float], half_window: int) -> list[float]:
-    """The mean over up to `half_window` values on either side; equally many on both at the start, so nothing lags."""
+    """The mean of each value with up to `half_window` neighbours on either side.
+
+    Near the ends fewer, equally many on both sides, so that nothing lags.
+    """
     sums = [0.0, *accumulate(values)]
     means = []
     for index in range(len(values)):

@@ -19,7 +19,7 @@ FORWARD, BACKWARD, WAITING = "#3182bd", "#e6550d", "#969696"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnOperation:
-    """One kind of operation in one pass of one layer."""
+    """The time, work and bytes of one kind of operation in the forward or backward of one layer, for a chart."""
 
     label: str
     is_backward: bool
@@ -29,7 +29,7 @@ class DrawnOperation:
 
     @property
     def colour(self) -> str:
-        """Grey where nothing is computed and nothing moved."""
+        """The colour of the forward or of the backward; grey where no bytes are moved."""
         return WAITING if not self.num_bytes else BACKWARD if self.is_backward else FORWARD
 
 
@@ -42,9 +42,12 @@ def operation_chart(
     peak: float,
     bandwidth: float,
 ) -> None:
-    """Draw the longest operations, and each operation's speed over its work for each byte.
+    """Draw the longest operations as bars, and each operation's speed over its work for each byte, into a picture file.
 
     `peak`: floating-point operations a second, `bandwidth`: bytes a second, of the device.
+
+    Raises:
+        ConfigError: the picture cannot be written, or the file name has an unknown ending.
     """
     figure = new_figure(13, 5.6)
     bars, roof = figure.subplots(1, 2, width_ratios=(1.25, 1))

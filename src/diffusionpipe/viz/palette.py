@@ -61,7 +61,10 @@ OTHER_COLOURS = ("#66c2a5", "#d9b38c", "#a6761d", "#e7298a")
 
 
 def named_hues(schedule: Schedule | None) -> Iterator[tuple[str, Mapping[Op, str]]]:
-    """The words before the names of operations, and their colours: a hue of several models that train together."""
+    """(prefix of the names of operations, colour of each operation): one for each model that trains, if several do.
+
+    With one model, or without a schedule, one pair with "" as prefix.
+    """
     models = models_of(schedule)
     if len(models) < 2:
         yield "", OP_COLOURS
@@ -70,7 +73,7 @@ def named_hues(schedule: Schedule | None) -> Iterator[tuple[str, Mapping[Op, str
 
 
 def stage_colour(op: Op, place: int, num_stages: int) -> str:
-    """The colour of an op of the stage at that place among its worker's stages."""
+    """The colour "#rrggbb" of an op in the stage at `place` among the `num_stages` stages of its worker."""
     if (place, num_stages) == PLACE_OF_PROBES:
         return PROBE
     if num_stages == OF_MODEL:
@@ -81,22 +84,22 @@ def stage_colour(op: Op, place: int, num_stages: int) -> str:
 
 
 def phase_colour(name: str) -> str:
-    """The colour of a part of the update."""
+    """The colour "#rrggbb" of a part of the update, by its name."""
     return PHASE_COLOURS.get(name, UPDATE)
 
 
 def has_probes(timelines: Iterable[Timeline]) -> bool:
-    """Whether some timeline has forwards of probes."""
+    """Whether some timeline has forwards of probe pipelines, which have no backward."""
     return any(PLACE_OF_PROBES in hues_of_stages(timeline.spans).values() for timeline in timelines)
 
 
 def has_later_stages(timelines: Iterable[Timeline], schedule: Schedule | None = None) -> bool:
-    """Whether some worker of some timeline has stages in the colours of the second direction or chunk."""
+    """Whether some stage is drawn in the colours of a second direction or chunk."""
     return any(is_later(*place) for t in timelines for place in hues_of_stages(t.spans, schedule).values())
 
 
 def lightened(colour: str, part: float) -> str:
-    """The colour mixed with that part of white.
+    """The colour "#rrggbb" mixed with white; `part`: the share of white, 0 to 1.
 
     >>> lightened("#000000", 0.5)
     '#808080'
@@ -105,7 +108,7 @@ def lightened(colour: str, part: float) -> str:
 
 
 def is_dark(colour: str) -> bool:
-    """Whether text on the colour must be white."""
+    """Whether a text on this colour must be white to be read."""
     red, green, blue = _channels(colour)
     return 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 * 255
 
@@ -115,7 +118,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 def components(timelines: tuple[Timeline, ...], schedule: Schedule | None) -> dict[int, str]:
-    """The component of each fill that some timeline runs, by fill; "frozen" where it has none or is not known."""
+    """Number of each fill that some timeline runs -> its component; "frozen" where it has none or is not known."""
     slots = {
         span.action.slot
         for timeline in timelines
@@ -127,7 +130,7 @@ def components(timelines: tuple[Timeline, ...], schedule: Schedule | None) -> di
 
 
 def component_colours(names: dict[int, str]) -> dict[str, str]:
-    """The colour of each component, in the order of their slots. Components with one name in several models share it.
+    """Component -> its colour "#rrggbb"; components with one name in several models share it.
 
     >>> component_colours({0: "vae", 1: "base/text_encoder", 2: "image_encoder"})
     {'vae': '#009e73', 'base/text_encoder': '#e69f00', 'image_encoder': '#66c2a5'}

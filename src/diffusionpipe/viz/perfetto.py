@@ -29,7 +29,9 @@ _COLOURS = {
 
 
 def perfetto(timeline: Timeline, path: Path, *, schedule: Schedule | None = None) -> None:
-    """Write the timeline as a trace; with `schedule`, messages carry their tensors and fills their component.
+    """Write the timeline as a trace file for ui.perfetto.dev.
+
+    With `schedule`, messages carry the names of their tensors, and fills their component.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -16,7 +16,7 @@ DPI = 120
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that size in inches, drawn by Agg."""
+    """A new empty matplotlib figure of this width and height in inches, drawn without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -26,12 +26,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure in the format that the file name's ending says; texts of an SVG stay texts.
+    """Write the figure to a file, in the format of the name's ending; texts of an SVG stay texts.
 
     A PNG gets a palette of 256 colours, which makes it a third of the size.
 
     Raises:
-        ConfigError: unknown ending, or the file cannot be written.
+        ConfigError: the ending is unknown, or the file cannot be written.
     """
     import matplotlib
 
@@ -53,10 +53,10 @@ def _with_palette(drawn: BytesIO) -> bytes:
 
 
 def check_picture(path: Path) -> None:
-    """Check that the file name's ending is a format that can be drawn.
+    """Check that the file name's ending is a format in which pictures can be drawn.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

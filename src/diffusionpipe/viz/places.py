@@ -38,13 +38,13 @@ def _probes(spans: Sequence[Span]) -> set[int]:
 
 
 def models_of(schedule: Schedule | None) -> tuple[str, ...]:
-    """The models that a schedule trains, one or several; none without a schedule."""
+    """The names of the models that a schedule trains, in order; () without a schedule."""
     trained = schedule.placement.pipelines if schedule is not None else ()
     return tuple(dict.fromkeys(pipeline.model for pipeline in trained if Op.ENCODE not in pipeline.ops))
 
 
 def hues_of_stages(spans: Sequence[Span], schedule: Schedule | None = None) -> dict[int, tuple[int, int]]:
-    """Stage -> (its hue, number of hues).
+    """Stage -> (place, number of places) by which `stage_colour` colours it.
 
     Where every worker has its stages in a row, they are buckets of one and look alike.
 
@@ -65,5 +65,5 @@ def hues_of_stages(spans: Sequence[Span], schedule: Schedule | None = None) -> d
 
 
 def is_later(place: int, num_stages: int) -> bool:
-    """Whether a stage is in the second half of its worker's stages: the second direction or chunk."""
+    """Whether the stage at `place` is in the second half of its worker's stages: second direction or chunk."""
     return 2 * place >= num_stages > 1

@@ -25,9 +25,9 @@ _LONGEST = 1.6
 
 
 def sheet(timelines: Sequence[tuple[str, Timeline]], path: Path, *, title: str = "") -> None:
-    """Draw named timelines in columns, in their order from left to right and down; only computation is drawn.
+    """Draw named timelines in columns into a picture file, from left to right and down; only computation is drawn.
 
-    Those that are much longer than the shortest run out of the picture.
+    A timeline that is much longer than the shortest is cut off at the picture's edge.
 
     Raises:
         ConfigError: the picture cannot be written, or the file name has an unknown ending.

@@ -21,7 +21,7 @@ _MOST_CUT = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketch:
-    """A timeline as text, and the facts that its reader needs."""
+    """A timeline drawn as text, and the facts that its legend must explain."""
 
     text: str
     ops: frozenset[Op]
@@ -72,7 +72,7 @@ def sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> s
 
 
 def draw_sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> Sketch:
-    """The sketch of a timeline, with the facts that a legend must explain."""
+    """A timeline drawn as text, as `sketch` draws it, with the facts that a legend must explain."""
     margin = len(str(max(0, timeline.num_workers - 1)))
     columns = max(width, 24) - margin - 3
     grid = _grid(timeline.spans, columns)

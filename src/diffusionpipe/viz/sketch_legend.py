@@ -17,14 +17,14 @@ _WIDEST = 100
 
 
 def explained_sketch(timeline: Timeline, *, width: int, axis: TimeAxis = UNITS) -> str:
-    """The sketch of a timeline, a blank line and the meaning of everything that occurs in it, within `width`."""
+    """The sketch of a timeline, a blank line and its legend, as text of at most `width` columns."""
     drawn = draw_sketch(timeline, width=width, axis=axis)
     legend = wrap(legend_of(drawn), max(20, min(width, _WIDEST)), break_on_hyphens=False)
     return "\n".join([drawn.text, "", *legend])
 
 
 def legend_of(drawn: Sketch) -> str:
-    """The explanation of a sketch for its reader, in one paragraph.
+    """The legend of a sketch in one paragraph: the meaning of its letters and signs.
 
     >>> from diffusionpipe.schedules import gpipe
     >>> from diffusionpipe.simulator import simulate, uniform_costs

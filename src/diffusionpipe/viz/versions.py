@@ -25,7 +25,7 @@ _STEP = "#000000"
 def version_chart(
     timeline: Timeline, read: Mapping[tuple[int, Op, int], int], path: Path, *, title: str, num_microbatches: int
 ) -> None:
-    """Draw the timeline of an unrolled window.
+    """Draw the timeline of several windows, each action with the version of the weights that it reads, into a file.
 
     `read`: (stage, op, micro-batch counted over all batches) -> the version that it reads, as `versions_read` gives it.
     Bars are numbered by micro-batch of their batch.

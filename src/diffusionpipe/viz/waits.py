@@ -32,7 +32,7 @@ _COLLECTIVES = {Op.REDUCE_GRAD: SUMS, Op.UNSHARD: GATHERS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A time in which a rank computes nothing."""
+    """A time in which a rank computes nothing, with its cause, the action that ends it, and the awaited rank."""
 
     worker: int
     start: Seconds
@@ -46,13 +46,13 @@ class Wait:
 
     @property
     def seconds(self) -> Seconds:
-        """The length of the wait."""
+        """The length of the wait in seconds."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Where the time of one rank goes between the start and the end of a step."""
+    """The seconds in which one rank computes, by kind, and its waits, between the start and the end of a step."""
 
     worker: int
     computing: Mapping[str, Seconds]
@@ -60,13 +60,13 @@ class RankTimes:
     waits: tuple[Wait, ...]
 
     def by_cause(self) -> dict[str, Seconds]:
-        """Seconds of waiting for each cause that there is."""
+        """Cause -> seconds of waiting for it; causes without a wait are left out."""
         found = {cause: sum(wait.seconds for wait in self.waits if wait.cause == cause) for cause in WAITS}
         return {cause: seconds for cause, seconds in found.items() if seconds > 0}
 
 
 def times_of_ranks(timeline: Timeline, awaited: Mapping[Action, Sequence[int]]) -> tuple[RankTimes, ...]:
-    """Where each rank's time goes; computations and waits of a rank add up to `timeline.step`.
+    """The computing and waiting times of each rank, in the order of ranks; together they are `timeline.step`.
 
     `awaited`: the messages for which each action waits, as `timing.sends.waits_of` finds them. Where several ranks are
     at a worker's place, the timeline has copies, and each copy's messages stay in it.
@@ -133,7 +133,7 @@ def _is_work(action: Action) -> bool:
 
 
 def name_of_work(action: Action) -> str:
-    """The kind of work of a computing action, in words."""
+    """The name of a computing action's work for people, e.g. of a forward or a fill."""
     if action.op is Op.ENCODE:
         return FROZEN
     return UPDATE if action.op is Op.STEP else OP_NAMES[action.op]
