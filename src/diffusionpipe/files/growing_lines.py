@@ -10,7 +10,7 @@ _CHECKED = 256
 
 
 class GrowingLines:
-    """The complete lines of a file, as it grows. Mutable: remembers the place up to which it has read.
+    """Reads the complete lines of a file as it grows. Mutable: remembers the place up to which it has read.
 
     A file that was replaced, made shorter or written again is read from its start. A change in the middle, with the
     last bytes and the size as before, is not seen.
@@ -23,7 +23,7 @@ class GrowingLines:
         """Whether the file went on after its last complete line when it was read."""
 
     def more(self) -> tuple[bool, list[bytes]]:
-        """Whether the file is read from its start, and its complete lines since the last call, with their ends.
+        """(whether the file is read from its start, its complete lines since the last call with their line ends).
 
         Raises:
             OSError: the file cannot be read.

@@ -20,9 +20,9 @@ _MAX_LINKS = 40
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` (a text as UTF-8) so that a regular file holds either its old content or all of the new one.
+    """Write a whole file (a text as UTF-8): a regular file holds either its old content or all of the new one.
 
-    That also holds after a crash. Through links; a device or FIFO is written in place.
+    That also holds after a crash. Links are followed; a device or FIFO is written in place.
 
     Raises:
         ConfigError: the file cannot be written; an old regular file is untouched.
@@ -39,9 +39,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def check_outputs(paths: Iterable[Path | None]) -> None:
-    """Check before long work that these files can be written; None stands for a file that was not asked for.
-
-    Leaves no file and changes none.
+    """Check before long work that these files can be written, without changing or leaving any; None is skipped.
 
     Raises:
         ConfigError: one of them cannot.
@@ -52,7 +50,7 @@ def check_outputs(paths: Iterable[Path | None]) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that files can be written below `folder`, which need not exist yet; leaves nothing behind.
+    """Check that files can be written below `folder`, which need not exist yet; no file is left.
 
     Raises:
         OSError: they cannot: the file system is read-only or full, a file or a broken link has the name of a folder.
@@ -68,7 +66,7 @@ def check_folder(folder: Path) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """The error's own words, without its number and paths."""
+    """The system's words for the error, without its number and paths."""
     return error.strerror or str(error) or type(error).__name__
 
 
@@ -151,7 +149,11 @@ def _replace(place: Path, data: bytes) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk. A file of this name is replaced, a link is not followed."""
+    """Write a new file and wait until it is on the disk. A file of this name is replaced, a link is not followed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(data)
@@ -160,7 +162,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
