@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Feature(StrEnum):
-    """Something that a training may have; the value is its name for people."""
+    """A feature that a training may have, such as fills or several stages; the value is its name for people."""
 
     FILL = "fill"
     REPLICAS = "replicas"

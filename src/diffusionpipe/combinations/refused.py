@@ -156,9 +156,9 @@ _REASONS = {frozenset(pair): reason for pair, reason in REFUSED.items()}
 
 
 def refusal(one: Feature, other: Feature, **values: object) -> str:
-    """Why two features are refused together, with the values of the case.
+    """The sentence why two features are refused together, with the values of the case in it.
 
     Raises:
-        KeyError: they are not.
+        KeyError: the two are not refused, or a value is missing.
     """
     return _REASONS[frozenset({one, other})].format(**values)
