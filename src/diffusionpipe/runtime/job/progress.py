@@ -122,7 +122,7 @@ class _Beside:
 
 
 class Progress:
-    """Counts the work of one rank, so that a watchdog sees whether it goes on.
+    """Counts the work of one rank, so that a watchdog sees whether the rank makes progress.
 
     Mutable: its main thread writes, its watchdog's thread reads.
     """

@@ -27,7 +27,7 @@ class LayerWatch:
         self._recorder.mark()
 
     def end(self, name: str, samples: int) -> None:
-        """Record the end of a layer's forward on so many samples; the next layer begins at the same time."""
+        """Record the end of a layer's forward on `samples` samples; the next layer begins at the same time."""
         self._noted.append((name, samples, torch.is_grad_enabled(), self._recorder.issued()))
         self._recorder.mark()
 

@@ -142,7 +142,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
 
     @property
     def device_bytes(self) -> Bytes:
-        """Bytes of device memory for weights: those of the two largest layers; allocated when the first layer comes."""
+        """Bytes of device memory that weights take, the two largest layers'; allocated when the first layer comes."""
         return sum(sorted(weights.size for weights in self._weights.values())[-2:])
 
     def start(self, layer: str) -> None:
