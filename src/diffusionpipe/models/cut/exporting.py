@@ -59,7 +59,7 @@ class Exported:
     graph_module: fx.GraphModule
 
     def call(self, node: fx.Node) -> ModuleCall:
-        """The submodule's call for which a node with the operator `diffusionpipe::call_module` stands."""
+        """The submodule's call that a node with the operator `diffusionpipe::call_module` represents."""
         return self.calls[node.args[3]]  # type: ignore[index]  # the operator's last argument, the call's number
 
 

@@ -33,12 +33,12 @@ class DynamicShift:
     """Whether the factor is exp(mu); otherwise it is mu."""
 
     def mu(self, num_tokens: int) -> float:
-        """The shift mu for a sample of so many tokens, as diffusers' pipelines give it to `set_timesteps`."""
+        """The shift mu for a sample of `num_tokens` tokens, as diffusers' pipelines give it to `set_timesteps`."""
         slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
         return num_tokens * slope + (self.base_mu - slope * self.base_tokens)
 
     def factor(self, num_tokens: int) -> float:
-        """The factor F for a sample of so many tokens: mu, or exp(mu)."""
+        """The factor F for a sample of `num_tokens` tokens: mu, or exp(mu)."""
         mu = self.mu(num_tokens)
         return math.exp(mu) if self.is_exponential else mu
 
@@ -54,7 +54,7 @@ class FlowShift:
     """The time that 0 becomes; all times are stretched linearly from [0, 1] to [terminal, 1] after the shift."""
 
     def factor(self, num_tokens: int | None) -> float:
-        """The factor F of the shift t -> F t / (1 + (F - 1) t) for a sample of so many tokens.
+        """The factor F of the shift t -> F t / (1 + (F - 1) t) for a sample of `num_tokens` tokens.
 
         Raises:
             ModelError: it depends on the number of tokens, but the model has none.
