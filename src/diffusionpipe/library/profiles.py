@@ -54,7 +54,7 @@ def profile(
 
 
 def precision_of(model: Model) -> str:
-    """ "float64" if some parameter of the model is float64, else "float32"."""
+    """The precision of a model's parameters: "float64" if one of them is float64, else "float32"."""
     return "float64" if any(p.dtype == torch.float64 for p in model.parameters()) else "float32"
 
 
