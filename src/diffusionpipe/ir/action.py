@@ -64,7 +64,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Which batch an action of a window belongs to, and which weights it reads."""
+    """The batch to which an action of a window belongs, and the age of the weights that it reads, as three numbers."""
 
     lead: int = 0
     """How many batches later than the window's own its batch is."""
@@ -84,7 +84,11 @@ PRESENT = Reading()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One entry of a worker's order."""
+    """One entry of a worker's order: a stage, an op, and where the op has them a micro-batch and a slot.
+
+    Raises:
+        ScheduleError: the op needs a micro-batch or a slot that is missing, or has one that it does not take.
+    """
 
     stage: int
     """The stage it belongs to, an index into `Placement.stages`."""
@@ -111,12 +115,16 @@ class Action:
 
 @lru_cache(maxsize=1 << 17)
 def compute_action(stage: int, op: Op, microbatch: int) -> Action:
-    """The compute action, always the same object: schedules are made and checked by many look-ups of actions."""
+    """The action of this stage, op (F, B, I or W) and micro-batch; equal arguments give the same, cached object.
+
+    Raises:
+        ScheduleError: the op takes no micro-batch, or also needs a slot.
+    """
     return Action(stage=stage, op=op, microbatch=microbatch)
 
 
 def parse_action(text: str) -> Action:
-    """The action that `text` writes; the inverse of `str(action)`.
+    """The action that `text` writes, such as "2F0"; the inverse of `str(action)`.
 
     >>> parse_action("2F0")
     Action(stage=2, op=<Op.F: 'F'>, microbatch=0, slot=None)

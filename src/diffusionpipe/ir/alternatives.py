@@ -9,7 +9,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class HeldItem:
-    """An item of the memory of a device."""
+    """The kind and the bytes of one item of a device's memory, such as "activations"."""
 
     kind: str
     size: Bytes
@@ -17,7 +17,7 @@ class HeldItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A layout that was looked at, with what is predicted of it."""
+    """A layout that a search looked at, with its predicted times and memory."""
 
     name: str
     """The schedule, or the system that would run it."""
@@ -40,7 +40,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternatives:
-    """The result of a search, as it is kept beside the plan."""
+    """The result of a search, as its file beside the plan holds it: the layouts, the choice and the reason."""
 
     plan: str
     """The mark of the plan that was chosen, by `mark_of`."""
@@ -55,5 +55,8 @@ class Alternatives:
 
 
 def mark_of(plan: Plan, text: str) -> str:
-    """The mark of a plan whose training schedule has this text: equal for equal layouts and orders."""
+    """The mark of a plan: 16 hexadecimal digits, a hash of its mesh, its blocks and `text`.
+
+    `text` is the text of its training schedule. Plans with equal layouts and orders have equal marks.
+    """
     return sha256(f"{plan.mesh}\n{plan.blocks}\n{text}".encode()).hexdigest()[:16]

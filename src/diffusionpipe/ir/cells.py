@@ -7,7 +7,7 @@ from diffusionpipe.ir.schedule import Schedule
 
 
 class Cell(NamedTuple):
-    """A micro-batch of samples of one size."""
+    """A micro-batch of samples of one size: the number of the size, and the number of samples."""
 
     size: int
     """The number of the size."""
@@ -22,7 +22,9 @@ Its micro-batches are numbered size by size, as `rows_by_size` arranges samples;
 
 
 def rows_by_size(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The place of each row's sample among samples of these sizes: samples of one size lie side by side.
+    """The row numbers in an order in which samples of one size lie side by side; `sizes` has the size of each row.
+
+    Smaller size numbers come first. Rows of equal size keep their order.
 
     >>> rows_by_size((0, 1, 0))
     (0, 2, 1)

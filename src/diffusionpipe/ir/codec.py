@@ -58,7 +58,7 @@ _BAD = _Bad()
 
 
 def encode(value: object, kind: object) -> object:
-    """The JSON value of `value`, of type `kind` (see `decode`)."""
+    """The JSON value (dict, list, str, number, bool or None) of `value`; `kind` is its type, one of `decode`'s."""
     arguments = typing.get_args(kind)
     if kind == tuple[Action, ...] and isinstance(value, tuple):
         return " ".join(map(str, value))
@@ -177,7 +177,10 @@ def _decode_dataclass(kind: type, data: object, where: str, problems: list[str])
 
 
 def layout(value: object, indent: int = 0) -> str:
-    """JSON text in which every value that fits on one line is written on one line."""
+    """The JSON text of a value, in which each part that fits on a line of 120 columns is written on one line.
+
+    `indent` is the number of columns before the text. NaN and infinite numbers raise a ValueError.
+    """
     flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if indent + len(flat) <= LINE_WIDTH or not isinstance(value, dict | list):
         return flat

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One thing that is said of the data."""
+    """A named text about the training data, and whether it is a warning."""
 
     name: str
     text: str
@@ -15,7 +15,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSize:
-    """The samples that are trained at one size."""
+    """One size at which samples are trained, with the number of its samples and the part that is cut away."""
 
     size: str
     """Width and height in pixels, of clips the frames too, e.g. "768 x 512"."""
@@ -31,7 +31,7 @@ class TrainedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The facts about the training data of a run."""
+    """The facts about the training data of a run: lines to print, further lines to keep, and the sizes in use."""
 
     lines: tuple[Line, ...]
     further: tuple[Line, ...]

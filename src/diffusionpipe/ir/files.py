@@ -45,7 +45,10 @@ Upgrade = Callable[[dict[str, object]], None]
 
 @dataclass(frozen=True, slots=True)
 class Format(Generic[T]):
-    """A kind of file. A field with a default may be added without a new version; anything else needs one."""
+    """The name, version and dataclass of a kind of file, with the functions that upgrade older versions.
+
+    A field with a default may be added without a new version; anything else needs one.
+    """
 
     name: str
     version: int
@@ -77,7 +80,7 @@ SURVEY = Format("diffusionpipe-survey", 1, Survey)
 
 
 def to_text(value: T, form: Format[T]) -> str:
-    """The file's text, with a final newline.
+    """The text of a file of this format that holds `value`, with a final newline.
 
     Raises:
         ValueError: a number is NaN or infinite.
@@ -90,7 +93,7 @@ def to_text(value: T, form: Format[T]) -> str:
 
 
 def from_text(text: str, form: Format[T], *, source: str) -> T:
-    """The value that the text stands for; `source` names the text in errors.
+    """The value that a file's text holds; `source` names the text in errors.
 
     Raises:
         FileFormatError: no JSON, another format or version, an unknown or missing key, a wrong value; all named.
@@ -140,12 +143,17 @@ def _no_constant(constant: str) -> NoReturn:
 
 
 def write_file(value: T, path: Path, form: Format[T]) -> None:
-    """Write a file of this format atomically."""
+    """Write `value` to `path` as a file of this format; the file is whole or not there.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+        ValueError: a number is NaN or infinite.
+    """
     write_atomically(path, to_text(value, form))
 
 
 def read_file(path: Path, form: Format[T]) -> T:
-    """Read a file of this format.
+    """The value that a file of this format holds.
 
     Raises:
         FileFormatError: the file is missing, unreadable or not of this format and version.
@@ -162,7 +170,7 @@ def read_file(path: Path, form: Format[T]) -> T:
 
 
 def schedule_to_text(schedule: Schedule) -> str:
-    """The text of a schedule file."""
+    """The JSON text of a schedule file that holds `schedule`."""
     return to_text(schedule, SCHEDULE)
 
 
@@ -176,50 +184,87 @@ def schedule_from_text(text: str, *, source: str = "schedule") -> Schedule:
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write a schedule file atomically."""
+    """Write the schedule to `path` as a JSON file, which is whole or not there.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+    """
     write_file(schedule, path, SCHEDULE)
 
 
 def read_schedule(path: Path) -> Schedule:
-    """Read a schedule file; not checked for legality."""
+    """The schedule in a JSON file; it is not checked for legality.
+
+    Raises:
+        FileFormatError: the file is missing, unreadable or no schedule file of a known version.
+    """
     return read_file(path, SCHEDULE)
 
 
 def plan_to_text(plan: Plan) -> str:
-    """The text of a plan file."""
+    """The JSON text of a plan file that holds `plan`."""
     return to_text(plan, PLAN)
 
 
 def plan_from_text(text: str, *, source: str = "plan") -> Plan:
-    """The plan of a text; its schedules are not checked for legality."""
+    """The plan in the JSON text of a plan file; its schedules are not checked for legality.
+
+    Raises:
+        FileFormatError: the text has another format; its message names the text as `source`.
+    """
     return from_text(text, PLAN, source=source)
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan file atomically."""
+    """Write the plan to `path` as a JSON file, which is whole or not there.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+    """
     write_file(plan, path, PLAN)
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan file; its schedules are not checked for legality."""
+    """The plan in a JSON file; its schedules are not checked for legality.
+
+    Raises:
+        FileFormatError: the file is missing, unreadable or no plan file of a known version.
+    """
     return read_file(path, PLAN)
 
 
 def timeline_to_text(timeline: Timeline) -> str:
-    """The text of a timeline file."""
+    """The JSON text of a timeline file that holds `timeline`.
+
+    Raises:
+        ValueError: a time is NaN or infinite.
+    """
     return to_text(timeline, TIMELINE)
 
 
 def timeline_from_text(text: str, *, source: str = "timeline") -> Timeline:
-    """The timeline of a text."""
+    """The timeline in the JSON text of a timeline file.
+
+    Raises:
+        FileFormatError: the text has another format; its message names the text as `source`.
+    """
     return from_text(text, TIMELINE, source=source)
 
 
 def write_timeline(timeline: Timeline, path: Path) -> None:
-    """Write a timeline file atomically."""
+    """Write the timeline to `path` as a JSON file, which is whole or not there.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+        ValueError: a time is NaN or infinite.
+    """
     write_file(timeline, path, TIMELINE)
 
 
 def read_timeline(path: Path) -> Timeline:
-    """Read a timeline file."""
+    """The timeline in a JSON file.
+
+    Raises:
+        FileFormatError: the file is missing, unreadable or no timeline file of a known version.
+    """
     return read_file(path, TIMELINE)

@@ -25,7 +25,7 @@ TIMED_OPS = COMPUTE_OPS | {Op.ENCODE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Samples of named tensors that one action reads from others."""
+    """Samples of named tensors that one action reads from others: one micro-batch's part of an edge."""
 
     producers: tuple[Action, ...]
     """Actions of the source that must have ended: one, or for frozen outputs all fills of these samples."""
@@ -46,12 +46,12 @@ class Flow:
 
 
 def backward_op(pipeline: Pipeline) -> Op | None:
-    """The op that yields the gradients of a stage's inputs, if the pipeline has one."""
+    """The op that gives the gradients of a stage's inputs: B, or I in split backwards; None without backwards."""
     return Op.B if Op.B in pipeline.ops else Op.I if Op.I in pipeline.ops else None
 
 
 def ends(message: Message, slot: int) -> tuple[Action, Action]:
-    """The SEND and the RECV of message number `slot`."""
+    """The SEND and the RECV action of `message`; `slot` is its index in `Schedule.messages`."""
     send, recv = (Op.SEND_B, Op.RECV_B) if message.is_gradient else (Op.SEND_F, Op.RECV_F)
     return (
         Action(stage=message.source, op=send, microbatch=message.microbatch, slot=slot),
@@ -77,12 +77,16 @@ class Feed:
     """Samples of a micro-batch -> the part of them that flows; never empty."""
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """(micro-batch, samples of it) of each of which it flows."""
+        """(number, samples) of each micro-batch that flows."""
         return ((number, self.microbatches[number]) for number in self.numbers)
 
 
 def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
-    """The feeds of all trained pipelines, all feeds of an edge together; where two stages' shares do not meet, none."""
+    """The feeds of all trained pipelines, one tuple for each edge between trained stages.
+
+    A tuple has the feed of the activations and, if gradients return, one of them. It is empty where the shares of the
+    two stages have no samples in common.
+    """
     frozen = _frozen_stages(schedule)
     for pipeline in schedule.placement.pipelines:
         for edge in pipeline.edges if pipeline.ops else ():
@@ -91,7 +95,10 @@ def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
 
 
 def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
-    """The flows from encoder stages to trained stages, edge by edge, micro-batch by micro-batch."""
+    """The flows of frozen outputs from encoder stages to trained stages, edge by edge, micro-batch by micro-batch.
+
+    None without frozen stages.
+    """
     frozen = _frozen_stages(schedule)
     if not frozen:
         return
@@ -216,7 +223,7 @@ def _frozen_flows(
 
 
 def slots_of_edge(schedule: Schedule) -> dict[tuple[int, int, int, bool], list[int]]:
-    """(source, destination, micro-batch, whether a gradient) -> the messages between these trained stages."""
+    """(source stage, destination stage, micro-batch, is_gradient) -> indices of its messages in `Schedule.messages`."""
     found: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
     for slot, message in enumerate(schedule.messages):
         found[message.source, message.destination, message.microbatch, message.is_gradient].append(slot)
@@ -224,7 +231,10 @@ def slots_of_edge(schedule: Schedule) -> dict[tuple[int, int, int, bool], list[i
 
 
 def slots_of_encoder(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
-    """(source, worker of the destination) -> messages; a worker receives an encoder's output once for its stages."""
+    """(source stage, worker of the destination) -> indices of the messages between them in `Schedule.messages`.
+
+    A worker receives an encoder's output once for all its stages.
+    """
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for slot, message in enumerate(schedule.messages):
         found[message.source, schedule.placement.stages[message.destination].worker].append(slot)
@@ -232,7 +242,10 @@ def slots_of_encoder(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
 
 
 def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[int, ...]]:
-    """Index of each flow between workers -> the messages that carry it."""
+    """Index of each flow between two workers -> indices in `Schedule.messages` of the messages that carry its samples.
+
+    A flow that no message carries has an empty tuple; flows inside a worker are left out.
+    """
     stages = schedule.placement.stages
     of_edge, of_encoder = slots_of_edge(schedule), slots_of_encoder(schedule)
     served = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def expanded(path: str) -> str:
-    """The path after "~" is replaced by the home folder, or "~NAME" by the home folder of the user NAME.
+    """The path with the user's home folder in place of a leading "~", or NAME's home folder in place of "~NAME".
 
     Raises:
         ValueError: there is no such home folder.
@@ -21,7 +21,9 @@ def expanded(path: str) -> str:
 
 
 def expanded_path(path: Path) -> Path:
-    """The path with the home folder in place of a leading "~"; "./~" counts as "~".
+    """The path with the home folder in place of a leading "~", as `expanded` does it; others are returned as they are.
+
+    `Path` removes a leading "./", so "./~" counts as "~".
 
     Raises:
         ValueError: there is no such home folder.

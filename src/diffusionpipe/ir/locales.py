@@ -9,9 +9,9 @@ from io import TextIOWrapper
 
 
 def as_utf8(text: str) -> str:
-    """The text whose bytes in UTF-8 are the bytes that the system has given.
+    """The argument or file name read as UTF-8, where Python has decoded its bytes by another locale.
 
-    The text itself where they are not UTF-8.
+    It is unchanged where its bytes are not UTF-8.
     """
     try:
         return os.fsencode(text).decode("utf-8")
@@ -20,13 +20,13 @@ def as_utf8(text: str) -> str:
 
 
 def for_file_names(text: str) -> str:
-    """The text without the letters that a file name cannot have in this locale."""
+    """The text without the letters that the encoding of file names does not have."""
     encoding = sys.getfilesystemencoding()
     return text.encode(encoding, "ignore").decode(encoding)
 
 
 def print_everything() -> None:
-    """Let what this process prints never fail: letters that the locale does not have are written as escapes."""
+    """Change stdout and stderr so that letters which the locale does not have are printed as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

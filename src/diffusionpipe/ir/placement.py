@@ -23,7 +23,11 @@ from diffusionpipe.ir.action import Op
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A half-open range of samples or layers."""
+    """The whole numbers from `start` to `stop`, without `stop`, of samples or layers; its len is their number.
+
+    Raises:
+        ValueError: `start` is negative or above `stop`.
+    """
 
     start: int
     stop: int
@@ -39,22 +43,30 @@ class Range:
         return f"{self.start}:{self.stop}"
 
     def intersection(self, other: "Range") -> "Range":
-        """The common part; empty ranges have length 0."""
+        """The numbers that are in both ranges; a range of length 0 if there are none."""
         start = max(self.start, other.start)
         return Range(start, max(start, min(self.stop, other.stop)))
 
     def overlaps(self, other: "Range") -> bool:
-        """Whether any sample is in both."""
+        """Whether any number is in both ranges."""
         return max(self.start, other.start) < min(self.stop, other.stop)
 
     def shifted(self, offset: int) -> "Range":
-        """The range moved by `offset`."""
+        """The range with `offset` added to both ends.
+
+        Raises:
+            ValueError: the start becomes negative.
+        """
         return Range(self.start + offset, self.stop + offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of every micro-batch that a stage handles, as a half-open range of fractions of it."""
+    """The part of every micro-batch that a stage handles, as a half-open range of fractions of it.
+
+    Raises:
+        ValueError: not 0 <= start < stop <= 1.
+    """
 
     start: Fraction = Fraction(0)
     stop: Fraction = Fraction(1)
@@ -67,11 +79,11 @@ class Share:
         return f"{self.start}:{self.stop}"
 
     def overlaps(self, other: "Share") -> bool:
-        """Whether any part of a micro-batch is in both."""
+        """Whether the two shares have any part of a micro-batch in common."""
         return max(self.start, other.start) < min(self.stop, other.stop)
 
     def samples(self, size: int) -> Range:
-        """The samples of a micro-batch of `size` samples that fall in this share.
+        """The range of samples in this share, of a micro-batch of `size` samples.
 
         Raises:
             ValueError: the share's borders fall inside a sample.
@@ -89,7 +101,7 @@ WHOLE = Share()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A block of weights on a worker."""
+    """A place of a schedule's work: a worker, the block of weights that it runs, and its share of the samples."""
 
     worker: int
     """Coordinate on the mesh's pipeline axis, never a global rank."""
@@ -101,7 +113,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """The named tensors that `consumer` reads from `producer`."""
+    """The named tensors that stage `consumer` reads from stage `producer`, and those whose gradients return."""
 
     producer: int
     consumer: int
@@ -112,13 +124,13 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Stages in forward order and the micro-batches that pass through them."""
+    """Stages in forward order, the micro-batches that pass through them, and the ops that each stage does for each."""
 
     stages: tuple[int, ...]
     microbatches: tuple[int, ...]
     """Samples of each micro-batch; a micro-batch's id is its index."""
     ops: frozenset[Op]
-    """The ops that every stage does for every micro-batch: {F}, {F, B}, {F, I, W}, {T, F, B}; or {ENCODE}."""
+    """The ops that every stage does for every micro-batch: {F}, {F, B}, {F, I, W}; or {ENCODE}."""
     edges: tuple[Edge, ...] = ()
     """Edges into this pipeline's stages, also from a frozen pipeline's stages."""
     model: str = ""
@@ -132,33 +144,33 @@ class Pipeline:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it is a probe of another pipeline."""
+        """Whether it is a probe: it runs another pipeline's blocks ahead, without gradients, for self-conditioning."""
         return self.probes_from is not None
 
     @property
     def numbers(self) -> range:
-        """The micro-batches that it runs."""
+        """The numbers of the micro-batches that it runs: all, or for a probe the ones from `probes_from` on."""
         return range(self.probes_from or 0, len(self.microbatches))
 
     def probes(self, other: "Pipeline") -> bool:
-        """Whether it is the probe of the other pipeline."""
+        """Whether it is a probe of `other`, which has the same backbone and first sample, and is not a probe itself."""
         is_alike = (self.model, self.first_sample) == (other.model, other.first_sample)
         return is_alike and self.is_probe and not other.is_probe
 
     @property
     def num_samples(self) -> int:
-        """Samples of all its micro-batches."""
+        """The samples of all its micro-batches together."""
         return sum(self.microbatches)
 
     def rows(self, microbatch: int) -> Range:
-        """The micro-batch's samples, counted within the batch."""
+        """The range of a micro-batch's samples, counted within the batch."""
         start = self.first_sample + sum(self.microbatches[:microbatch])
         return Range(start, start + self.microbatches[microbatch])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Every stage and every pipeline of a schedule."""
+    """All stages of a schedule, and the pipelines that they form."""
 
     stages: tuple[Stage, ...]
     pipelines: tuple[Pipeline, ...]
@@ -174,26 +186,30 @@ class Placement:
 
     @property
     def num_workers(self) -> int:
-        """One more than the highest worker."""
+        """The number of workers: one more than the highest worker of a stage."""
         return 1 + max(stage.worker for stage in self.stages)
 
     @property
     def num_samples(self) -> int:
-        """Samples of the batch."""
+        """The number of samples of the batch that all pipelines share."""
         return max(pipeline.first_sample + pipeline.num_samples for pipeline in self.pipelines)
 
     def workers(self, pipeline: int = 0) -> tuple[int, ...]:
-        """The worker of each stage of a pipeline, in forward order."""
+        """The worker of each stage of a pipeline, in forward order; `pipeline` is its index."""
         return tuple(self.stages[stage].worker for stage in self.pipelines[pipeline].stages)
 
     def pipeline_of(self, stage: int) -> Pipeline:
-        """The pipeline that the stage belongs to."""
+        """The pipeline to which the stage with this index belongs.
+
+        Raises:
+            KeyError: no pipeline has it.
+        """
         return self._pipeline_of[stage]
 
     def first_conditioned(self, pipeline: Pipeline, share: Fraction) -> int:
-        """The first micro-batch that holds any of the batch's last samples, a share of them.
+        """The pipeline's first micro-batch with any of the batch's last samples; `share` is their part of the batch.
 
-        One past the last: none.
+        The number of micro-batches if none has any.
         """
         alike = (other for other in self.pipelines if other.model == pipeline.model)
         batch = max(other.first_sample + other.num_samples for other in alike)
@@ -202,26 +218,26 @@ class Placement:
         return next((m for m in numbers if pipeline.rows(m).stop > first), len(numbers))
 
     def num_forwards(self, stage: int) -> int:
-        """Forwards of the stage's block on its worker, the probe's forwards included."""
+        """The number of forwards of the stage's block on its worker in an iteration, a probe's forwards included."""
         own = self.pipeline_of(stage)
         alike = (p for p in self.pipelines if p is own or p.probes(own) or own.probes(p))
         return sum(len(pipeline.numbers) for pipeline in alike)
 
     def samples(self, stage: int, microbatch: int) -> Range:
-        """The samples of the micro-batch that the stage handles, counted within the micro-batch."""
+        """The range of the micro-batch's samples that the stage handles, counted within the micro-batch."""
         return self.stages[stage].share.samples(self.pipeline_of(stage).microbatches[microbatch])
 
     def rows(self, stage: int, microbatch: int) -> Range:
-        """The samples of the micro-batch that the stage handles, counted within the batch."""
+        """The range of the micro-batch's samples that the stage handles, counted within the batch."""
         pipeline = self.pipeline_of(stage)
         start = pipeline.rows(microbatch).start
         return self.samples(stage, microbatch).shifted(start)
 
     def is_frozen(self, stage: int) -> bool:
-        """Whether the stage belongs to a frozen pipeline."""
+        """Whether the stage belongs to a frozen pipeline, which only encodes."""
         return Op.ENCODE in self.pipeline_of(stage).ops
 
     def replicas(self, stage: int) -> tuple[int, ...]:
-        """All stages that hold the same weights, itself included, in order."""
+        """The indices of all stages that have the same block of weights, this one included, in order."""
         weights = self.stages[stage].weights
         return tuple(i for i, other in enumerate(self.stages) if other.weights == weights)

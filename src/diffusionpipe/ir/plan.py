@@ -52,7 +52,7 @@ class Mesh:
 
     @property
     def sharded(self) -> Sharded:
-        """The things of which each group holds a part."""
+        """The part of the training state of which each data-parallel group holds a part."""
         if self.shard > 1:
             return Sharded.ALL
         return Sharded.OPTIMIZER if self.owners > 1 else Sharded.NONE
@@ -64,23 +64,26 @@ class Mesh:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the whole job."""
+        """The number of ranks of the whole job."""
         return self.data_parallel * self.pipeline
 
     def rank(self, group: int, worker: int) -> int:
-        """The global rank of a worker of a data-parallel group."""
+        """The global rank of this worker in this data-parallel group."""
         outer, inner = divmod(group, self.adjacent)
         return (outer * self.pipeline + worker) * self.adjacent + inner
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(group, worker) of a global rank; the inverse of `rank`."""
+        """The (data-parallel group, worker) of a global rank; the inverse of `rank`."""
         rest, inner = divmod(rank, self.adjacent)
         outer, worker = divmod(rest, self.pipeline)
         return outer * self.adjacent + inner, worker
 
 
 class PlanPhase(StrEnum):
-    """A kind of iteration; a plan has a schedule for each and names it like this. See `sampling_phase`."""
+    """The kinds of iteration for which a plan has schedules, by the names that `Plan.phases` uses.
+
+    Of several backbones each has a phase of its own for samples, see `sampling_phase`.
+    """
 
     TRAIN = "train"
     PROLOGUE = "prologue"
@@ -94,13 +97,13 @@ def sampling_phase(backbone: str) -> str:
 
 
 def drawing_backbone(schedule: Schedule) -> str:
-    """The name of the backbone that draws in this schedule."""
+    """The name of the backbone that draws in this schedule: the model of its first pipeline, "" without one."""
     return next((pipeline.model for pipeline in schedule.placement.pipelines), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A partition, its schedules and the mesh."""
+    """All that the ranks agree on before the first step: the mesh, the blocks of layers, a schedule for each phase."""
 
     mesh: Mesh
     blocks: tuple[tuple[str, ...], ...]
@@ -124,25 +127,25 @@ class Plan:
 
     @property
     def phases(self) -> Mapping[str, Schedule]:
-        """The schedules of each `PlanPhase` that there is; of several backbones each has its `sampling_phase`."""
+        """Name of a phase -> its schedule, for each `PlanPhase` that the plan has.
+
+        Of several backbones each has its `sampling_phase` in place of "sample".
+        """
         found: dict[str, Schedule | None] = {"train": self.train, "prologue": self.prologue, "validate": self.validate}
         found |= {sampling_phase(drawing_backbone(one)): one for one in self.sample}
         return {phase: schedule for phase, schedule in found.items() if schedule is not None}
 
     @property
     def is_filled(self) -> bool:
-        """Whether `train` encodes a later batch between its computes."""
+        """Whether `train` encodes a later batch in its bubbles."""
         return any(pipeline.is_ahead for pipeline in self.train.placement.pipelines)
 
     @property
     def encoding(self) -> Schedule:
-        """The schedule that encodes the batches of the training.
-
-        Without a flush and without fills a schedule of its own.
-        """
+        """The schedule that encodes the training's batches: `prologue` without flush and fills, else `train`."""
         return self.prologue if self.prologue is not None and self.train.lead else self.train
 
     @property
     def batch(self) -> int:
-        """Samples of one step over all data-parallel groups."""
+        """The number of samples of one step over all data-parallel groups."""
         return self.mesh.data_parallel * self.train.placement.num_samples

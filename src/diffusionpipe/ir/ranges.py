@@ -7,7 +7,7 @@ from diffusionpipe.ir.placement import Range
 
 
 def merged(ranges: Sequence[Range]) -> list[Range]:
-    """The union as disjoint runs that do not touch, in order.
+    """The union of the ranges as ranges that neither overlap nor touch, in ascending order; empty ones are left out.
 
     >>> print(*merged([Range(4, 6), Range(0, 2), Range(1, 4), Range(8, 9)]))
     0:6 8:9
@@ -22,17 +22,17 @@ def merged(ranges: Sequence[Range]) -> list[Range]:
 
 
 def is_disjoint(ranges: Sequence[Range]) -> bool:
-    """Whether no two of the ranges overlap."""
+    """Whether no two of the ranges have a number in common."""
     parts = sorted((r for r in ranges if r), key=lambda r: r.start)
     return all(one.stop <= other.start for one, other in pairwise(parts))
 
 
 def tiles(ranges: Sequence[Range], whole: Range) -> bool:
-    """Whether the ranges, in any order, cover the whole and nothing else, without overlap."""
+    """Whether the ranges, in any order, cover `whole` and nothing else, each number once."""
     return is_disjoint(ranges) and merged(ranges) == merged([whole])
 
 
 def is_within(inner: Sequence[Range], outer: Sequence[Range]) -> bool:
-    """Whether every element of the inner ranges is one of the outer ranges."""
+    """Whether every number of the inner ranges is in one of the outer ranges."""
     runs = merged(outer)
     return all(any(run.intersection(part) == part for run in runs) for part in merged(inner))

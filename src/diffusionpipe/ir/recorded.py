@@ -11,7 +11,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """The time of a layer's forward for a number of samples, in training."""
+    """The seconds of one layer's forward for a number of samples, as a run recorded it."""
 
     name: str
     samples: int
@@ -21,7 +21,7 @@ class LayerTime:
 
 
 def medians_of(times: Iterable[LayerTime]) -> tuple[LayerTime, ...]:
-    """One time for each layer and number of samples, with and without gradients."""
+    """The median time of each layer for each number of samples, with and without tensors kept for a backward."""
     found: dict[LayerTime, list[Seconds]] = defaultdict(list)
     for one in times:
         found[replace(one, seconds=0.0)].append(one.seconds)
@@ -30,7 +30,7 @@ def medians_of(times: Iterable[LayerTime]) -> tuple[LayerTime, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Medians over some steps of a run."""
+    """The median times over some steps of a run: of actions, ranks, iterations and layers."""
 
     steps: tuple[int, int]
     """The first and the last of them, counted from 1."""

@@ -10,7 +10,7 @@ from diffusionpipe.ir.placement import Placement, Range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One transfer between two workers: one SEND and one RECV name it."""
+    """One transfer of tensors between two workers; one SEND and one RECV action name it by its index."""
 
     source: int
     """The sending stage."""
@@ -27,7 +27,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """Frozen work: some layers of an encoder stage's block on some samples."""
+    """One piece of frozen work: some layers of an encoder stage's block on some samples."""
 
     stage: int
     """The encoder stage, a stage of a frozen pipeline."""
@@ -41,7 +41,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The work of every worker in one iteration."""
+    """The ordered actions of every worker in one iteration, with the placement, messages and fills that they name."""
 
     name: str
     placement: Placement
@@ -52,37 +52,40 @@ class Schedule:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers."""
+        """The number of orders, one for each worker."""
         return len(self.orders)
 
     @property
     def has_communication(self) -> bool:
-        """Whether sends and receives are explicit."""
+        """Whether any order has sends or receives; without them messages are implied."""
         return any(action.op in MESSAGE_OPS for order in self.orders for action in order)
 
     @property
     def splits_backwards(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart, in any of its pipelines."""
+        """Whether any pipeline computes gradients of inputs (I) and of weights (W) in separate actions."""
         return any(Op.W in pipeline.ops for pipeline in self.placement.pipelines)
 
     @property
     def lead(self) -> int:
-        """In a window the largest lead of an action; 0: the schedule is an iteration that ends with a flush."""
+        """The most batches by which an action of a window is ahead; 0: the schedule ends with a flush."""
         return max((action.reading.lead for order in self.orders for action in order), default=0)
 
     def actions(self) -> Iterator[tuple[int, Action]]:
-        """Every (worker, action), worker by worker, in order."""
+        """Every (worker, action) of the schedule, worker by worker, in the order of each."""
         for worker, order in enumerate(self.orders):
             for action in order:
                 yield worker, action
 
     def num_microbatches(self) -> int:
-        """The micro-batches of all trained pipelines together; probes run the same ones again and add none."""
+        """The number of micro-batches of all trained pipelines together; probes run the same ones and add none."""
         return sum(len(p.microbatches) for p in self.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe)
 
 
 def lone_blocks(schedule: Schedule) -> frozenset[int]:
-    """The trained blocks that one worker alone holds; data-parallel copies of it are not in the schedule."""
+    """The ids of the blocks that one worker alone holds in this schedule, frozen blocks included.
+
+    Data-parallel copies do not count, as a schedule does not have them.
+    """
     holders: dict[int, set[int]] = defaultdict(set)
     for stage in schedule.placement.stages:
         holders[stage.weights].add(stage.worker)

@@ -6,7 +6,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """The size of a sample that is not a square picture, in pixels."""
+    """The width and height of a sample in pixels, and its number of frames; 1: a picture."""
 
     width: int
     height: int
@@ -14,22 +14,25 @@ class Clip:
 
     @classmethod
     def square(cls, side: int) -> "Clip":
-        """The size of a square picture."""
+        """The size of a square picture whose sides have `side` pixels."""
         return cls(width=side, height=side)
 
     @property
     def pixels(self) -> tuple[int, ...]:
-        """Shape of a sample, (3, H, W), of more than one frame (3, F, H, W)."""
+        """The shape of a sample: (3, H, W), or with more than one frame (3, F, H, W)."""
         return (3, *(() if self.frames == 1 else (self.frames,)), self.height, self.width)
 
     @property
     def num_pixels(self) -> int:
-        """Pixels of all its frames."""
+        """The number of pixels of all its frames."""
         return prod(self.pixels[1:])
 
     @property
     def volume(self) -> float:
-        """Pixels that a model sees of it, about in proportion to tokens: VAEs for clips make one of four frames."""
+        """Pixels that a model reads of a clip: width x height x (1 + (frames - 1) / 4), about in proportion to tokens.
+
+        VAEs for clips make one frame of four.
+        """
         return self.width * self.height * (1 + (self.frames - 1) / 4)
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One action of one worker in time."""
+    """The start and the end of one action of one worker, in seconds from the start of the iteration."""
 
     worker: int
     action: Action
@@ -18,7 +18,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySample:
-    """Bytes that a worker holds in activations from `time` until its next sample."""
+    """The bytes of activations that a worker holds from `time` until its next sample."""
 
     worker: int
     time: Seconds
@@ -27,7 +27,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of a worker's step after its iteration: clipping, the optimizer's step, the average."""
+    """The start and the end of a part of a worker's update: clipping, the optimizer's step, the average; in seconds."""
 
     worker: int
     name: str
@@ -37,9 +37,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One iteration. Time 0 is its start; spans of a worker are in the order of its actions.
+    """The start and end of every action of one iteration, and the memory over time; time 0 is the iteration's start.
 
-    A timeline of one pipeline has its workers, a timeline of several copies has all ranks in their place.
+    The spans of a worker are in the order of its actions. A timeline of one pipeline has its workers; of several copies
+    it has all ranks as workers.
     """
 
     num_workers: int
@@ -54,16 +55,16 @@ class Timeline:
 
     @property
     def makespan(self) -> Seconds:
-        """The time from 0 to the last end, in seconds."""
+        """The time from 0 to the end of the last action, in seconds; 0 without actions."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def step(self) -> Seconds:
-        """The time from 0 to the end of the update, as far as it is known, in seconds."""
+        """The time from 0 to the end of the update, in seconds; the makespan if no update is in the timeline."""
         return max((phase.end for phase in self.update), default=self.makespan)
 
     def busy(self, worker: int) -> Seconds:
-        """Time that the worker computes: F, B, I, W, T and ENCODE."""
+        """The seconds in which the worker computes: the sum of its F, B, I, W and ENCODE actions."""
         return sum(
             span.end - span.start
             for span in self.spans
@@ -72,17 +73,17 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The idle part of all workers' time: 1 - busy / (workers x makespan)."""
+        """The idle part of all workers' time, 1 - busy / (workers x makespan); 0 for an empty timeline."""
         if not self.makespan:
             return 0.0
         busy = sum(self.busy(worker) for worker in range(self.num_workers))
         return 1.0 - busy / (self.num_workers * self.makespan)
 
     def window(self, worker: int) -> Seconds:
-        """The time from the worker's first start to its last end, in seconds."""
+        """The time from the worker's first start to its last end, in seconds; 0 if it does nothing."""
         spans = [span for span in self.spans if span.worker == worker]
         return max((s.end for s in spans), default=0.0) - min((s.start for s in spans), default=0.0)
 
     def peak_memory(self, worker: int) -> Bytes:
-        """The most that the worker holds in activations."""
+        """The most bytes of activations that the worker holds at once; 0 where the timeline has no memory of it."""
         return max((sample.held for sample in self.memory if sample.worker == worker), default=0)

@@ -25,7 +25,7 @@ _COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", 
 
 
 def schedule_to_csv(schedule: Schedule) -> str:
-    """The compute-only CSV of a schedule over a chain of stages.
+    """The CSV text of a schedule over a chain of stages, in torch's compute-only format: a row for each rank.
 
     Raises:
         ScheduleError: the schedule says something that the format cannot say; every such thing is named.
@@ -66,14 +66,14 @@ def _inexpressible(schedule: Schedule) -> Iterator[str]:
 
 
 def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1) -> Schedule:
-    """The schedule of a compute-only CSV, over a chain of stages with neighbour edges.
+    """The schedule that a CSV text of torch's compute-only format states, over a chain of stages with neighbour edges.
 
     Where some backwards are whole (B) and others split (I, W), as torch's V schedules mix them, each B becomes I and W
-    in its place, which does the same work in the same order. Whether the order is legal is `timing.legal`'s to say.
+    in its place, which does the same work in the same order. Legality is not checked; `timing.legal` does it.
 
     Raises:
-        ScheduleError: a cell is not a compute action, a stage is on two ranks, or stages or micro-batches are missing;
-            every problem with line and cell.
+        ScheduleError: a cell is not a compute action, a stage is on two ranks, or a forward is missing or occurs twice;
+            every problem is named with its place.
     """
     try:
         return schedule_from_rows(csv.reader(io.StringIO(text)), name=name, microbatch_size=microbatch_size)
@@ -82,7 +82,7 @@ def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1)
 
 
 def place_in_file(row: int, cell: int) -> str:
-    """The line and the cell of a CSV file, counted from 1, of a row and a cell that are counted from 0."""
+    """The words "line R, cell C" for errors; `row` and `cell` count from 0, the words from 1."""
     return f"line {row + 1}, cell {cell + 1}"
 
 
@@ -93,7 +93,9 @@ def schedule_from_rows(
     microbatch_size: int = 1,
     place: Callable[[int, int], str] = place_in_file,
 ) -> Schedule:
-    """The schedule of `schedule_from_csv`, from the cells of its rows; `place` names a cell in errors.
+    """The schedule that rows of cells state, one row for each rank, read as `schedule_from_csv` reads them.
+
+    `place` gives the words that name a cell in errors, from the numbers of its row and its column.
 
     Raises:
         ScheduleError: as `schedule_from_csv`.

@@ -126,7 +126,10 @@ def _numbers_of(window: Schedule) -> _Numbers:
 
 
 def unroll(window: Schedule, batches: int) -> Schedule:
-    """The finite schedule of this number of batches; its actions say nothing of versions."""
+    """The finite schedule that runs `batches` batches of a window one after the other.
+
+    Its actions no longer say which version of the weights they read.
+    """
     numbers, placement, every = _numbers_of(window), window.placement, range(batches)
     encoders = placement.stages[numbers.first :]
     pipelines = tuple(new for pipeline in placement.pipelines for new in numbers.pipelines(pipeline, batches))
@@ -143,7 +146,10 @@ def unroll(window: Schedule, batches: int) -> Schedule:
 
 
 def occurrences(window: Schedule, worker: int, batches: int) -> Iterator[tuple[int, int, Action]]:
-    """(window, place in the window's order, action) of each action of a worker of the unrolled schedule, in order."""
+    """(window, place in the window's order, action) of each action of a worker in `unroll(window, batches)`, in order.
+
+    Windows before the first batch have negative numbers.
+    """
     numbers = _numbers_of(window)
     for number in range(-window.lead, batches):  # [1]
         for place, action in enumerate(window.orders[worker]):
@@ -153,10 +159,10 @@ def occurrences(window: Schedule, worker: int, batches: int) -> Iterator[tuple[i
 
 
 def fold(window: Schedule, unrolled: Schedule, batches: int) -> Schedule:
-    """The window that repeats in the middle of an unrolled schedule, whose messages have been made since.
+    """The window that repeats in the middle of `unrolled`, an unrolled schedule to which messages were added since.
 
-    `window` is the window from which it was unrolled. Whether the windows do repeat, the checker sees: it unrolls the
-    result.
+    `window` is the window from which it was unrolled, into `batches` batches. That all its windows are equal is not
+    checked here: the checker unrolls the result.
     """
     numbers, middle = _numbers_of(window), batches // 2
     plain = [_plain(numbers, message) for message in unrolled.messages]

@@ -14,7 +14,7 @@ from diffusionpipe.ir.schedule import Schedule
 
 
 class Versions(StrEnum):
-    """How a pipeline treats the weights of batches in flight."""
+    """The ways in which a pipeline treats the weights while several batches are in flight."""
 
     FLUSHED = "flushed"
     """No batch begins before the update of the one before it."""
@@ -36,7 +36,7 @@ Staleness = Mapping[tuple[int, Op], tuple[int, ...]]
 
 
 def staleness_of(window: Schedule) -> Staleness:
-    """The age of the weights that each stage of a window reads, by (stage, op), a number for each micro-batch.
+    """(stage, op) -> by how many versions the weights that each micro-batch reads are old; of F, B and I.
 
     >>> from diffusionpipe.passes import with_versions
     >>> from diffusionpipe.planner.assembly.windows import overlap
@@ -52,7 +52,9 @@ def staleness_of(window: Schedule) -> Staleness:
 
 
 def versions_read(window: Schedule, batches: int) -> dict[tuple[int, Op, int], int]:
-    """(stage, op, micro-batch counted over all batches) -> the version that it reads; a run begins with version 0.
+    """(stage, op, micro-batch counted over all batches) -> the version of the weights that it reads, from 0 on.
+
+    Ops are F, B and I. Of predicted weights it is the version from which they are predicted.
 
     For predicted weights the version from which they are predicted.
 
@@ -73,7 +75,7 @@ def versions_read(window: Schedule, batches: int) -> dict[tuple[int, Op, int], i
 
 
 def versions_held(window: Schedule) -> dict[int, int]:
-    """Block -> the versions of its weights that live at once.
+    """Block -> the number of versions of its weights that live at once, predicted copies included.
 
     Before a block's step, the newest version in the window of batch b is version b. A forward that leads by l and is a
     steps stale reads version b + l - a then, so a - l versions older than the newest one. The weights that a backward
@@ -91,7 +93,7 @@ def versions_held(window: Schedule) -> dict[int, int]:
 
 
 def batches_held(window: Schedule) -> int:
-    """The batches of which a worker holds rows or messages at once.
+    """The number of batches of which a worker holds rows or messages at once.
 
     With the forward that leads most by L: the window's own, L that have begun, and one that is being encoded, or whose
     last gradients may still be on their way.

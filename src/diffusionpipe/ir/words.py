@@ -26,13 +26,16 @@ _OF_ONE = {
 
 
 def counted(number: int, phrase: str) -> str:
-    """The number and a phrase in the plural, e.g. "pictures that do not exist"; of one it becomes the singular."""
+    """The number and its phrase in words: "2 pictures that do not exist", but "1 picture that does not exist".
+
+    `phrase` is in the plural; thousands are separated by commas.
+    """
     words = [_OF_ONE.get(word, word) for word in phrase.split(" ")] if number == 1 else [phrase]
     return f"{number:,} {' '.join(words)}"
 
 
 def bytes_in_words(num_bytes: Bytes) -> str:
-    """The amount in the unit that suits its size.
+    """The amount in words, in GiB from 1 GiB on, in MiB from 1/8 MiB on, else in KiB.
 
     >>> [bytes_in_words(size) for size in (2**35, 64 * 2**20, 2**19, 3000)]
     ['32.0 GiB', '64 MiB', '0.5 MiB', '2.93 KiB']
