@@ -5,7 +5,7 @@ from diffusionpipe.ir.plan import Mesh
 
 
 def holders(placement: Placement, mesh: Mesh) -> dict[int, tuple[int, ...]]:
-    """Trained block -> all ranks that hold it, over replicas, directions and data-parallel groups; all in order."""
+    """Trained block -> the global ranks that hold it, ascending, over replicas, directions and data-parallel groups."""
     found: dict[int, set[int]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):

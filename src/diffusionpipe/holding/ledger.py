@@ -19,7 +19,7 @@ NOTHING = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenWeights:
-    """The weights of the frozen part on a rank that runs it."""
+    """The bytes of the frozen part's weights on a rank that runs it, on the device and in host memory."""
 
     device: Bytes
     """Bytes on the device: layers that are always there, and layers that come and go."""
@@ -29,20 +29,20 @@ class FrozenWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """A model's parameters with a workload's states and storages."""
+    """The bytes that a rank holds of a model's parameters, under the states and storages of a workload."""
 
     graph: ModelGraph
     workload: Workload
 
     @cached_property
     def trained(self) -> Mapping[str, Held]:
-        """Trained parameter -> its bytes, with all that lies beside it."""
+        """Trained parameter -> its bytes and the bytes of its gradient and states, by item."""
         states = self.workload.states
         return {p.name: held_of(states, p) for p in self.graph.parameters if p.is_trainable}
 
     @cached_property
     def frozen(self) -> Mapping[str, Bytes]:
-        """Frozen parameter -> its bytes at rest."""
+        """Frozen parameter -> its bytes in the storage where it rests."""
         inside = self.graph.parameters_of(self.graph.backbone_layers)
         workload = self.workload
         return {
@@ -52,60 +52,69 @@ class Ledger:
         }
 
     def held(self, names: Collection[str]) -> Held:
-        """The sum over the trained ones of these parameters, each once, on a rank that holds them."""
+        """Bytes by item of a rank that holds and updates these parameters; frozen ones do not count, each counts once.
+
+        `base` is included. All items are 0 if none of them is trained.
+        """
         own = [self.trained[name] for name in self.trained.keys() & names]
         return self.base.plus(Held._make(map(sum, zip(*own, strict=True)))) if own else NOTHING
 
     def unowned(self, names: Collection[str]) -> Held:
-        """The sum over the trained ones of these parameters on a rank that holds them and updates none of them."""
+        """Bytes of parameters and gradients of a rank that holds these parameters but updates none.
+
+        Frozen ones do not count.
+        """
         own = [self.trained[name] for name in self.trained.keys() & names]
         return Held(parameters=sum(one.parameters for one in own), gradients=sum(one.gradients for one in own))
 
     @property
     def base(self) -> Held:
-        """The bytes of a rank that trains any parameter, without its parameters and their states."""
+        """The bytes that a rank with any trained parameter holds once, beside the parameters and their states."""
         return Held(optimizer=self.workload.once, backup=self.workload.update)
 
     def frozen_bytes(self, names: Collection[str]) -> Bytes:
-        """Bytes of the frozen ones of these parameters, each once."""
+        """The bytes at rest of these parameters; trained ones do not count, and each counts once."""
         frozen = self.frozen
         return sum(frozen[name] for name in frozen.keys() & names)
 
     def frozen_of(self, layers: Collection[str]) -> Bytes:
-        """Bytes of the frozen parameters of these layers; a tied one counts once."""
+        """The bytes at rest of the frozen parameters of these layers; a tied one counts once."""
         return self.frozen_bytes(self.graph.parameters_of(layers))
 
     def resting(self, layers: Sequence[str]) -> FrozenWeights:
-        """The weights of a frozen part of these layers, in the order in which they run."""
+        """The bytes on the device and on the host of a frozen part of these layers, in the order in which they run."""
         kept, staged = self.resting_parts(layers)
         return FrozenWeights(
             device=self.frozen_of(kept) + staged, host=self.frozen_of(self.workload.encoders.hosted(layers))
         )
 
     def resting_parts(self, layers: Sequence[str]) -> tuple[frozenset[str], Bytes]:
-        """The layers of a frozen part whose weights stay on the device, and bytes there of those that come and go."""
+        """(the frozen layers of these whose weights stay on the device, bytes there for layers that come and go)."""
         storage = self.workload.encoders
         hosted = storage.hosted(layers)
         staged = storage.staged([self.frozen_of([layer]) for layer in layers if layer in hosted])
         return frozenset(layers) - hosted, staged
 
     def fetches(self, layers: Sequence[str], bandwidth: float) -> Mapping[str, Seconds]:
-        """Layer whose weights are brought from the host -> the time of that, at `bandwidth` bytes a second."""
+        """Layer whose weights come from the host -> the seconds of its copy, at `bandwidth` bytes a second.
+
+        Layers without bytes are left out.
+        """
         storage = self.workload.encoders
         hosted = storage.hosted(layers)
         sizes = {layer: self.frozen_of([layer]) for layer in layers if layer in hosted}
         return {layer: storage.fetch(size, bandwidth) for layer, size in sizes.items() if size}
 
     def stored(self, parameter: ParameterSpec) -> Bytes:
-        """Bytes of a parameter itself where it is owned."""
+        """The bytes of a parameter alone, trained or frozen, without its gradient and states."""
         if parameter.is_trainable:
             return self.trained[parameter.name].parameters
         return self.frozen[parameter.name]
 
     def gathered(self, parameter: ParameterSpec, precision: str) -> Bytes:
-        """Bytes of a parameter as it is gathered from its owner for layers that compute in that precision.
+        """The bytes of a parameter as it is gathered from its owner for layers that compute in `precision`.
 
-        Wider ones are cast by their owner, and narrow copies travel.
+        For "bfloat16" and "float16" they are 2 bytes a number at most: the owner casts wider ones before they travel.
         """
         stored = self.stored(parameter)
         return min(stored, 2 * prod(parameter.shape)) if precision in ("bfloat16", "float16") else stored

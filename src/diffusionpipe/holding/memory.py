@@ -16,7 +16,7 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Bytes of one rank at its peak."""
+    """The bytes that one rank holds at its peak, item by item."""
 
     parameters: Bytes = 0
     """Trained parameters as the layers read them."""
@@ -51,7 +51,7 @@ class MemoryUse:
         return sum(_VALUES(self))
 
     def items(self) -> dict[str, Bytes]:
-        """The items by name, in order."""
+        """Name of each item -> its bytes, in the order of the fields."""
         return dict(zip(_NAMES, _VALUES(self), strict=True))
 
 
@@ -60,9 +60,9 @@ _VALUES = attrgetter(*_NAMES)
 
 
 def use_of(held: Held, **others: Bytes) -> MemoryUse:
-    """The memory of a rank with these trained parameters and all that lies beside them.
+    """The memory of a rank with these trained parameters and states; `others` are the items that `held` does not have.
 
-    `others` are the items that do not follow from trained parameters.
+    `held.hosted` is left out, as it is not on the device.
 
     >>> use_of(Held(parameters=40, gradients=40, optimizer=80), frozen=7).total
     167
@@ -78,21 +78,24 @@ def use_of(held: Held, **others: Bytes) -> MemoryUse:
 
 
 def copies_of(layer: str, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
-    """Copies of a trained layer's weights that live as long as an iteration; the layers in `again` are recomputed."""
+    """Bytes of the casted copies of a trained layer's weights that live for an iteration; 0 for a layer in `again`.
+
+    `again` are the layers that are recomputed in the backward.
+    """
     return 0 if layer in again else workload.copies(profile.layer(layer))
 
 
 def workspace_of(layer: str, samples: float, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
-    """The working memory of a trained layer while it runs.
+    """The temporary bytes of a trained layer while it runs on `samples` samples.
 
-    A recomputed layer also holds all that it would keep otherwise.
+    A layer in `again` is recomputed, so its activations and copies count here too.
     """
     recomputed = profile.activation(layer, samples) + workload.copies(profile.layer(layer)) if layer in again else 0
     return recomputed + profile.workspace(layer, samples)
 
 
 def forward_bytes(profile: Profile, layers: Sequence[str], samples: int) -> Bytes:
-    """The largest memory of these layers for this number of samples, one after the other, where nothing is kept.
+    """The largest memory in bytes of these layers for `samples` samples, one after the other, where nothing is kept.
 
     Tensors from outside do not count. A tensor that one of them writes lives until the last one that reads it has run,
     or to the end if none of them does.

@@ -14,7 +14,7 @@ WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Rest:
-    """A form of an optimizer's states between updates."""
+    """The place and the number type in which an optimizer's states are kept between updates."""
 
     is_hosted: bool = False
     """Whether they are in host memory."""
@@ -23,18 +23,18 @@ class Rest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing changes between updates."""
+        """Whether the states stay as the optimizer makes them, on the device."""
         return not self.is_hosted and self.dtype is None
 
     def takes(self, key: str) -> bool:
-        """Whether the state that the optimizer keeps under this name has this form."""
+        """Whether the state with this name in the optimizer has this form; here every state with a name has."""
         return bool(key)
 
     def kept(self, state: State) -> tuple[State, ...]:
-        """The optimizer's state in this form, in one or several parts.
+        """The states as which the optimizer's state is kept in this form, with their widths and places; here one.
 
         Raises:
-            ConfigError: other numbers are wanted of states that are counted by parameter, some of which have none.
+            ConfigError: `dtype` is set, and the state's bytes are listed by parameter, so its numbers cannot be cast.
         """
         if self.dtype is not None and state.sizes:
             raise ConfigError(

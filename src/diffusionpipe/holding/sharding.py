@@ -39,7 +39,7 @@ def part_of_parameter(
 
 
 def blocks_in_common(graph: ModelGraph, blocks: Collection[Collection[str]]) -> Mapping[str, int]:
-    """Parameters that layers of several of these blocks read -> of how many."""
+    """Parameter that layers of several of these blocks use -> the number of these blocks; others are left out."""
     counts: dict[str, int] = {}
     for block in blocks:
         for name in graph.parameters_of(block):
@@ -50,7 +50,10 @@ def blocks_in_common(graph: ModelGraph, blocks: Collection[Collection[str]]) -> 
 def owners_on_workers(
     schedule: Schedule, blocks: Sequence[Sequence[str]], graph: ModelGraph, mesh: Mesh
 ) -> Mapping[int, Mapping[str, int]]:
-    """Worker -> parameter of its trained blocks that is in parts -> the data-parallel group that owns it."""
+    """Worker -> parameter of its trained blocks -> the data-parallel group that owns it.
+
+    With `Sharded.OPTIMIZER` only trained parameters are listed.
+    """
     placement = schedule.placement
     layers: dict[int, dict[str, None]] = {}
     for index, stage in enumerate(placement.stages):

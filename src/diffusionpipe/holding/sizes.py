@@ -18,14 +18,17 @@ from diffusionpipe.units import Bytes
 
 
 def smallest_of(models: Sequence[ModelGraph]) -> int:
-    """The number of the model's size with the least work."""
+    """The index in `models` of the model with the fewest operations; each model is the same one at another sample size.
+
+    Layers without counted operations count with the bytes that they write.
+    """
     return min(range(len(models)), key=lambda number: sum(_work(models[number], one) for one in models[number].layers))
 
 
 def profile_of_sizes(
     largest: Profile, smallest: Profile, models: Sequence[ModelGraph], shares: Sequence[float]
 ) -> Profile:
-    """The profile of samples of several sizes: times are means, bytes are maxima.
+    """The profile of samples of several sizes: times are means over the samples, bytes are maxima over the sizes.
 
     Args:
         largest: the layers at the first size.
@@ -48,7 +51,7 @@ def profile_of_sizes(
 
 
 def at_size(profile: Profile, number: int) -> Profile:
-    """The profile of samples that all have one of its sizes; there is still room for the largest."""
+    """The profile of samples that all have the size with this index; its bytes are still the maxima of all sizes."""
     return replace(
         profile,
         layers=tuple(_scaled(layer, layer.by_size[number]) for layer in profile.layers),

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Staging(Generic[T]):
-    """Which layer is at which end. Mutable: it changes as layers come and run."""
+    """The two ends of a staging memory and the layer at each; it changes as layers come and run."""
 
     def __init__(self, first: T, second: T) -> None:
         """`first` and `second`: things of the caller, one for each end."""
@@ -22,11 +22,11 @@ class Staging(Generic[T]):
 
     @property
     def layers(self) -> frozenset[str]:
-        """Layers that are there or on their way; two at most."""
+        """The layers that are at an end or on their way to it; two at most."""
         return frozenset(layer for _, layer in self._ends if layer is not None)
 
     def place(self, layer: str) -> T | None:
-        """The end to which the layer comes now; None where it is there, or on its way."""
+        """Give the layer the end that is free next, and return it; None if the layer is at an end already."""
         if layer in self.layers:
             return None
         end, _ = self._ends[1]
@@ -34,7 +34,7 @@ class Staging(Generic[T]):
         return end
 
     def run(self, layer: str) -> T:
-        """The end of a layer that was placed and runs now; from now on the other end takes the next one."""
+        """Note that a placed layer runs now, and return its end; the next new layer comes to the other end."""
         if self._ends[1][1] == layer:
             self._ends.reverse()
         end, found = self._ends[0]
@@ -42,5 +42,5 @@ class Staging(Generic[T]):
         return end
 
     def end_of(self, layer: str) -> T | None:
-        """The end of a layer; None where it is at none."""
+        """The end at which the layer is; None if it is at none."""
         return next((end for end, found in self._ends if found == layer), None)

@@ -20,7 +20,7 @@ BUCKET: Bytes = 2**28
 
 
 class Item(StrEnum):
-    """The item of a rank's memory as which a state counts; `MemoryUse` has the same names."""
+    """The items of a rank's memory as which states of parameters count; `MemoryUse` has the same names."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -31,7 +31,7 @@ class Item(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A parameter by name, and bytes beside it."""
+    """The name of a parameter, and the bytes of a state beside it."""
 
     parameter: str
     size: Bytes
@@ -39,7 +39,7 @@ class Sized:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Numbers that a rank holds for each of a trained parameter's: `width` bytes each, on the device or on the host."""
+    """One kind of numbers that a rank holds for each number of a trained parameter: its width in bytes, its place."""
 
     item: Item
     width: int
@@ -59,7 +59,7 @@ class State:
         return {one.parameter: one.size for one in self.sizes}
 
     def size(self, parameter: ParameterSpec) -> Bytes:
-        """Bytes beside this parameter."""
+        """The bytes of this state for one parameter."""
         if self.sizes and parameter.name in self._by_name:
             return self._by_name[parameter.name]
         narrow = self.narrow if is_kept_narrow(parameter) else None
@@ -78,34 +78,37 @@ class Held(NamedTuple):
     """Bytes in host memory, which count in no item of the device."""
 
     def plus(self, other: "Held") -> "Held":
-        """The sum, item by item."""
+        """The sum of both, item by item."""
         return Held._make(map(add, self, other))
 
     def minus(self, other: "Held") -> "Held":
-        """The difference, item by item."""
+        """The difference, this less `other`, item by item."""
         return Held._make(map(sub, self, other))
 
     def part(self, parts: int) -> "Held":
-        """An equal part, rounded down."""
+        """Each item divided by `parts`, rounded down."""
         return Held(*(size // parts for size in self))
 
     def in_parts(self, parts: int) -> "Held":
-        """All parameters and gradients, and an equal part of all other items, rounded down."""
+        """Whole parameters and gradients, and all other items divided by `parts`, rounded down."""
         return self.part(parts)._replace(parameters=self.parameters, gradients=self.gradients)
 
     @property
     def saved(self) -> Bytes:
-        """Bytes that a checkpoint holds: parameters, the state of the optimizer, and averages."""
+        """Bytes that a checkpoint holds: parameters, the state of the optimizer, averages, and all in host memory."""
         return self.parameters + self.optimizer + self.ema + self.hosted
 
     @property
     def on_device(self) -> Bytes:
-        """Bytes on the device."""
+        """The bytes on the device: the sum of all items but `hosted`."""
         return sum(self) - self.hosted
 
 
 def in_bfloat16(states: Iterable[State], *, gradient: int, has_errors: bool) -> tuple[State, ...]:
-    """The same states where parameters that are bfloat16 are stepped in float32, and rounded.
+    """The same states for training in which parameters kept in bfloat16 are stepped in float32 and rounded.
+
+    `gradient`: bytes of a number of their gradients. `has_errors`: whether a rounding error of two bytes is kept for
+    each of their numbers, as one more state.
 
     `gradient`: bytes of a number of their gradients. `has_errors`: whether a second bfloat16 number is beside each.
 
@@ -119,14 +122,21 @@ def in_bfloat16(states: Iterable[State], *, gradient: int, has_errors: bool) -> 
 
 
 def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Bytes:
-    """Most bytes of what an update widens at a time: a bucket of weights, and gradients that are narrow."""
+    """The most bytes in float32 that an update holds at a time of parameters kept in bfloat16: a bucket of them.
+
+    `gradient` is the width of their gradients in bytes; below 4 the gradients are widened too, which doubles the bytes.
+    0 without such parameters.
+    """
     sizes = [4 * prod(p.shape) for p in parameters if is_kept_narrow(p)]
     most = min(sum(sizes), max(BUCKET, max(sizes, default=0)))
     return most if gradient == 4 else 2 * most
 
 
 def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) -> tuple[tuple[State, ...], Bytes]:
-    """The same states without gradients, each of which is there only while its parameter is stepped alone.
+    """(the states without gradients, the most bytes of the step of one parameter).
+
+    For training in which each gradient is there only while its parameter is stepped. The bytes are the largest sum of a
+    gradient and the wide copies of a parameter kept in bfloat16.
 
     Also the most bytes of such a step: a gradient, and the wide copies of a parameter in bfloat16.
 
@@ -142,7 +152,7 @@ def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) 
 
 
 def held_of(states: Iterable[State], parameter: ParameterSpec) -> Held:
-    """The bytes of a trained parameter, item by item.
+    """The bytes of one trained parameter and its states, item by item.
 
     >>> held_of(plain_states(ema=4), ParameterSpec(name="x", shape=(10,), dtype="float32", is_trainable=True))
     Held(parameters=40, gradients=40, optimizer=80, ema=40, backup=0, hosted=0)

@@ -20,130 +20,130 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 class Storage(ABC):
-    """A place for frozen weights, and their width there."""
+    """A place where frozen weights rest, with the bytes that they take there and the time of bringing them."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of the place, as plan files hold it."""
+        """The name of the place in plan files, such as "device" or "host"."""
 
     @abstractmethod
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
-        """The layers among these, which run in this order, whose weights are kept in host memory."""
+        """The ones of these layers, which run in this order, whose weights are kept in host memory."""
 
     @property
     def words(self) -> str:
-        """Words that follow the sizes of a layout that differs from others in this: ", encoders on host"; or ""."""
+        """Words for this storage in tables of layouts, such as ", encoders on host"; "" where nothing is to be said."""
         return ""
 
     def size(self, parameter: ParameterSpec) -> Bytes:
-        """Bytes of a frozen parameter at rest."""
+        """The bytes of a frozen parameter while it rests."""
         return parameter.num_bytes
 
     def narrow(self, width: int) -> "Storage":
-        """The same place with `width` bytes a number."""
+        """The same storage, but with `width` bytes for each number."""
         return Narrow(width=width, of=self)
 
     def at(self, place: "Storage") -> "Storage":
-        """Another place with the same bytes a number."""
+        """The storage `place` with this storage's bytes for each number."""
         return place
 
     def staged(self, sizes: Sequence[Bytes]) -> Bytes:
-        """Bytes on the device that hosted layers of these sizes take as they come and go: the two largest ones."""
+        """The bytes on the device for hosted layers of these sizes as they come and go: the sum of the two largest."""
         return sum(sorted(sizes)[-2:])
 
     def fetch(self, size: Bytes, bandwidth: float) -> Seconds:
-        """Time of bringing a hosted layer of that size from the host, at `bandwidth` bytes a second."""
+        """The seconds in which a layer of `size` bytes is brought from the host, at `bandwidth` bytes a second."""
         return size / bandwidth
 
     @property
     def brings(self) -> bool:
-        """Whether anything has to be brought, so that devices must say how fast they copy from the host."""
+        """Whether weights have to be brought from the host; then devices must state their bandwidth of such copies."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class OnDevice(Storage):
-    """All weights are on the device, all the time."""
+    """The storage that keeps all weights on the device, all the time."""
 
     @property
     def name(self) -> str:
-        """The name in plan files."""
+        """The name "device"."""
         return "device"
 
     @property
     def brings(self) -> bool:
-        """Nothing has to be brought."""
+        """False: nothing has to be brought."""
         return False
 
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
-        """None of the layers."""
+        """The empty set: no layer is in host memory."""
         return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class OnHost(Storage):
-    """All weights are in host memory, and come to the device layer by layer."""
+    """The storage that keeps all weights in host memory; they come to the device layer by layer."""
 
     @property
     def name(self) -> str:
-        """The name in plan files."""
+        """The name "host"."""
         return "host"
 
     @property
     def words(self) -> str:
-        """The words for tables of layouts."""
+        """The words ", encoders on host"."""
         return ", encoders on host"
 
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
-        """All of the layers."""
+        """All of these layers."""
         return frozenset(layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow(Storage):
-    """Weights of `width` bytes a number, in the place of another storage."""
+    """The storage that keeps weights where the storage `of` does, but with `width` bytes for each number."""
 
     width: int
     of: Storage
 
     @property
     def name(self) -> str:
-        """The name of the place."""
+        """The name of the storage `of`."""
         return self.of.name
 
     @property
     def words(self) -> str:
-        """The words of the place."""
+        """The words of the storage `of`."""
         return self.of.words
 
     @property
     def brings(self) -> bool:
-        """Whether anything has to be brought in that place."""
+        """Whether the storage `of` brings weights from the host."""
         return self.of.brings
 
     def hosted(self, layers: Sequence[str]) -> frozenset[str]:
-        """The layers that are kept in host memory in that place."""
+        """The ones of these layers that the storage `of` keeps in host memory."""
         return self.of.hosted(layers)
 
     def size(self, parameter: ParameterSpec) -> Bytes:
-        """Bytes of a parameter at this width."""
+        """The bytes of a parameter with `width` bytes for each number."""
         return prod(parameter.shape) * self.width
 
     def narrow(self, width: int) -> Storage:
-        """The same place with another width."""
+        """The storage `of` with another `width`."""
         return Narrow(width=width, of=self.of)
 
     def at(self, place: Storage) -> Storage:
-        """Another place with this width."""
+        """The storage `place` with this width."""
         return Narrow(width=self.width, of=place)
 
     def staged(self, sizes: Sequence[Bytes]) -> Bytes:
-        """Bytes on the device as that place has them."""
+        """The bytes on the device for hosted layers of these sizes, as the storage `of` counts them."""
         return self.of.staged(sizes)
 
     def fetch(self, size: Bytes, bandwidth: float) -> Seconds:
-        """Time of bringing a layer as that place has it."""
+        """The seconds in which a layer of `size` bytes is brought from the host, as the storage `of` counts them."""
         return self.of.fetch(size, bandwidth)
 
 
@@ -155,10 +155,10 @@ and run."""
 
 
 def storage_of(name: str) -> Storage:
-    """The storage of that name.
+    """The storage with this name, "device" or "host".
 
     Raises:
-        ConfigError: there is none; it names those that there are.
+        ConfigError: there is none with this name; the message lists all names.
     """
     if name not in STORAGES:
         raise ConfigError(

@@ -30,7 +30,7 @@ that Adafactor keeps for rows and columns is not counted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The training around a model."""
+    """The settings of training that cost memory or time beside the model: batch, states, storages, recomputation."""
 
     batch: int
     """Samples of one step over all ranks."""
@@ -50,25 +50,25 @@ class Workload:
     """Samples that go through the frozen layers at a time, at most."""
 
     def width(self, item: Item) -> int:
-        """Bytes that the states of an item take for each number of a parameter, on the device."""
+        """The bytes on the device that the states of this item take for each number of a parameter."""
         return sum(state.width for state in self.states if state.item is item and not state.is_hosted)
 
     def without(self, item: Item) -> "Workload":
-        """The same training whose parameters hold nothing of that item."""
+        """The same workload without the states of this item."""
         return replace(self, states=tuple(state for state in self.states if state.item is not item))
 
     def narrow(self, width: int) -> "Workload":
-        """The same training with all frozen weights at `width` bytes a number."""
+        """The same workload with all frozen weights at `width` bytes for each number."""
         return replace(self, frozen=self.frozen.narrow(width), encoders=self.encoders.narrow(width))
 
     @property
     def rounds(self) -> bool:
-        """Whether updates round weights that are kept in bfloat16."""
+        """Whether updates round parameters that are kept in bfloat16."""
         return any(state.narrow is not None for state in self.states)
 
     @property
     def sums_narrow(self) -> bool:
-        """Whether gradients of weights in bfloat16 are bfloat16 too."""
+        """Whether the gradients of parameters kept in bfloat16 are bfloat16 too."""
         return any(state.item is Item.GRADIENTS and state.narrow == 2 for state in self.states)
 
     @property
@@ -77,24 +77,29 @@ class Workload:
         return self.width(Item.PARAMETERS) > 2
 
     def cast_time(self, layer: LayerProfile) -> Seconds:
-        """Time of casting the layer's weights once; 0 where they are narrow already."""
+        """The seconds of casting the layer's weights to bfloat16 once; 0 where weights are narrow already."""
         return layer.cast if self.has_casts else 0.0
 
     def copies(self, layer: LayerProfile) -> Bytes:
-        """Bytes of the copies that this makes."""
+        """The bytes of the layer's casted copies of weights; 0 where weights are narrow already."""
         return layer.copies if self.has_casts else 0
 
 
 def has_plain_states(name: str) -> bool:
-    """Whether the states of the optimizer of that name, or path, are whole tensors of each parameter's shape."""
+    """Whether the states of this optimizer are tensors of the parameters' shapes.
+
+    True for the names of torch.optim except "Adafactor"; False for a path with a dot, an optimizer of another package.
+    """
     return "." not in name and name != "Adafactor"
 
 
 def state_of_optimizer(name: str) -> int:
-    """Numbers that the optimizer of that name keeps for each parameter, with its default arguments.
+    """The numbers that this optimizer of torch.optim keeps for each number of a parameter, with its default arguments.
+
+    The state that Adafactor keeps for rows and columns is not counted.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: `STATE_OF_OPTIMIZER` does not list the name; the message proposes a close one.
     """
     if name not in STATE_OF_OPTIMIZER:
         of_lower = {known.lower(): known for known in STATE_OF_OPTIMIZER}
