@@ -9,9 +9,12 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """The time in which a host issues the kernels of a layer or a stage; it does not depend on the number of samples.
+    """The seconds in which a host issues the kernels of a layer's or stage's forward, input and weight gradients.
 
-    0 where host and device are one, as on a CPU.
+    They do not depend on the number of samples. 0 where host and device are one, as on a CPU.
+
+    Raises:
+        ValueError: a time is negative.
     """
 
     forward: Seconds = 0
@@ -30,7 +33,11 @@ NO_HOST = HostTimes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
-    """Costs of one stage for one micro-batch (its own share of it)."""
+    """The seconds and bytes of one stage's actions for one micro-batch, of its own share of the samples.
+
+    Raises:
+        ValueError: a cost is negative.
+    """
 
     forward: Seconds = 1
     backward: Seconds = 2
@@ -54,7 +61,7 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A directed link between two workers."""
+    """The latency, bandwidth and overheads of a directed link between two workers."""
 
     latency: Seconds = 0
     bandwidth: float = inf
@@ -65,17 +72,17 @@ class Link:
     """Time that each end cannot compute for one byte of a message; 0 where a device of its own copies."""
 
     def transfer(self, num_bytes: Bytes) -> Seconds:
-        """Time of one message of this size."""
+        """The seconds of one message of this size: latency + bytes / bandwidth."""
         return self.latency + (num_bytes / self.bandwidth if self.bandwidth != inf else 0)
 
     def occupancy(self, num_bytes: Bytes, num_tensors: int) -> Seconds:
-        """Time that one message takes from the compute of each of its ends."""
+        """The seconds in which each end of one message cannot compute, for its tensors and its bytes."""
         return num_tensors * self.overhead + num_bytes * self.overhead_per_byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of every action of one schedule."""
+    """The costs of every action of one schedule: by stage, by fill, and by link."""
 
     stages: tuple[StageCosts, ...]
     """One per stage of the placement (encoder stages too: any value, their cost is in `fills`)."""
@@ -98,14 +105,14 @@ class Costs:
 
     @property
     def has_hosts(self) -> bool:
-        """Whether hosts take any time beside their devices."""
+        """Whether hosts take any time to issue work, in a fill or a stage."""
         return any(self.host_fills) or any(stage.host != NO_HOST for stage in self.stages)
 
     def link_between(self, source: int, destination: int) -> Link:
-        """The link from worker `source` to worker `destination`."""
+        """The link from worker `source` to worker `destination`: its own one, or else the default link."""
         return self.links.get((source, destination), self.link)
 
 
 def without_hosts(costs: Costs) -> Costs:
-    """The costs if hosts issued everything in no time."""
+    """The same costs, but hosts issue everything in no time."""
     return replace(costs, stages=tuple(replace(stage, host=NO_HOST) for stage in costs.stages), host_fills=())

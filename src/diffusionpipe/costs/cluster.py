@@ -18,7 +18,11 @@ MOST_WAIT: Seconds = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One kind of device."""
+    """One kind of device: its name, its usable memory, and its speed relative to the profiled device.
+
+    Raises:
+        ValueError: a memory, speed or bandwidth is outside its range.
+    """
 
     name: str
     memory: Bytes
@@ -54,7 +58,7 @@ class AllReduce:
     """Bus bandwidth in bytes per second, as nccl-tests call it."""
 
     def seconds(self, num_bytes: Bytes, num_ranks: int) -> Seconds:
-        """Time over `num_ranks` ranks; 0 for one."""
+        """The seconds of a sum of `num_bytes` bytes over `num_ranks` ranks; 0 for one rank."""
         if num_ranks < 2:
             return 0.0
         return self.latency + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bandwidth
@@ -62,7 +66,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairLink:
-    """The link of two ranks, the same in both directions."""
+    """The measured latency and bandwidth between two ranks, the same in both directions."""
 
     first: int
     second: int
@@ -74,7 +78,11 @@ class PairLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Ranks in order: rank r is device `devices[r]` in node `nodes[r]`."""
+    """The devices, nodes and links of a job; rank r is device `devices[r]` in node `nodes[r]`.
+
+    Raises:
+        ValueError: devices and nodes do not fit together, or a link or pair has values outside their range.
+    """
 
     name: str
     devices: tuple[Device, ...]
@@ -138,11 +146,18 @@ class Cluster:
         return self.intra if self.nodes[source] == self.nodes[destination] else self.inter
 
     def link(self, source: int, destination: int) -> Link:
-        """The link between two ranks."""
+        """The link from rank `source` to rank `destination`: the measured one, or else the one of its kind.
+
+        The kinds are `intra`, within a node, and `inter`, between nodes.
+        """
         return self._own_links.get((source, destination)) or self._link_of_kind(source, destination)
 
     def slowest_link(self, pairs: Iterable[tuple[int, int]]) -> Link:
-        """The cost of messages between the ranks of these pairs where all run in step: the worst of each figure."""
+        """A link with which messages between these pairs of ranks can be priced where all run in step.
+
+        In a cluster with measured pairs it has the worst of each figure of their links. In others it is `inter` if any
+        pair crosses nodes, else `intra`.
+        """
         links = {self.link(*pair) for pair in pairs}
         if not self.pairs:
             return self.inter if self.inter in links else self.intra
@@ -154,13 +169,13 @@ class Cluster:
         )
 
     def all_reduce(self, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
-        """Time of a sum over these ranks."""
+        """The seconds of a sum of `num_bytes` bytes over these ranks, inside a node or across nodes."""
         crosses = len({self.nodes[rank] for rank in ranks}) > 1
         return (self.inter_reduce if crosses else self.intra_reduce).seconds(num_bytes, len(ranks))
 
 
 def of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
-    """The cluster of these ranks alone, which ascend; the first of them becomes rank 0, and so on."""
+    """The cluster of these ranks alone; the first of them becomes rank 0, and so on. `ranks` ascend."""
     place = {rank: number for number, rank in enumerate(ranks)}
     nodes = {node: number for number, node in enumerate(dict.fromkeys(cluster.nodes[rank] for rank in ranks))}
     return replace(
@@ -176,7 +191,7 @@ def of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
 
 
 def with_memory(cluster: Cluster, memory: Bytes) -> Cluster:
-    """The cluster with at most `memory` bytes for training on each device."""
+    """The cluster with each device's memory for training limited to `memory` bytes; smaller memories stay."""
     return replace(
         cluster, devices=tuple(replace(device, memory=min(device.memory, memory)) for device in cluster.devices)
     )
@@ -189,7 +204,7 @@ def with_less_memory(cluster: Cluster, less: Bytes) -> Cluster:
 
 
 def repeated(cluster: Cluster, times: int) -> Cluster:
-    """`times` such clusters beside each other, as `inter` and `inter_reduce` join their nodes."""
+    """A cluster of `times` copies of this one, whose nodes `inter` and `inter_reduce` join."""
     num_nodes, num_ranks = cluster.nodes[-1] + 1, cluster.num_ranks
     return replace(
         cluster,
@@ -210,9 +225,10 @@ SLOW = 5.0
 def slow_pairs(
     rates: Mapping[tuple[int, int], float], places: Sequence[object]
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """The pairs of ranks whose rate is far below the rate of most pairs of their kind, each with both rates.
+    """Pair of ranks -> (its rate, the usual rate of its kind), for pairs whose rate is below a fifth of the usual one.
 
-    `places`: the node or the host of each rank. Pairs inside a node are one kind, those between nodes another.
+    `rates` has the measured rate of each pair, `places` the node or host of each rank. Pairs inside a place are one
+    kind, pairs between places another; the usual rate is the median of a kind.
     """
     kinds: dict[bool, list[float]] = defaultdict(list)
     for (one, other), rate in rates.items():
@@ -223,5 +239,8 @@ def slow_pairs(
 
 
 def slow_links(cluster: Cluster) -> dict[tuple[int, int], tuple[float, float]]:
-    """The slow ones of a cluster's measured pairs, each with its bandwidth and the usual one of its kind."""
+    """Pair of ranks -> (its bandwidth, the usual one of its kind), in bytes a second, of a cluster's slow links.
+
+    Only measured pairs are looked at; see `slow_pairs`.
+    """
     return slow_pairs({(pair.first, pair.second): pair.bandwidth for pair in cluster.pairs}, cluster.nodes)

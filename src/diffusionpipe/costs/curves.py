@@ -26,11 +26,10 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 def ascending_means(values: Sequence[Seconds]) -> tuple[Seconds, ...]:
-    """The ascending values nearest to these in the sum of squares: where they fall, the mean of those that do.
+    """The ascending values that are nearest to these, in the sum of squares; where these fall, they become means.
 
     Pool adjacent violators: Ayer, Brunk, Ewing, Reid and Silverman, An Empirical Distribution Function for Sampling
-    with Incomplete Information, Annals of Mathematical Statistics 26 (1955),
-    https://doi.org/10.1214/aoms/1177728423.
+    with Incomplete Information, Annals of Mathematical Statistics 26 (1955), https://doi.org/10.1214/aoms/1177728423.
 
     >>> ascending_means((1, 4, 2, 9, 10))
     (1, 3.0, 3.0, 9, 10)
@@ -46,7 +45,7 @@ def ascending_means(values: Sequence[Seconds]) -> tuple[Seconds, ...]:
 
 
 def ascending_peaks(values: Sequence[Bytes]) -> tuple[Bytes, ...]:
-    """The largest of the values up to each value, by position.
+    """For each position, the largest value up to it.
 
     >>> ascending_peaks((1, 4, 2, 9))
     (1, 4, 4, 9)
@@ -55,7 +54,10 @@ def ascending_peaks(values: Sequence[Bytes]) -> tuple[Bytes, ...]:
 
 
 def cost_at(sizes: Sequence[int], ascending: Sequence[float], samples: float) -> float:
-    """The curve through ascending costs at these ascending sizes. No samples cost nothing.
+    """The cost of a number of samples, on a curve through `ascending` costs at these ascending `sizes`.
+
+    Between two sizes it is linear, below the smallest flat, beyond the largest in proportion; 0 for no samples. With
+    one size everything is in proportion.
 
     >>> [cost_at((2, 4), (10, 14), samples) for samples in (0, 1, 2, 3, 4, 6)]
     [0.0, 10, 10, 12.0, 14, 21.0]

@@ -7,7 +7,7 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """Bytes of a VAE and of what its decoder makes."""
+    """The bytes that a VAE takes to decode pictures: its weights, and the memory for each picture."""
 
     weights: Bytes
     """Weights of the whole VAE, as it is loaded."""
@@ -28,7 +28,7 @@ class Decoding:
             raise ValueError(f"sizes must not be negative; got {wrong[0]}")
 
     def peak(self, pictures: int, *, is_tiled: bool, on_host: bool) -> Bytes:
-        """The largest memory in use while this number of pictures is decoded.
+        """The largest memory in bytes while `pictures` pictures are decoded, tile by tile or each as a whole.
 
         `on_host`: they wait in the same memory, as on a CPU.
 
@@ -39,5 +39,8 @@ class Decoding:
         return self.weights + (self.tiled if is_tiled else self.whole) + pictures * waiting
 
     def needs_tiles(self, room: Bytes, pictures: int, *, on_host: bool) -> bool:
-        """Whether `pictures` do not fit in `room` if each is decoded as a whole, and tiles take less."""
+        """Whether pictures must be decoded in tiles: as wholes they need more than `room` bytes, and tiles take less.
+
+        `on_host`: decoded pictures wait in the same memory.
+        """
         return self.peak(pictures, is_tiled=False, on_host=on_host) > room and self.tiled < self.whole

@@ -25,7 +25,7 @@ TERA = 1e12
 
 
 class Basis(StrEnum):
-    """The ground on which a device's times are computed."""
+    """The ground on which a device's times are computed: fitted to measured speeds, or taken from a data sheet."""
 
     CALIBRATED = "calibrated"
     DATA_SHEET = "data sheet"
@@ -33,7 +33,11 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Shares of the peak rates that kernels reach."""
+    """The shares of a device's peak rates, above 0 and at most 1, that its kernels reach, by kind of kernel.
+
+    Raises:
+        ValueError: a share is not above 0 and at most 1.
+    """
 
     matmul: float
     convolution: float
@@ -56,7 +60,7 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """One device's rates."""
+    """The peak rates, memory and overheads of one device, from which the times of layers are computed."""
 
     name: str
     """The name of the device on the command line."""
@@ -96,7 +100,10 @@ class DeviceRates:
     """Whether the host runs ahead of the device, so that dispatching and computing overlap."""
 
     def peak(self, dtype: str, *, is_convolution: bool) -> float:
-        """Floating-point operations a second of a kernel on tensors of this dtype."""
+        """The peak rate, in floating-point operations a second, of kernels on tensors of `dtype`.
+
+        Types other than float16, bfloat16 and float64 count as float32, which has a rate of its own for convolutions.
+        """
         match dtype:
             case "bfloat16" | "float16":
                 return self.bfloat16
@@ -233,10 +240,10 @@ DEVICES = {
 
 
 def device_rates(name: str, *, precision: str = "float32") -> DeviceRates:
-    """The device of that name, which computes in this precision.
+    """The rates of the device with this name, e.g. "a100-80"; `precision` is the one that it must have.
 
     Raises:
-        ConfigError: it is not known, or has no bfloat16 where that is asked for.
+        ConfigError: no device has the name, or it has no bfloat16 and `precision` is "bfloat16".
     """
     if name not in DEVICES:
         raise ConfigError(f"the device {name!r} is not known; known are {', '.join(DEVICES)}")

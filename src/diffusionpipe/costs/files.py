@@ -42,15 +42,16 @@ ANY_CPU = "CPU"
 
 
 def profile_to_text(profile: Profile) -> str:
-    """The text of a profile file."""
+    """The JSON text of a profile file that holds `profile`."""
     return to_text(profile, PROFILE)
 
 
 def profile_from_text(text: str, *, source: str = "profile") -> Profile:
-    """The profile of a text.
+    """The profile in the JSON text of a profile file; `source` names the text in errors.
 
     Raises:
-        FileFormatError: it is none, or a time is missing, negative, or 0 where work is done; layer and field are named.
+        FileFormatError: the text is not a profile file, or a value in it cannot be planned with: a missing or negative
+            time, a time of 0 where work is done, an unknown name; layer and field are named.
     """
     profile = from_text(text, PROFILE, source=source)
     _check(profile, source)
@@ -58,12 +59,17 @@ def profile_from_text(text: str, *, source: str = "profile") -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile file atomically."""
+    """Write the profile to `path` as a JSON file, which is whole or not there.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+        ValueError: a number is NaN or infinite.
+    """
     write_file(profile, path, PROFILE)
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile file.
+    """The profile in a JSON file.
 
     Raises:
         FileFormatError: as `profile_from_text`, or the file cannot be read.
@@ -74,29 +80,34 @@ def read_profile(path: Path) -> Profile:
 
 
 def cluster_to_text(cluster: Cluster) -> str:
-    """The text of a cluster file."""
+    """The JSON text of a cluster file that holds `cluster`."""
     return to_text(cluster, CLUSTER)
 
 
 def cluster_from_text(text: str, *, source: str = "cluster") -> Cluster:
-    """The cluster of a text.
+    """The cluster in the JSON text of a cluster file; `source` names the text in errors.
 
     Raises:
-        FileFormatError: it is none, or a latency, a bandwidth or a memory makes no sense.
+        FileFormatError: the text is not a cluster file, or a latency, bandwidth, memory or speed is outside its range.
     """
     return from_text(text, CLUSTER, source=source)
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Write a cluster file atomically."""
+    """Write the cluster to `path` as a JSON file, which is whole or not there.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+        ValueError: a number is NaN or infinite.
+    """
     write_file(cluster, path, CLUSTER)
 
 
 def check_model(profile: Profile, model: ModelGraph, *, source: str) -> None:
-    """Check that the profile is one of this model.
+    """Check that the profile was made for this model; `source` names the profile in errors.
 
     Raises:
-        FileFormatError: the profile belongs to another model; names the first difference.
+        FileFormatError: the profile belongs to another model; the message has the first difference.
     """
     if profile.graph != model:
         raise FileFormatError(
@@ -106,19 +117,19 @@ def check_model(profile: Profile, model: ModelGraph, *, source: str) -> None:
 
 
 def check_kept(profile: Profile, *, source: str) -> None:
-    """Check that the profile says what a split backward keeps for its weight gradients.
+    """Check that the profile counts the bytes that a split backward keeps for its weight gradients.
 
     Raises:
-        FileFormatError: it was made before profiles said so.
+        FileFormatError: it does not, as files of earlier versions; the message has the command that makes it again.
     """
     if not profile.counts_kept:
         raise FileFormatError(f"{_without_what_is_kept(source)}; make it again: {_made_anew(source)}")
 
 
 def kept_warning(profile: Profile, *, source: str) -> str:
-    """A warning that names the schedules which a search leaves out, because the profile may not split backwards.
+    """A warning that no schedule with split backwards is tried, as the profile does not count the bytes that they keep.
 
-    It names the remedy too; "" where nothing is left out.
+    It has the command that makes the profile again. "" where the profile counts them.
     """
     if profile.counts_kept:
         return ""
@@ -140,16 +151,16 @@ def _made_anew(source: str) -> str:
 
 
 def has_device(cluster: Cluster, name: str, device_type: str) -> bool:
-    """Whether the cluster has a device of that name; a CPU is also found under `ANY_CPU`."""
+    """Whether a device of the cluster has this name, or is called "CPU" while `device_type` is "cpu"."""
     names = {device.name for device in cluster.devices}
     return name in names or (device_type == "cpu" and ANY_CPU in names)
 
 
 def check_device(profile: Profile, cluster: Cluster, *, source: str) -> None:
-    """Check that the cluster has a device of the kind that was profiled; speeds are relative to it.
+    """Check that the cluster has the device that was profiled, to which speeds are relative.
 
     Raises:
-        FileFormatError: it has none.
+        FileFormatError: it does not have it.
     """
     if not has_device(cluster, profile.device, profile.device_type):
         names = ", ".join(sorted({device.name for device in cluster.devices}))

@@ -20,7 +20,7 @@ BLOCK, GROUP = 64, 256
 
 
 class Form(StrEnum):
-    """The form of a stored matrix."""
+    """The forms in which a frozen matrix may be stored: one byte for each number, or four bits."""
 
     FLOAT8 = "float8"
     INT8 = "int8"
@@ -28,7 +28,7 @@ class Form(StrEnum):
 
 
 def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of codes (uint8) and scales (float32) of a matrix.
+    """(shape of the codes, shape of the scales) of a stored matrix; codes are uint8, scales float32.
 
     >>> shapes(Form.INT8, 256, 512), shapes(Form.NF4, 256, 512)
     (((256, 512), (256, 4)), ((67584,), (8,)))
@@ -41,7 +41,7 @@ def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[
 
 
 def numbers_in(form: Form, codes: int) -> int:
-    """Numbers of a matrix with as many bytes of codes; of nf4 up to 63 more, for its last block may be short.
+    """The number of a stored matrix's numbers, from the bytes of its codes; for nf4 it may be up to 63 too large.
 
     >>> [numbers_in(form, shapes(form, 256, 512)[0][0] * (1 if form is Form.NF4 else 512)) for form in Form]
     [131072, 131072, 131072]
@@ -50,7 +50,7 @@ def numbers_in(form: Form, codes: int) -> int:
 
 
 def stored_bytes(form: Form, rows: int, columns: int) -> Bytes:
-    """Bytes of the codes and scales of a matrix.
+    """The bytes of a stored matrix of this shape, codes and scales together.
 
     >>> stored_bytes(Form.INT8, 256, 512) / (256 * 512), stored_bytes(Form.NF4, 4096, 4096) / 4096**2
     (1.03125, 0.515869140625)

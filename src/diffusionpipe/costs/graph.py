@@ -29,7 +29,7 @@ BYTES_OF_STORED = {form.value: 1 for form in Form}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor between layers, without its batch dimension, which is always the first."""
+    """The name, dtype and shape of a tensor between layers, without its batch dimension, which is always the first."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,13 +40,13 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> Bytes:
-        """Bytes of one sample."""
+        """The bytes of the tensor for one sample."""
         return prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSpec:
-    """One parameter under its canonical name, e.g. "unet.conv_in.weight"."""
+    """The shape and dtype of one parameter under its canonical name, e.g. "unet.conv_in.weight"."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,13 +56,13 @@ class ParameterSpec:
 
     @property
     def num_bytes(self) -> Bytes:
-        """Bytes of the parameter itself."""
+        """The bytes of the parameter itself, without its gradient and states; of a stored matrix its codes."""
         return prod(self.shape) * (BYTES_OF_DTYPE.get(self.dtype) or BYTES_OF_STORED[self.dtype])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """The smallest piece that is profiled and placed."""
+    """The smallest piece of a model that is profiled and placed: the tensors and parameters that it uses, by name."""
 
     name: str
     component: str
@@ -77,7 +77,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone:
-    """A trained network with its own loss; a cascade has several. Its tensors by name."""
+    """A trained network with its own loss, by the names of its tensors; a cascade has several."""
 
     name: str = ""
     """The name that a recipe gives it; "" where it is the only one."""
@@ -97,13 +97,13 @@ class Backbone:
 
     @property
     def result(self) -> str:
-        """The tensor that it computes when samples are drawn."""
+        """The name of the tensor that it computes to draw samples: its prediction, or its loss where it has none."""
         return self.prediction or self.loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
-    """A model and its data path: raw inputs, frozen layers, backbones with their losses."""
+    """A model as plain data: its layers in order, their tensors and parameters, and its backbones with their losses."""
 
     layers: tuple[LayerSpec, ...]
     """The layers of the model, in an order in which they can run."""
@@ -128,32 +128,40 @@ class ModelGraph:
         return frozenset(p.name for p in self.parameters if p.is_trainable)
 
     def tensor(self, name: str) -> TensorSpec:
-        """The tensor of that name."""
+        """The tensor with this name.
+
+        Raises:
+            KeyError: there is none.
+        """
         return self._tensor[name]
 
     def layer(self, name: str) -> LayerSpec:
-        """The layer of that name."""
+        """The layer with this name.
+
+        Raises:
+            KeyError: there is none.
+        """
         return self._layer[name]
 
     @cached_property
     def estimates(self) -> frozenset[str]:
-        """The tensors that backbones read of their own pass before, and write for it."""
+        """The names of the estimates: the tensors that backbones with self-conditioning write for their next pass."""
         return frozenset(backbone.estimate for backbone in self.backbones if backbone.estimate is not None)
 
     @property
     def probes(self) -> tuple[tuple[str, Fraction], ...]:
-        """Backbones that read their own estimate, and the share of the samples for which they do while training."""
+        """(backbone, share of the samples for which it reads its own estimate while training), where that is not 0."""
         return tuple((b.name, as_fraction(b.self_conditioning)) for b in self.backbones if b.self_conditioning)
 
     @cached_property
     def probed_layers(self) -> frozenset[str]:
-        """Layers that training also runs without gradients, to make estimates."""
+        """The layers that training also runs without gradients, to make estimates for self-conditioning."""
         probed = dict(self.probes)
         return frozenset(name for b in self.backbones if b.name in probed for name in self.layers_of(b))
 
     @cached_property
     def frozen_layers(self) -> tuple[str, ...]:
-        """Layers that are fillable: neither they nor anything they depend on is trainable, in order."""
+        """The layers, in order, that neither are trainable nor depend on anything trainable; they can fill bubbles."""
         tainted = set(self.estimates)
         frozen = []
         for layer in self.layers:
@@ -165,11 +173,11 @@ class ModelGraph:
 
     @cached_property
     def backbone_layers(self) -> tuple[str, ...]:
-        """All other layers, backbone after backbone, in order."""
+        """The layers that are not frozen, backbone after backbone, in order."""
         return tuple(name for backbone in self.backbones for name in self.layers_of(backbone))
 
     def layers_of(self, backbone: Backbone) -> tuple[str, ...]:
-        """The trained layers of a backbone, in order: those that its loss depends on; all if there is no other."""
+        """The trained layers on which the backbone's loss depends, in order; all trained ones if it is the only one."""
         frozen = set(self.frozen_layers)
         trained = [layer for layer in self.layers if layer.name not in frozen]
         if len(self.backbones) > 1:
@@ -177,7 +185,7 @@ class ModelGraph:
         return tuple(layer.name for layer in trained)
 
     def alone(self, backbone: Backbone) -> "ModelGraph":
-        """The model with this backbone as the only one; the frozen layers stay."""
+        """The model with this backbone as its only one; frozen layers, tensors and parameters stay."""
         if len(self.backbones) == 1:
             return self
         kept = {*self.frozen_layers, *self.layers_of(backbone)}
@@ -185,16 +193,16 @@ class ModelGraph:
 
     @cached_property
     def frozen_tensors(self) -> frozenset[str]:
-        """Raw inputs, and the tensors that the frozen layers write."""
+        """The names of the raw inputs and of the tensors that frozen layers write."""
         return frozenset({*self.inputs, *self.writes_of(self.frozen_layers)})
 
     @cached_property
     def read_tensors(self) -> frozenset[str]:
-        """Every tensor that a layer reads."""
+        """The names of all tensors that any layer reads."""
         return frozenset(name for layer in self.layers for name in layer.reads)
 
     def reads_of(self, layers: Iterable[str]) -> tuple[str, ...]:
-        """Tensors that the layers read but do not write themselves, in the order of first reading."""
+        """The tensors that these layers read before one of them has written them, in the order of first reading."""
         wanted = set(layers)
         written: set[str] = set()
         reads: dict[str, None] = {}
@@ -205,17 +213,17 @@ class ModelGraph:
         return tuple(reads)
 
     def writes_of(self, layers: Iterable[str]) -> tuple[str, ...]:
-        """Tensors that the layers write, in order."""
+        """The tensors that these layers write, in the model's order."""
         wanted = set(layers)
         return tuple(name for layer in self.layers if layer.name in wanted for name in layer.writes)
 
     def parameters_of(self, layers: Iterable[str]) -> frozenset[str]:
-        """Parameters that these layers use."""
+        """The canonical names of the parameters that these layers use."""
         wanted = set(layers)
         return frozenset(name for layer in self.layers if layer.name in wanted for name in layer.parameters)
 
     def flows(self, blocks: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[str, ...]]:
-        """For each pair of blocks (producer, consumer) the tensors that the second reads from the first.
+        """(producer, consumer) -> the tensors that block `consumer` reads from block `producer`, by index in `blocks`.
 
         A tensor goes straight from the block that writes it to each block that reads it, never through others. Raw
         inputs belong to no block; the frozen block passes them on (see `frozen_outputs`). An estimate goes back, to a
@@ -231,24 +239,27 @@ class ModelGraph:
         return flows
 
     def frozen_outputs(self, layers: Iterable[str]) -> tuple[str, ...]:
-        """Tensors that these backbone layers read from the frozen part or from the raw inputs, in order."""
+        """The raw inputs and frozen outputs that these backbone layers read, in the order of first reading."""
         return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)
 
 
 def is_kept_narrow(parameter: ParameterSpec) -> bool:
-    """Whether it is trained and kept in bfloat16, so that updates widen and round it."""
+    """Whether the parameter is trained and kept in bfloat16, so that updates widen and round it."""
     return parameter.is_trainable and parameter.dtype == "bfloat16"
 
 
 def frozen_store(graph: ModelGraph) -> str:
-    """The form of the most bytes among frozen matrices, else bfloat16 where they are so; "" where all are wide."""
+    """The name of the stored form ("float8", "int8", "nf4") with the most bytes among frozen parameters.
+
+    "bfloat16" where none is stored and some are in bfloat16; "" where all are wide.
+    """
     return next(iter(_forms_of(graph.parameters)), "")
 
 
 def frozen_stores(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
-    """The forms of frozen matrices as `frozen_store` names them, of most bytes first -> the components with each.
+    """Form, as `frozen_store` names it -> the components whose frozen parameters have it, forms of most bytes first.
 
-    "" is the form of components whose frozen matrices are wide.
+    "" is the form of components whose frozen parameters are wide.
     """
     own: dict[str, list[ParameterSpec]] = {}
     for parameter in graph.parameters:
@@ -271,7 +282,10 @@ def _forms_of(parameters: Iterable[ParameterSpec]) -> list[str]:
 
 
 def numbers_of(graph: ModelGraph, *, trained: bool) -> int:
-    """Numbers of the parameters that are trained, or of the others; of a stored matrix its numbers when it is wide."""
+    """How many numbers the trained parameters have, or all others where `trained` is False.
+
+    A stored matrix counts the numbers that it has when it is wide; its scales do not count.
+    """
     chosen = [parameter for parameter in graph.parameters if parameter.is_trainable == trained]
     stored = {p.name.removesuffix("codes") for p in chosen if p.dtype in BYTES_OF_STORED}
     return sum(
@@ -282,7 +296,7 @@ def numbers_of(graph: ModelGraph, *, trained: bool) -> int:
 
 
 def wider_bytes(graph: ModelGraph) -> tuple[Bytes, Bytes]:
-    """(bytes of the frozen parameters that have no form of one byte or four bits a number, bytes of all)."""
+    """(bytes of the frozen parameters not stored in one byte or four bits a number, bytes of all frozen parameters)."""
     frozen = [parameter for parameter in graph.parameters if not parameter.is_trainable]
     layers = {p.name.removesuffix("codes") for p in frozen if p.dtype in BYTES_OF_STORED}
     wider = [p for p in frozen if p.dtype not in BYTES_OF_STORED and p.name.removesuffix("scales") not in layers]
@@ -290,7 +304,7 @@ def wider_bytes(graph: ModelGraph) -> tuple[Bytes, Bytes]:
 
 
 def as_fraction(share: float) -> Fraction:
-    """The simple fraction that a share stands for, by which samples can be counted.
+    """The fraction nearest to `share` with a denominator of at most 4096.
 
     >>> as_fraction(0.5), as_fraction(0.3333)
     (Fraction(1, 2), Fraction(1, 3))
@@ -299,7 +313,7 @@ def as_fraction(share: float) -> Fraction:
 
 
 def upstream(layers: Sequence[LayerSpec], tensor: str) -> list[LayerSpec]:
-    """The layers on which the tensor depends, in an order in which they can run, as `layers` are."""
+    """The ones of these layers on which the tensor depends, in the order of `layers`, in which they can run."""
     wanted, found = {tensor}, []
     for layer in reversed(layers):
         if not wanted.isdisjoint(layer.writes):

@@ -17,7 +17,10 @@ from diffusionpipe.errors import ConfigError
 
 
 def joined_profile(parts: Mapping[str, Profile]) -> Profile:
-    """The profile of a model whose backbones have these names and profiles, in this order.
+    """The profile of a cascade from the profiles of its backbones, by name, in the order of sampling.
+
+    Names of layers and tensors get the backbone's name in front; equal frozen components exist once. Batch sizes are
+    the ones that all profiles have.
 
     Batch sizes are those that all were profiled with.
 

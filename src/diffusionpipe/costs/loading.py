@@ -20,7 +20,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A time that is not known exactly."""
+    """The least, usual and largest value of a time that is not known exactly, in seconds."""
 
     least: Seconds
     usual: Seconds
@@ -31,13 +31,13 @@ NOTHING = Spread(least=0.0, usual=0.0, most=0.0)
 
 
 def exactly(seconds: Seconds) -> Spread:
-    """The spread of a time that is known exactly: all three times are equal."""
+    """The spread of a time that is known exactly: all three values are `seconds`."""
     return Spread(least=seconds, usual=seconds, most=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDataWorkers:
-    """The data workers of a job's ranks. Each tuple has an entry for each rank."""
+    """The cores and data workers of a job's ranks, and the processor time of their batches; tuples are by rank."""
 
     machines: tuple[str, ...]
     cores: tuple[int, ...]
@@ -49,13 +49,13 @@ class JobDataWorkers:
 
 
 def added_by(workers: JobDataWorkers, *, iteration: Seconds, bubble: float, copies: int) -> Spread:
-    """The time by which data workers lengthen a step; of several machines, on the one where it is longest.
+    """The time by which data workers lengthen a step, on the machine where it is longest; 0 without data workers.
 
     Args:
-        workers: all of the job.
-        iteration: of the schedule alone,
-        bubble: and the part of it in which ranks wait.
-        copies: data-parallel copies of the pipeline.
+        workers: the data workers of the whole job.
+        iteration: the seconds of the schedule alone.
+        bubble: the part of the iteration in which ranks wait, 0 to 1.
+        copies: the number of data-parallel copies of the pipeline.
     """
     if not workers.workers:
         return NOTHING

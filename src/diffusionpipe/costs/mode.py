@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """The mode of the kernels; the default is eager torch."""
+    """The ways in which kernels run that a computed profile depends on; the default is eager torch."""
 
     has_flash_attention: bool = True
     """Whether attention is one kernel; else its scores go to memory and back."""

@@ -19,7 +19,9 @@ MOST_MEASUREMENTS = 400
 
 
 def noise_scale(measured: Sequence[tuple[float, float]]) -> float | None:
-    """B_noise in samples from pairs (|G|², tr S): the quotient of their means over the last ones.
+    """The gradient noise scale in samples, from pairs (|G|², tr S): mean tr S / mean |G|², over the last 400 pairs.
+
+    None where there are fewer than 20 pairs, or a mean is not above 0.
 
     None: not known yet, because there are few, or a mean is not above 0.
 
@@ -32,7 +34,7 @@ def noise_scale(measured: Sequence[tuple[float, float]]) -> float | None:
 
 
 def measurements_of(rows: Iterable[Mapping[str, float | None]]) -> list[tuple[float, float]]:
-    """The pairs (|G|², tr S) in lines of a run's metrics, in order."""
+    """The pairs (|G|², tr S) in the rows of a run's metrics, in order; rows without both are left out."""
     found = []
     for row in rows:
         square, trace = row.get(SQUARE), row.get(TRACE)
@@ -42,17 +44,23 @@ def measurements_of(rows: Iterable[Mapping[str, float | None]]) -> list[tuple[fl
 
 
 def steps_with(batch: float, scale: float) -> float:
-    """S(B) / S_min: the steps to a loss, as a multiple of those that an endless batch takes."""
+    """The steps to a loss with batches of `batch` samples, as a multiple of the steps with endless batches.
+
+    S(B) / S_min = 1 + `scale` / B, where `scale` is the gradient noise scale in samples.
+    """
     return 1 + scale / batch
 
 
 def samples_with(batch: float, scale: float) -> float:
-    """E(B) / E_min: the samples to a loss, as a multiple of those that the smallest batch takes."""
+    """The samples to a loss with batches of `batch` samples, as a multiple of the samples with the smallest batch.
+
+    E(B) / E_min = 1 + B / `scale`, where `scale` is the gradient noise scale in samples.
+    """
     return 1 + batch / scale
 
 
 def switch_batch(scale: float, num_stages: int, speedup: float) -> float | None:
-    """The batch from which on a pipeline of copies reaches a loss before as many devices in copies alone.
+    """The batch in samples from which on copies of a pipeline reach a loss before as many devices in copies alone.
 
     Copies of one device each take M times the batch, M = `num_stages`, because each device has the samples of one copy.
     `speedup` is the pipelines' samples a second over theirs, r. E(B) / r < E(M B) from

@@ -25,7 +25,7 @@ OUTSIDE = "outside operations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationUse:
-    """One kind of operation in one pass of one layer."""
+    """The calls, time and work of one kind of operation in one pass (forward or backward) of one layer."""
 
     layer: str
     component: str
@@ -44,18 +44,21 @@ class OperationUse:
 
     @property
     def least(self) -> Seconds:
-        """The time at the roofline."""
+        """The least seconds that the roofline allows: the larger one of its computing and moving times."""
         return max(self.computing, self.moving)
 
     @property
     def share(self) -> float:
-        """The time at the roofline as a part of its time; above 1 where its bytes come from a cache."""
+        """The time at the roofline as a part of the measured time; 0 where that is 0.
+
+        It is above 1 where the bytes come from a cache.
+        """
         return self.least / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationReport:
-    """The operations of all layers, forward and whole backward, with one number of samples."""
+    """The operations of all layers, forward and whole backward, at one number of samples, on one device."""
 
     device: str
     source: str
@@ -70,7 +73,7 @@ class OperationReport:
 
     @property
     def seconds(self) -> Seconds:
-        """The time of all layers."""
+        """The time of all operations together, in seconds."""
         return sum(use.seconds for use in self.uses)
 
     def of_layer(self, name: str) -> Seconds:
@@ -79,7 +82,7 @@ class OperationReport:
 
 
 def holding(uses: Sequence[OperationUse], part: float = HELD) -> tuple[OperationUse, ...]:
-    """The fewest that hold this part of the time, longest first."""
+    """The fewest operations that together take the part `part` of the time, longest first; by default four fifths."""
     total, held, found = sum(use.seconds for use in uses), 0.0, []
     for use in sorted(uses, key=lambda use: -use.seconds):
         if held >= part * total:
@@ -90,13 +93,13 @@ def holding(uses: Sequence[OperationUse], part: float = HELD) -> tuple[Operation
 
 
 def side_by_side(uses: Sequence[OperationUse]) -> float:
-    """How many times as fast operations side by side could be at most, all at the roofline; 1: nothing to gain."""
+    """The largest possible gain of running operations side by side: a factor of speed, all at the roofline; 1: none."""
     together = max(sum(use.computing for use in uses), sum(use.moving for use in uses))
     return sum(use.least for use in uses) / together if together else 1.0
 
 
 def report_to_text(report: OperationReport) -> str:
-    """The report as JSON, with the figures that follow from it."""
+    """The JSON text of the report, with its total time, the gain of `side_by_side`, and the operations of `holding`."""
     named = [[use.layer, "backward" if use.is_backward else "forward", use.name] for use in holding(report.uses)]
     head = {"format": FORMAT, "version": VERSION}
     figures = {"seconds": report.seconds, "side_by_side": side_by_side(report.uses), "holding_80_percent": named}
@@ -104,10 +107,10 @@ def report_to_text(report: OperationReport) -> str:
 
 
 def read_report(path: Path) -> OperationReport:
-    """The report of a file.
+    """The report in a file that `report_to_text` wrote.
 
     Raises:
-        FileFormatError: it cannot be read, or is another file; of a profile it says which command makes the report.
+        FileFormatError: the file cannot be read or has another format; the message has the command that makes one.
     """
     if problem := problem_of_file(path):
         raise FileFormatError(f"{path}: {problem}")

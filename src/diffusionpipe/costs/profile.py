@@ -18,7 +18,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """One layer's costs; every tuple has one entry per batch size of the profile."""
+    """The times and bytes of one layer; every tuple of them has one entry for each batch size of the profile."""
 
     name: str
     forward: tuple[Seconds, ...]
@@ -66,7 +66,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledSize:
-    """A size of the samples of a profile; the times of layers at it are in `LayerProfile.by_size`."""
+    """One of several sizes of the samples of a profile; the times of layers at it are in `LayerProfile.by_size`."""
 
     share: float
     """Its part of all samples."""
@@ -76,7 +76,11 @@ class ProfiledSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A model's layers on one device."""
+    """The costs of a model's layers on one device at some batch sizes, measured or computed.
+
+    Raises:
+        ValueError: layers, batch sizes and costs do not fit together, or a value is negative or not a number.
+    """
 
     graph: ModelGraph
     batch_sizes: tuple[int, ...]
@@ -152,12 +156,15 @@ class Profile:
 
     @property
     def counts_kept(self) -> bool:
-        """Whether every trained layer says what a split backward keeps."""
+        """Whether every trained layer has the bytes that a split backward keeps."""
         return all(layer.kept or not any(layer.weight_grad) for layer in self.layers)
 
     @property
     def crossing(self) -> float:
-        """The mean bytes of the tensors between layers of a sample, over the graph's, which are the largest size's."""
+        """The mean over samples of the bytes between layers, as a factor of the bytes that the graph states.
+
+        The graph is of the largest size. 1 where samples have one size.
+        """
         return sum(size.share * size.crossing for size in self.sizes) if self.sizes else 1.0
 
     @cached_property
@@ -165,7 +172,11 @@ class Profile:
         return {layer.name: layer for layer in self.layers}
 
     def layer(self, name: str) -> LayerProfile:
-        """The layer of that name."""
+        """The costs of the layer with this name, as they were measured.
+
+        Raises:
+            KeyError: there is no such layer.
+        """
         return self._layer[name]
 
     @cached_property
@@ -174,42 +185,51 @@ class Profile:
         return {layer.name: _ascending(layer) for layer in self.layers}
 
     def forward(self, name: str, batch: float) -> Seconds:
-        """Forward time of a layer for a batch."""
+        """The seconds of the layer's forward for `batch` samples."""
         return cost_at(self.batch_sizes, self._curves[name].forward, batch)
 
     def forward_only(self, name: str, batch: float) -> Seconds:
-        """Time of a layer's forward without gradients for a batch; the time of its forward where no other is known."""
+        """The seconds of the layer's forward without gradients for `batch` samples; else of its forward."""
         known = self._curves[name].forward_only
         return cost_at(self.batch_sizes, known, batch) if known else self.forward(name, batch)
 
     def input_grad(self, name: str, batch: float) -> Seconds:
-        """Time of the layer's input gradient for a batch."""
+        """The seconds of the layer's input gradient for `batch` samples."""
         return cost_at(self.batch_sizes, self._curves[name].input_grad, batch)
 
     def weight_grad(self, name: str, batch: float) -> Seconds:
-        """Time of the layer's weight gradient for a batch."""
+        """The seconds of the layer's weight gradient for `batch` samples."""
         return cost_at(self.batch_sizes, self._curves[name].weight_grad, batch)
 
     def activation(self, name: str, batch: float) -> Bytes:
-        """Bytes that the layer keeps for its backward."""
+        """The bytes that the layer keeps from its forward for its backward, for `batch` samples, without its inputs."""
         return round(cost_at(self.batch_sizes, self._curves[name].activation, batch))
 
     def kept(self, name: str, batch: float) -> Bytes:
-        """Bytes that op I of the layer leaves for its W, without what the layer reads."""
+        """The bytes that op I of the layer leaves for its op W, for `batch` samples, without the tensors that it reads.
+
+        All that the layer writes where they were not counted; 0 for a layer without trained parameters.
+        """
         known = self._curves[name].kept
         if known:
             return round(cost_at(self.batch_sizes, known, batch))
         return round(self._written[name] * batch) if self.weight_grad(name, batch) else 0
 
     def kept_reads(self, name: str) -> tuple[str, ...]:
-        """The tensors that it reads and leaves for its W, under the names with which they were written first."""
+        """The tensors that the layer reads and that stay for its op W, by the names with which they were written first.
+
+        All tensors that a trained layer reads where they were not counted.
+        """
         layer = self._layer[name]
         if layer.kept:
             return layer.kept_reads
         return self.graph.layer(name).reads if any(layer.weight_grad) else ()
 
     def drawing(self, name: str, batch: float) -> Bytes:
-        """Bytes of the layer's forward at its peak where nothing is kept; an upper bound where it is not known."""
+        """The peak bytes of the layer's forward for `batch` samples where nothing is kept, its outputs included.
+
+        An upper bound where it was not measured.
+        """
         known = self._curves[name].drawing
         if known:
             return round(cost_at(self.batch_sizes, known, batch))
@@ -223,7 +243,7 @@ class Profile:
         return {layer.name: sum(tensor(name).num_bytes for name in layer.writes) for layer in self.graph.layers}
 
     def workspace(self, name: str, batch: float) -> Bytes:
-        """Bytes beyond that at the layer's own peak."""
+        """The bytes at the peak of the layer's forward or backward for `batch` samples, beyond its activation."""
         return round(cost_at(self.batch_sizes, self._curves[name].workspace, batch))
 
 

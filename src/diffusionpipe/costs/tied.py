@@ -12,7 +12,7 @@ from diffusionpipe.ir import Placement
 
 
 def tied_blocks(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> Mapping[str, tuple[int, ...]]:
-    """Trained parameter -> the trained blocks whose layers use it, where these are several."""
+    """Trained parameter -> indices of the blocks whose layers use it, where these are several."""
     trained = {parameter.name for parameter in graph.parameters if parameter.is_trainable}
     users: dict[str, tuple[int, ...]] = {}
     for block, layers in enumerate(blocks):
@@ -22,7 +22,7 @@ def tied_blocks(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> Mapping[s
 
 
 def tied_problems(graph: ModelGraph, placement: Placement, blocks: Sequence[Sequence[str]]) -> Iterator[str]:
-    """One sentence for each trained parameter that several ranks would hold as copies.
+    """One sentence for each trained parameter that several ranks would hold as copies, which would drift apart.
 
     `blocks`: the layers of each trained block.
     """

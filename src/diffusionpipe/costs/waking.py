@@ -15,7 +15,7 @@ the wait."""
 
 
 def wake_time(table: Sequence[tuple[Seconds, Seconds]], idle: Seconds, busy: Seconds) -> Seconds:
-    """The extra time of an action of `busy` seconds after a wait of `idle` seconds.
+    """The extra seconds of an action of `busy` seconds after a wait of `idle` seconds; at most a quarter of `busy`.
 
     Linear between the table's waits, which ascend, from nothing at no wait to the last entry for all longer ones.
 

@@ -15,7 +15,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkKind:
-    """The figures of a link; bandwidths in GB/s, latencies in microseconds."""
+    """The figures of a kind of link and of the network beside it; bandwidths in GB/s, latencies in microseconds."""
 
     messages: tuple[float, float]
     """Between two devices of a machine with two, and of one with more."""
@@ -70,7 +70,10 @@ generation."""
 
 
 def linked(name: str, devices: tuple[tuple[Device, int], ...], link: str) -> Cluster:
-    """One machine with these devices, each with its number, that this link joins."""
+    """The cluster of one machine with these devices, which a link of this kind joins.
+
+    `devices`: (device, number of it). `link`: a key of `LINKS`.
+    """
     kind = LINKS[link]
     found = tuple(device for device, count in devices for _ in range(count))
     is_many = len(found) > 2
