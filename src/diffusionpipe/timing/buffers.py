@@ -41,7 +41,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Activations and message buffers of a worker through time."""
+    """The bytes of activations and message buffers that a worker holds, from moment to moment."""
 
     times: Sequence[Seconds]
     """The times at which activations or messages change, ascending, in seconds."""
@@ -50,17 +50,20 @@ class Moving:
 
     @property
     def peak(self) -> tuple[Bytes, Bytes]:
-        """Bytes of (activations, messages) at the moment when their sum is largest."""
+        """The bytes of (activations, messages) at the moment when their sum is largest."""
         return max(self.held, key=sum, default=(0, 0))
 
     def most(self, start: Seconds, end: Seconds) -> Bytes:
-        """The largest sum from `start` to before `end`, and at `start` in any case."""
+        """The largest sum of activations and messages in bytes from `start`, always included, to before `end`."""
         first = bisect_right(self.times, start) - 1
         return max(map(sum, self.held[max(first, 0) : max(first + 1, bisect_left(self.times, end))]), default=0)
 
 
 def moving_of(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]) -> list[tuple[Bytes, Bytes]]:
-    """For each worker activations and message buffers at the moment when their sum is largest; see `moving_through`."""
+    """For each worker, bytes of (activations, message buffers) at the moment when their sum is largest.
+
+    Arguments as in `moving_through`.
+    """
     return [moving.peak for moving in moving_through(schedule, timeline, sizes)]
 
 
@@ -70,13 +73,13 @@ def moving_through(
     sizes: Mapping[str, Bytes],
     handed: Mapping[int, Collection[str]] = MappingProxyType({}),
 ) -> list[Moving]:
-    """Activations and message buffers of each worker.
+    """The bytes of activations and message buffers of each worker through time, by worker.
 
     Args:
-        schedule: without explicit messages two of the largest count for each worker, all the time.
-        timeline: of that schedule, with its activations.
+        schedule: without explicit messages, two messages of the largest size count for each worker all the time.
+        timeline: the times of that schedule, with its activations.
         sizes: tensor -> bytes of one sample.
-        handed: stage -> tensors among its activations that are there for other workers alone.
+        handed: stage -> tensors among its activations that only other workers read.
     """
     changes: list[dict[Seconds, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(schedule.num_workers)]
     held = [0] * schedule.num_workers

@@ -35,7 +35,7 @@ Waking = Sequence[tuple[Seconds, Seconds]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """When the events of a graph happen. One entry for each event."""
+    """The end of each event of a graph, in seconds from the start of the iteration, and when hosts issue it."""
 
     graph: Graph
     ends: Sequence[Seconds]
@@ -43,7 +43,7 @@ class Times:
     """The times at which hosts issue the events, by event; () where hosts take no time."""
 
     def start(self, event: int) -> Seconds:
-        """The end of the later one of the two that it waits for, or when its host begins to issue it."""
+        """The start of an event in seconds: the later end of the two that it waits for, or its host's start."""
         first, second = self.ends[self.graph.first[event]], self.ends[self.graph.second[event]]
         later = second if second > first else first
         return max(later, self.issues[event][0]) if self.issues else later
@@ -62,11 +62,11 @@ class Times:
         return max(self.ends)
 
     def critical_path(self, last: int | None = None) -> list[int]:
-        """Events without waits between them that lead to the end of `last`, or to the last end of all, backwards.
+        """The numbers of events that follow each other without waits up to the end of `last`, last one first.
 
-        It ends early at an event that waits for its host, which has been busy from the start.
-
-        Shortening none but others changes that end not at all, as long as no action's waking changes.
+        `last` is the event with the latest end by default. The path ends early at an event that waits for its host,
+        which has been busy from the start. Only if an event of the path takes less time can that end come earlier, as
+        long as no action's waking changes.
         """
         ends, graph = self.ends, self.graph
         event = max(range(len(ends)), key=ends.__getitem__) if last is None else last
@@ -81,7 +81,10 @@ class Times:
         return path
 
     def latest_starts(self, makespan: Seconds) -> list[Seconds]:
-        """When each event may start at the latest in an iteration of this time, with the durations that came out."""
+        """The latest start of each event with which an iteration still takes `makespan` seconds, by event.
+
+        Durations are the ones that came out, waking included.
+        """
         first, second, ends = self.graph.first, self.graph.second, self.ends
         latest = [makespan] * len(ends)  # of ends at first, of starts in the end
         for event in range(len(ends) - 1, START, -1):
@@ -102,9 +105,10 @@ class Times:
 
 
 def timed(graph: Graph, prices: Sequence[Seconds], *, waking: Waking = (), host_times: Sequence[Seconds] = ()) -> Times:
-    """When the events happen if each work takes its price, and its host a time to issue it.
+    """The times of all events if each work takes its price in seconds.
 
-    Both have one entry for each of `graph.works`.
+    `prices` and `host_times`, the seconds in which hosts issue works, have one entry for each of `graph.works`. () as
+    `host_times`: hosts take no time. `waking`: the extra time of an action after a wait.
     """
     issues = issues_of(graph, host_times)
     ends = ends_of(graph, durations_of(graph, prices), waking=waking, issues=issues)
@@ -112,7 +116,7 @@ def timed(graph: Graph, prices: Sequence[Seconds], *, waking: Waking = (), host_
 
 
 def durations_of(graph: Graph, prices: Sequence[Seconds]) -> list[Seconds]:
-    """The duration of each event without waking, by event, in seconds."""
+    """The seconds of each event without waking, by event, from the price of each of `graph.works`."""
     return [prices[work] for work in graph.work]
 
 
@@ -124,7 +128,7 @@ def ends_of(
     issues: Sequence[Issue] = (),
     before: Sequence[Seconds] = (0,),
 ) -> list[Seconds]:
-    """The end of each event, by event, in seconds.
+    """The end of each event, by event, in seconds from the start of the iteration.
 
     Args:
         graph: the events.
@@ -178,12 +182,13 @@ def ends_with_rooms(
     waking: Waking = (),
     issues: Sequence[Issue] = (),
 ) -> list[Seconds]:
-    """The end of each event, by event, if the work in rooms is decided as time passes: at each action that has a room.
+    """The end of each event, by event, in seconds, if the work in rooms is decided as time passes.
 
     Args:
         graph: a graph with rooms.
         durations: by event its time without waking; the entries of rooms are not read.
-        decide: asked in an order in which the actions can happen.
+        decide: gives the seconds of work in a room, when the action after it comes; called in an order in which the
+            actions can happen.
         room_before: the event of an action -> the event of its room, which nothing else waits for.
         waking: the extra time of an action after a wait.
         issues: as in `ends_of`, of the actions.

@@ -19,12 +19,12 @@ from diffusionpipe.units import Bytes
 
 
 def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) -> list[tuple[Bytes, Bytes]]:
-    """For each fill of an encoder stage the bytes held while it runs, and the bytes held after it, until the next one.
+    """For each fill of an encoder stage, (bytes held while it runs, bytes held after it, until the next one).
 
     Args:
-        profile: of the model.
+        profile: the profile of the model.
         layers: the block of the stage, the layers of the frozen part.
-        fills: all of the stage, in the order in which they run.
+        fills: all fills of the stage, in the order in which they run.
     """
     known: dict[tuple[Range, int], Bytes] = {}
     ends: dict[int, Bytes] = defaultdict(int)

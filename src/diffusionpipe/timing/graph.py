@@ -38,7 +38,10 @@ _TRANSFERS = MESSAGE_OPS | {Op.REDUCE_GRAD, Op.UNSHARD}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Events in an order in which they can happen. All tuples but the last five have one entry for each event."""
+    """The events of a schedule in an order in which they can happen, each with its work and the two it waits for.
+
+    All tuples but the last five have one entry for each event.
+    """
 
     first: tuple[int, ...]
     """The first event that each event waits for, by event; for work on a host the event before it there."""
@@ -65,13 +68,14 @@ class Graph:
 
 
 def graph_of(schedule: Schedule, machine: Machine | None = None, *, has_rooms: bool = False) -> Graph:
-    """The graph of a schedule on a machine; None: one queue for transfers in each direction.
+    """The graph of the schedule's events on a machine; None: one queue for transfers in each direction.
 
-    With rooms there is one before each action that occupies a worker, where work may be put later. Every send needs its
-    receive; `check` looks at that first. Cost: one visit for each action, message and flow.
+    With `has_rooms`, an empty event comes before each action that occupies a worker, and after the last one, where work
+    may be put later. Cost: one visit for each action, message and flow.
 
     Raises:
-        ScheduleError: the schedule gets stuck; it names where every worker waits.
+        ScheduleError: the schedule gets stuck, or a message does not have one SEND and one RECV; the places where
+            workers wait are named.
     """
     builder = _Builder(schedule, machine or machine_of(Streams.DIRECTION))
     for worker in range(schedule.num_workers):

@@ -34,10 +34,10 @@ Change = tuple[Bytes, Bytes]
 
 
 def changes_of(ops: frozenset[Op], activation: Bytes, kept: Bytes) -> dict[Op, Change]:
-    """Op -> the change of memory on its worker, in a pipeline with these ops.
+    """Op -> (bytes taken at its start, bytes taken at its end), in a pipeline with these ops; negative: given back.
 
     Args:
-        ops: of the pipeline.
+        ops: the ops of the pipeline.
         activation: the bytes that F takes.
         kept: the bytes that I leaves for W, where the backward is split.
     """
@@ -50,7 +50,7 @@ def changes_of(ops: frozenset[Op], activation: Bytes, kept: Bytes) -> dict[Op, C
 
 
 def peak_of(changes: Iterable[Change]) -> Bytes:
-    """The most that a worker holds whose actions change this much, one after the other."""
+    """The most bytes that a worker holds whose actions make these changes, one after the other."""
     held = peak = 0
     for start, end in changes:
         held += start
@@ -61,7 +61,7 @@ def peak_of(changes: Iterable[Change]) -> Bytes:
 
 
 def changes_by_order(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]]) -> list[list[Change]]:
-    """For each worker the changes of memory by its actions, in their order.
+    """For each worker, the (start, end) changes in bytes by each of its actions, in their order.
 
     Args:
         schedule: its orders, and the ops of its pipelines.
@@ -78,12 +78,12 @@ def changes_by_order(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]]) -
 
 
 def activations_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """For each worker the most micro-batches, counted stage by stage, that it holds activations of at a time."""
+    """For each worker, the most activations that it holds at a time: one for each micro-batch on each of its stages."""
     return tuple(map(peak_of, changes_by_order(schedule, [(1, 1)] * len(schedule.placement.stages))))
 
 
 def forwards_held(window: Schedule) -> tuple[int, ...]:
-    """For each worker the most forwards whose backward is still to come, where the order repeats for ever.
+    """For each worker, the most forwards at a time whose backward is still to come, where the window repeats for ever.
 
     >>> from diffusionpipe.planner.assembly.windows import overlap
     >>> forwards_held(overlap(4, 2))
@@ -93,9 +93,9 @@ def forwards_held(window: Schedule) -> tuple[int, ...]:
 
 
 def memory_of(schedule: Schedule, costs: Costs, times: Times) -> tuple[MemorySample, ...]:
-    """One sample at each moment at which the memory of a worker changes.
+    """The bytes of activations of each worker at each moment at which they change, worker by worker, in order of time.
 
-    At one moment, memory of actions that end is released before memory of those that start is taken: one sum.
+    At one moment, memory of actions that end is given back before memory of starting ones is taken: one sample.
     """
     samples = []
     sizes = [(stage.activation, stage.kept_after_input_grad) for stage in costs.stages]

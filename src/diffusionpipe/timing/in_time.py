@@ -29,7 +29,7 @@ USUAL_REFINEMENTS = 2
 
 
 def blocks_of(steps: int) -> tuple[Range, ...]:
-    """The blocks of a number of denoising steps, ceil(sqrt(steps)) of them, the larger ones first.
+    """The ranges of denoising steps that are refined together: ceil(sqrt(steps)) blocks, the larger ones first.
 
     >>> [len(block) for block in blocks_of(20)], [len(block) for block in blocks_of(11)]
     ([4, 4, 4, 4, 4], [3, 3, 3, 2])
@@ -41,17 +41,20 @@ def blocks_of(steps: int) -> tuple[Range, ...]:
 
 
 def place_of(tick: int, block: int, period: int) -> tuple[int, int]:
-    """The refinement that a block works on in a tick, and the step of its block; negative before its first tick."""
+    """(refinement, step of its block) that block number `block` works on in a tick; a negative refinement: not yet.
+
+    `period` is the number of steps of a block.
+    """
     return divmod(tick - block, period)
 
 
 def is_evaluated(refinement: int, block: int) -> bool:
-    """Whether a block is not exact yet before this refinement, so that the denoiser is evaluated for it."""
+    """Whether the denoiser is evaluated for a block in this refinement; block k is exact after k + 1 refinements."""
     return block >= refinement
 
 
 def evaluations(blocks: int, period: int, refinements: int) -> list[list[int]]:
-    """The blocks that are evaluated in each tick until the result with this number of refinements is there.
+    """For each tick, the numbers of the blocks that are evaluated, until the result with these refinements is there.
 
     All blocks are of `period` steps.
     """
@@ -63,7 +66,10 @@ def evaluations(blocks: int, period: int, refinements: int) -> list[list[int]]:
 
 
 def latency(blocks: int, period: int, refinements: int, *, ranks: int) -> int:
-    """Evaluations that one rank makes after another until the result is there; block b is on rank b % ranks."""
+    """The number of evaluations, one after another, that the busiest ranks make until the result is there.
+
+    Block b is on rank b % `ranks`; `period` is the number of steps of a block.
+    """
     return sum(
         max(sum(block % ranks == rank for block in tick) for rank in range(ranks))
         for tick in evaluations(blocks, period, refinements)

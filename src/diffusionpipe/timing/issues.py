@@ -25,9 +25,9 @@ Issue = tuple[Seconds, Seconds]
 
 
 def issues_of(graph: Graph, host_times: Sequence[Seconds]) -> list[Issue]:
-    """The issue of each event, by event; (0, 0) where it occupies no host; [] where no work does.
+    """(begin, end) in seconds of the issue of each event by its host, by event; (0, 0) where it occupies no host.
 
-    `host_times`: for each of `graph.works` the time in which a host issues it.
+    [] if all host times are 0. `host_times`: for each of `graph.works` the seconds in which a host issues it.
     """
     if not any(host_times):
         return []

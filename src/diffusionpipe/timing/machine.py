@@ -29,7 +29,7 @@ Machine = Callable[[Schedule, int, Action], Hashable]
 
 
 class Streams(StrEnum):
-    """Which transfers of a worker run one after the other."""
+    """The queues in which a worker's transfers run one after the other."""
 
     PAIR = "pair"
     """Every ordered pair of workers has a queue of its own."""
@@ -43,7 +43,7 @@ class Streams(StrEnum):
 
 
 def machine_of(streams: Streams) -> Machine:
-    """The machine with these queues for transfers."""
+    """The function that gives the queue of an action on a machine with these queues for transfers."""
     return _MACHINES[streams]
 
 

@@ -29,15 +29,15 @@ _NOBODY = -1
 def march(
     orders: Sequence[Sequence[int]], durations: Sequence[int], waits_for: Sequence[int], lags: Sequence[int]
 ) -> list[list[int]] | None:
-    """The ends of each letter's occurrences, each as early as it can be, by letter; None if workers wait in a circle.
+    """The end of each occurrence of each letter, by letter, as early as possible; None if workers wait in a circle.
+
+    A letter is an op of a stage, as a number. Cost: linear in the actions.
 
     Args:
         orders: by worker its letters.
         durations: by letter.
         waits_for: by letter the letter whose occurrence must have ended before its own starts, or NOTHING.
         lags: by letter the least time between that end and its own start.
-
-    Cost: linear in the actions.
     """
     ends: list[list[int]] = [[] for _ in durations]
     sleeper = [_NOBODY] * len(durations)  # by letter: the worker that waits for it

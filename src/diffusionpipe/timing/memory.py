@@ -74,12 +74,19 @@ def peak_memory(
     checkpointed: Iterable[str] = (),
     mesh: Mesh | None = None,
 ) -> tuple[MemoryUse, ...]:
-    """The memory of each worker at its peak; `timeline` is the simulated one of this schedule.
-
-    `mesh`: of the plan; where data-parallel groups hold something in parts the fullest of them counts. None: one group.
+    """The memory of each worker at its peak, item by item, by worker.
 
     Activations come from the timeline, whose costs must count them. Where messages are explicit their buffers are
     followed through time; else two of the largest per worker are counted, which is what `communicate` allows for.
+
+    Args:
+        schedule: the schedule that is counted.
+        timeline: its simulated times.
+        blocks: the layers of each block, the frozen part's last.
+        profile: the costs of the layers.
+        ledger: the bytes of parameters, under the workload of the training.
+        checkpointed: the layers that are recomputed in the backward.
+        mesh: the plan's; where its groups hold something in parts, the fullest one counts. None: one group.
     """
     case = _Case(
         schedule=schedule,

@@ -12,13 +12,13 @@ from diffusionpipe.units import Seconds
 
 
 def times_of(graph: Graph, costs: Costs) -> Times:
-    """When the events of a graph happen at these costs."""
+    """The times of a graph's events at these costs, in seconds, with waking and hosts."""
     works = graph.works
     return timed(graph, prices_of(works, costs), waking=costs.waking, host_times=host_times_of(works, costs))
 
 
 def host_times_of(works: Sequence[Work], costs: Costs) -> list[Seconds]:
-    """The time in which a host issues each work; [] where the costs know of none."""
+    """The seconds in which a host issues each work, by work; [] where hosts take no time."""
     if not (any(costs.host_fills) or any(stage.host != NO_HOST for stage in costs.stages)):
         return []
     return [_host_time(work, costs) for work in works]
@@ -44,12 +44,12 @@ def _host_time(work: Work, costs: Costs) -> Seconds:
 
 
 def prices_of(works: Sequence[Work], costs: Costs) -> list[Seconds]:
-    """The time of each work; rooms are empty."""
+    """The seconds of each work at these costs, by work; empty rooms take 0."""
     return [price_of(work, costs) for work in works]
 
 
 def price_of(work: Work, costs: Costs) -> Seconds:
-    """The time of a work at these costs, in seconds."""
+    """The seconds of a work at these costs, without its host and waking; 0 for an empty room."""
     match work:
         case Compute():
             return _compute(work, costs)

@@ -30,7 +30,7 @@ from diffusionpipe.timing.work import Transfer, Work
 
 
 class QueuedTransfer(NamedTuple):
-    """A transfer between workers."""
+    """A transfer between workers: its work, and the hosts and queues of both ends."""
 
     events: tuple[int, ...]
     """Events in the graph without explicit messages; several where a message brings tensors for several stages."""
@@ -48,7 +48,7 @@ _Row = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queues:
-    """A graph of a schedule without explicit messages, made ready for orders of its messages."""
+    """The graph of a schedule without explicit messages, prepared so that each order of messages gives a graph fast."""
 
     unqueued: Graph
     hops: tuple[QueuedTransfer, ...]
@@ -64,7 +64,10 @@ class Queues:
 
     @classmethod
     def of(cls, graph: Graph, *, computes: Sequence[int], hops: Sequence[QueuedTransfer]) -> "Queues":
-        """`computes` are the events in the order, besides the transfers."""
+        """The prepared form of a graph without explicit messages, for its transfers `hops`.
+
+        `computes` are the other events that `graph` puts in order, the actions of the workers.
+        """
         has_place = {*computes, *(event for hop in hops for event in hop.events)}
         index_of, work = {one: index for index, one in enumerate(graph.works)}, list(graph.work)
         for hop in hops:
@@ -96,11 +99,12 @@ class Queues:
         )
 
     def graph(self, computes: Sequence[int], placed: Sequence[tuple[int, int]]) -> Graph:
-        """The graph of the schedule with explicit messages in this order.
+        """The graph of the schedule with explicit messages that are started in this order.
 
         Args:
-            computes: their events, in order.
-            placed: (index of the compute after which it comes, transfer) of each transfer, in order; -1: before all.
+            computes: the events of the computes, in order.
+            placed: (index of the compute after which it comes, index in `hops`) of each transfer, in order; -1: before
+                all computes.
         """
         graph, rows = self.unqueued, self.rows
         number = [START] * len(graph)

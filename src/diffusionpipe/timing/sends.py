@@ -53,7 +53,10 @@ Waits = Mapping[Action, Sequence[int]]
 
 
 def waits_of(schedule: Schedule) -> Waits:
-    """The messages that each action waits for. No action waits for outputs of the frozen part for the next batch."""
+    """Action -> indices of the messages that it waits for, ascending; actions that wait for none are left out.
+
+    No action waits for frozen outputs of the next batch.
+    """
     placement, found = schedule.placement, defaultdict[Action, list[int]](list)
     for slot, message in enumerate(schedule.messages):
         if not placement.is_frozen(message.source):
@@ -69,7 +72,7 @@ def waits_of(schedule: Schedule) -> Waits:
 
 
 def releases_of(schedule: Schedule) -> dict[Action, tuple[int, ...]]:
-    """Action -> the messages that its worker drops in front of it."""
+    """Action -> indices of the messages whose tensors its worker drops before it."""
     found = defaultdict[Action, list[int]](list)
     for sent, action in drops_of(schedule, waits_of(schedule)).items():
         found[action].append(sent)
@@ -79,8 +82,8 @@ def releases_of(schedule: Schedule) -> dict[Action, tuple[int, ...]]:
 def window_releases_of(window: Schedule) -> dict[Action, tuple[tuple[int, int], ...]]:
     """Action of a window -> (message, batches later than the action's) of the messages dropped before it.
 
-    A batch that does not exist, after a flush or in front of a start, has sent nothing. The orders of the other batches
-    are the window's without its actions, so news here is news there.
+    A batch that does not exist, after a flush or before a start, has sent nothing. The orders of the other batches are
+    the window's without its actions, so news here is news there.
     """
     lead, count = batches_held(window) - 2, len(window.messages)
     middle = lead + 2  # all batches that bear on this window of the unrolled schedule exist
@@ -103,7 +106,10 @@ def window_releases_of(window: Schedule) -> dict[Action, tuple[tuple[int, int], 
 
 
 def drops_of(schedule: Schedule, waits: Waits) -> dict[int, Action]:
-    """Message -> the action in front of which its sender drops it. Without one it does so after the iteration."""
+    """Index of a message -> the action before which its sender drops its tensors; without one, after the iteration.
+
+    `waits`: the messages that each action waits for, by `waits_of`.
+    """
     first, news = dict[int, Action](), dict[int, list[int]]()
     awaited = {slot for slots in waits.values() for slot in slots}
     for order in schedule.orders:

@@ -20,14 +20,17 @@ from diffusionpipe.units import Seconds
 
 
 class Sequences:
-    """Events, added one by one. Mutable."""
+    """Events that take their seconds one after the other in named sequences; they are added one by one."""
 
     def __init__(self) -> None:
         self._first, self._second, self._durations = [START], [START], list[Seconds]([0])
         self._last = dict[Hashable, int]()
 
     def add(self, sequence: Hashable, seconds: Seconds, *, behind: int = START) -> int:
-        """An event at the end of a sequence; it waits for the one before it and for the one that it is behind."""
+        """Add an event of `seconds` seconds to the end of a sequence, and return its number.
+
+        It waits for the event before it in the sequence, and for the event `behind`.
+        """
         self._first.append(self._last.get(sequence, START))
         self._second.append(behind)  # [1]
         self._durations.append(seconds)
@@ -35,7 +38,7 @@ class Sequences:
         return self._last[sequence]
 
     def ends(self) -> list[Seconds]:
-        """When each event ends."""
+        """The end of each event in seconds, by its number; entry 0 is the start."""
         first, second, none = tuple(self._first), tuple(self._second), (0,) * len(self._first)
         graph = Graph(
             first=first, second=second, work=none, is_on_host=(False,) * len(none), works=(), events=(), tails=()

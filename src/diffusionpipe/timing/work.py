@@ -7,12 +7,12 @@ from diffusionpipe.ir import Op
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No work: an event at which others meet."""
+    """The work of an event at which others meet; it takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One of a stage's compute ops on a micro-batch."""
+    """The work of one compute op (F, B, I or W) of a stage on a micro-batch."""
 
     stage: int
     op: Op
@@ -20,14 +20,14 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """The work of one fill: layers of the frozen part on some samples."""
+    """The work of one fill: layers of the frozen part on some samples; `slot` is its index in `Schedule.fills`."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Samples of tensors from a worker to another one."""
+    """The transfer of tensors of some samples from the worker `source` to the worker `destination`."""
 
     source: int
     destination: int
@@ -44,14 +44,14 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The parameters of a stage's sharded block come together."""
+    """The gathering of the parameters of a stage's sharded block from all their owners."""
 
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A gap for work before an action of a worker, or after its last one."""
+    """A gap before an action of a worker, or after its last one, into which work may be put."""
 
     worker: int
     position: int

@@ -38,7 +38,7 @@ from diffusionpipe.timing.machine import Streams, machine_of
 
 
 def check(schedule: Schedule, *, streams: Streams | None = None, source: object = None) -> None:
-    """Do nothing if the schedule is legal.
+    """Raise an error if the schedule is illegal; return None if it is legal.
 
     `source` is the file that the schedule comes from; a refusal names it. `streams` is the machine on which it must not
     get stuck; None: the strictest one that it is for. `passes.communicate` puts reductions in one order with the
@@ -82,10 +82,12 @@ def _stuck(schedule: Schedule, streams: Streams) -> tuple[str, ...]:
 
 
 def check_plan(plan: Plan, *, source: object) -> None:
-    """Do nothing if the training schedule of the plan in the file `source` is legal and suits its mesh and blocks.
+    """Raise an error if the plan's training schedule is illegal or does not suit the plan's mesh and blocks.
+
+    The plan's other schedules are not checked. `source` is the file of the plan; errors name it.
 
     Raises:
-        ScheduleError: it does not; the message names the file.
+        ScheduleError: it is illegal, or has another number of workers than the mesh, or a block that is not there.
     """
     check(plan.train, source=source)
     problems = []

@@ -15,7 +15,7 @@ ORDER_OF_OPS = (Op.F, Op.B, Op.I, Op.W)
 
 
 def completeness_problems(schedule: Schedule) -> Iterator[str]:
-    """Actions that are missing, done twice, on a wrong worker, or not part of the work."""
+    """One sentence for each action that is missing, done twice, on a wrong worker, or not part of the work."""
     stages = schedule.placement.stages
     for worker, order in enumerate(schedule.orders):
         for action in order:
@@ -45,7 +45,7 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def fill_problems(schedule: Schedule) -> Iterator[str]:
-    """Samples that an encoder stage's fills miss, repeat, or take from others."""
+    """One sentence for each sample that an encoder stage's fills miss, repeat, or take from others."""
     placement = schedule.placement
     num_layers: dict[int, int] = defaultdict(int)
     for fill in schedule.fills:
@@ -71,7 +71,10 @@ def fill_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Iterator[str]:
-    """Ops of a stage in the wrong order, and layers of a component that run before earlier ones."""
+    """One sentence for each op of a stage in the wrong order, and each fill that runs layers after later ones.
+
+    `positions`: action -> its place in its worker's order.
+    """
     for pipeline in schedule.placement.pipelines:
         ops = [op for op in ORDER_OF_OPS if op in pipeline.ops]
         for stage in pipeline.stages:
@@ -102,7 +105,10 @@ def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def reduction_problems(schedule: Schedule) -> Iterator[str]:
-    """Reductions that are early, doubled, or not on every worker that holds the block."""
+    """One sentence for each reduction that is early, doubled, missing, or on a stage without gradients.
+
+    Nothing for a schedule without any reduction, and for sharded blocks.
+    """
     stages = schedule.placement.stages
     reduced = {stages[a.stage].weights for order in schedule.orders for a in order if a.op is Op.REDUCE_GRAD}
     if not reduced:
@@ -135,12 +141,12 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def sharded_blocks(schedule: Schedule) -> frozenset[int]:
-    """The blocks of which every data-parallel group holds a part: those that are ever dropped."""
+    """The ids of the blocks of which every data-parallel group holds a part: the ones with a RESHARD."""
     return _blocks_of(schedule, Op.RESHARD)
 
 
 def brought_blocks(schedule: Schedule) -> frozenset[int]:
-    """The blocks that every data-parallel group holds whole and that come from their owners: never dropped ones."""
+    """The ids of the blocks that come from their owners and then stay whole: with an UNSHARD, without a RESHARD."""
     return _blocks_of(schedule, Op.UNSHARD) - sharded_blocks(schedule)
 
 
@@ -150,10 +156,11 @@ def _blocks_of(schedule: Schedule, op: Op) -> frozenset[int]:
 
 
 def sharding_problems(schedule: Schedule) -> Iterator[str]:
-    """Compute on a block in parts, blocks gathered or dropped twice or left whole, gradients that no action reduces.
+    """One sentence for each fault in the use of blocks in parts, or of blocks that come from their owners.
 
-    The gradients of a sharded block may be reduced several times: each time those that came since the last one. A
-    block that is never dropped comes from its owners once, before anything reads it.
+    Faults are compute on a block in parts, blocks gathered or dropped twice or left whole, and gradients that no action
+    reduces. The gradients of a sharded block may be reduced several times: each time the ones that came since the last
+    one. A block that is never dropped comes from its owners once, before anything reads it.
     """
     sharded, brought = sharded_blocks(schedule), brought_blocks(schedule)
     if not sharded | brought:

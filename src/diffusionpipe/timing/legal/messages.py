@@ -12,7 +12,7 @@ from diffusionpipe.ir.schedule import Message, Schedule
 
 
 def message_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
-    """Sends and receives that do not pair up, and flows that are not carried exactly once."""
+    """One sentence for each send or receive without its other end, and each flow not carried exactly once."""
     yield from _pairing(schedule)
     yield from _carried(schedule, flows)
 
@@ -104,7 +104,10 @@ def _text(ranges: Sequence[Range]) -> str:
 
 
 def timing_problems(schedule: Schedule, flows: Sequence[Flow], positions: Mapping[Action, int]) -> Iterator[str]:
-    """Sends before what they send is there, and receives after what reads it."""
+    """One sentence for each send before its tensors are there, and each receive after the action that reads it.
+
+    `positions`: action -> its place in its worker's order.
+    """
     stages = schedule.placement.stages
     for index, slots in serving(schedule, flows).items():
         flow = flows[index]
@@ -118,7 +121,7 @@ def timing_problems(schedule: Schedule, flows: Sequence[Flow], positions: Mappin
 
 
 def channel_problems(schedule: Schedule) -> Iterator[str]:
-    """Channels whose two ends have their messages in different orders."""
+    """One sentence for each pair of workers that send and receive their messages in different orders."""
     stages = schedule.placement.stages
     sent: dict[tuple[int, int], list[Action]] = defaultdict(list)
     received: dict[tuple[int, int], list[Action]] = defaultdict(list)

@@ -19,7 +19,10 @@ OPS_OF_PIPELINES: tuple[frozenset[Op], ...] = (
 
 
 def placement_problems(schedule: Schedule) -> list[str]:
-    """The faults of the placement, and the actions, fills and messages that name something that does not exist."""
+    """One sentence for each fault of the placement, and each action, fill or message that names something missing.
+
+    [] for a sound placement. Shares and edges are only looked at where all names exist.
+    """
     problems = [*_membership(schedule), *_names(schedule)]
     if problems:
         return problems
@@ -160,7 +163,7 @@ def _edges(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
 
 
 def supply_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
-    """Problems where an action gets a sample that it reads of a block from none, or several, of its stages."""
+    """One sentence for each action that gets samples of a tensor from no stage, or the same ones from several."""
     stages = schedule.placement.stages
     supplied: dict[tuple[Action, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for flow in flows:

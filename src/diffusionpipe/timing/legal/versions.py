@@ -10,7 +10,10 @@ from diffusionpipe.ir.versions import batches_held
 
 
 def step_problems(schedule: Schedule) -> Iterator[str]:
-    """Steps without gradients, and gradients after a block's last step that none takes in."""
+    """One sentence for each STEP without gradients before it, and each gradient that no later STEP takes in.
+
+    Blocks without any STEP have none.
+    """
     stages = schedule.placement.stages
     for worker, order in enumerate(schedule.orders):
         pending: dict[int, Action] = {}
@@ -28,14 +31,14 @@ def step_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def without_encoding(window: Schedule) -> Schedule:
-    """The window without the places at which its batches are encoded; fills stay."""
+    """The window without the ENCODE actions that mark where its batches are encoded; one with fills is unchanged."""
     if window.fills:
         return window
     return replace(window, orders=tuple(tuple(a for a in order if a.op is not Op.ENCODE) for order in window.orders))
 
 
 def window_problems(window: Schedule) -> Iterator[str]:
-    """The faults of a window beside those that its unrolled schedule shows."""
+    """One sentence for each fault of a window that its unrolled schedule would not show."""
     yield from _step_places(window)
     if not window.fills:
         yield from _encodings(window)
