@@ -43,7 +43,7 @@ def communicate(
     rooms: Mapping[tuple[int, int], Action] = NO_ROOMS,
     graph: Graph | None = None,
 ) -> Schedule:
-    """The compute-only schedule with explicit messages, ordered by its timeline.
+    """The schedule with explicit sends, receives and messages, in an order by its timeline that cannot deadlock.
 
     A message is posted at the earliest when its reader is `lookahead + 1` compute actions ahead on its worker: with 1
     it travels while the action before its reader runs, with 0 the worker waits for it. This bounds the receive buffers.

@@ -8,7 +8,9 @@ from diffusionpipe.ir import Edge, Schedule
 
 
 def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
-    """The schedule with edges between blocks in every pipeline that holds both, between its stages.
+    """The schedule whose pipelines have these edges between blocks, as edges between their stages.
+
+    `edges` name blocks; each goes to every pipeline that holds both of its blocks.
 
     Pipelines of several backbones hold different blocks, and no edge leads from one to the other. An edge that leads
     back, to the same block or one before it, begins at the pipeline's probe; without a probe nothing flows over it.

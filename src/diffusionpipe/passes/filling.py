@@ -12,7 +12,7 @@ from diffusionpipe.passes.frozen_edges import reading_frozen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedFill:
-    """Frozen work at a place in a worker's order."""
+    """Frozen work that a worker does at a place in its order: some layers on some samples."""
 
     position: int
     """Index into the worker's order without fills: the fill runs before that action; the order's length: at its end."""
@@ -30,7 +30,7 @@ def insert_fills(
     block: int,
     outputs: Mapping[int, tuple[str, ...]],
 ) -> Schedule:
-    """The schedule with a frozen pipeline that works ahead: its fills encode the next iteration's batch.
+    """The schedule with fills at these places, in a new frozen pipeline that encodes the next iteration's batch.
 
     In a window they encode the batch that begins in the window after this one at the earliest.
 
@@ -116,9 +116,10 @@ def _merged(
 
 
 def prologue(schedule: Schedule) -> Schedule:
-    """The schedule that runs before the first iteration of one that works ahead: its fills and their messages alone.
+    """The schedule that encodes the first batch, before the first iteration of `schedule`, which works ahead.
 
-    The same fills in the same chunks on the same workers, so the first batch is encoded bit for bit as all others.
+    It has the same fills in the same chunks on the same workers, with their messages, so the first batch is encoded bit
+    for bit as all others.
     """
     placement = schedule.placement
     encoders = {s for p in placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
@@ -143,7 +144,10 @@ def prologue(schedule: Schedule) -> Schedule:
 
 
 def encoding_of(schedule: Schedule) -> Schedule:
-    """The schedule that only encodes a whole batch, of a schedule that encodes each batch before its first forward."""
+    """The schedule that only encodes a batch, with the fills and messages of `schedule`.
+
+    `schedule` encodes each batch before its first forward.
+    """
     placement = schedule.placement
     pipelines = tuple(replace(p, is_ahead=Op.ENCODE in p.ops) for p in placement.pipelines)
     return prologue(replace(schedule, placement=replace(placement, pipelines=pipelines)))

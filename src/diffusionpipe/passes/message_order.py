@@ -33,7 +33,7 @@ NO_ROOMS: Mapping[tuple[int, int], Action] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOrder:
-    """The rules that put the messages of a compute-only schedule in order, all but the times."""
+    """The rules that put the messages of a compute-only schedule in order, without the times that decide it."""
 
     computes: tuple[int, ...]
     """The events of computes and fills."""
@@ -49,22 +49,25 @@ class MessageOrder:
     num_events: int
 
     def ranks(self, ends: Sequence[Seconds]) -> list[int]:
-        """The place of each event among all computes and fills, by event; -1 for the start and all that have none."""
+        """The place of each event among all computes and fills by their ends, by event; -1 for events of other kinds.
+
+        `ends`: the end of each event.
+        """
         rank = [-1] * self.num_events
         for place, event in enumerate(sorted(self.computes, key=ends.__getitem__)):  # stable: by event at equal ends
             rank[event] = place
         return rank
 
     def placed(self, rank: Sequence[int]) -> list[tuple[int, int]]:
-        """(place after which it comes, message) of each message, in order.
+        """(place after which it comes, index in `contents`) of each message, in the order in which they are sent.
 
-        At equal places in the order of the messages.
+        `rank` is the result of `ranks`. At equal places the index decides.
         """
         behind = [rank[producer] if rank[producer] > rank[window] else rank[window] for producer, window in self.bounds]
         return sorted(zip(behind, range(len(behind)), strict=True))  # [2]
 
     def message(self, index: int) -> Message:
-        """The message of that number in `contents`."""
+        """The message with this index in `contents`."""
         content = self.contents[index]
         if isinstance(content, Message):
             return content
@@ -86,9 +89,9 @@ def message_order(
     lookahead: int = 1,
     rooms: Mapping[tuple[int, int], Action] = NO_ROOMS,
 ) -> MessageOrder:
-    """The order of a compute-only schedule's messages.
+    """The rules for the order of a compute-only schedule's messages, to be used with any times.
 
-    `graph` is its graph, `communicate` explains the other arguments.
+    `graph` is its graph; `communicate` explains the other arguments.
     """
     stages, windows, events = schedule.placement.stages, _windows(schedule, graph, lookahead), _Events(schedule, graph)
     contents: list[tuple[Feed, int] | Message] = []

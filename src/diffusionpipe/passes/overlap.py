@@ -34,7 +34,7 @@ from diffusionpipe.ir.action import Reading
 
 
 def without_flush(flushed: Schedule, ahead: Sequence[int], turn: int = 1) -> Schedule:
-    """The window of a compute-only schedule with one stage for each worker.
+    """The window, an order that repeats without a flush, of a compute-only schedule with one stage on each worker.
 
     Args:
         flushed: the schedule with a flush.
@@ -57,6 +57,6 @@ def without_flush(flushed: Schedule, ahead: Sequence[int], turn: int = 1) -> Sch
 
 
 def turn_of(window: Schedule) -> int:
-    """The forwards of a window that run one after the other before as many backwards."""
+    """The number of forwards that a window's first worker runs before each group of as many backwards."""
     ops = [action.op for action in window.orders[0] if action.op in (Op.F, Op.B)]
     return ops.index(Op.B)

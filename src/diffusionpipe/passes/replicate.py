@@ -10,7 +10,7 @@ from diffusionpipe.ir import Edge, Op, Pipeline, Placement, Schedule, Share, Sta
 
 
 def replicate(schedule: Schedule, replicas: Sequence[int], of_worker: Sequence[int] = ()) -> Schedule:
-    """Stage s becomes `replicas[s]` stages with the same weights, equal shares and workers of their own.
+    """The schedule in which stage s is `replicas[s]` stages with equal shares, on workers of their own.
 
         replicas (2, 1)      worker 0: stage 0, samples 0:1/2 of each micro-batch ---+--> worker 2: stage 2, all
                              worker 1: stage 1, samples 1/2:1                     ---+

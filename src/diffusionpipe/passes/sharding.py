@@ -79,7 +79,7 @@ def _check_lone(schedule: Schedule) -> None:
 
 
 def gathers_first(schedule: Schedule) -> Schedule:
-    """The schedule in which the first blocks are gathered beside the frozen work that comes before their compute."""
+    """The schedule in which the first gathers are issued before the frozen work at the start of each order."""
     orders = []
     for order in schedule.orders:
         encodes = [action for action in order if action.op is Op.ENCODE]

@@ -21,7 +21,7 @@ from diffusionpipe.timing.held import forwards_held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """A forward of a window, as the rows see it."""
+    """A forward of a window, by the batches and steps on which the age of its weights depends."""
 
     lead: int
     """Batches by which it leads itself."""
@@ -33,7 +33,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRow:
-    """How old the weights are that a forward and its backward read."""
+    """Two functions that give, in versions, the age of the weights that a forward and its backward read."""
 
     forward: Callable[[Forward], int]
     backward: Callable[[Forward], int]
@@ -66,10 +66,12 @@ ROWS: Mapping[Versions, VersionRow] = {
 
 
 def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Schedule:
-    """The window whose forwards and backwards say which weights they read.
+    """The window whose forwards and backwards state the age of the weights that they read.
+
+    `delay`: the age for `Versions.DELAYED`, in steps; it has no effect with others.
 
     Raises:
-        ConfigError: the delay is shorter than the lead of a forward.
+        ConfigError: `versions` is DELAYED, and the delay is shorter than the lead of a forward.
     """
     leads = {(a.stage, a.microbatch): a.reading.lead for _, a in window.actions() if a.op is Op.F}
     row, lead = ROWS[versions], max(leads.values())
