@@ -15,7 +15,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCosts:
-    """The costs of one worker's part of the model, 1/p of it, for one micro-batch."""
+    """The times of one worker's part of the model, 1/p of it, for one micro-batch, and the latency of messages."""
 
     forward: Seconds = 1
     input_grad: Seconds = 1
@@ -25,13 +25,13 @@ class WorkerCosts:
 
     @property
     def compute(self) -> Seconds:
-        """The time of forward, input gradient and weight gradient together."""
+        """The time of forward, input gradient and weight gradient together, in the unit of the costs."""
         return self.forward + self.input_grad + self.weight_grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyResult:
-    """The figures that a family reaches. Times are in the unit of the costs."""
+    """The time, memory and messages that a schedule of a family reaches. Times are in the unit of the costs."""
 
     name: str
     schedule: Schedule
@@ -51,24 +51,24 @@ class FamilyResult:
 
     @property
     def window(self) -> Seconds:
-        """The longest time between the first start and the last end of one worker."""
+        """The longest time between the first start and the last end of one worker, in the unit of the costs."""
         return max(self.timeline.window(worker) for worker in range(self.timeline.num_workers))
 
     @property
     def window_bubble(self) -> float:
-        """The idle part of the window: the loss where the optimizer's step does not synchronise."""
+        """The idle part of the window, 0 to 1: the loss where the optimizer's step does not synchronise."""
         busy = sum(self.timeline.busy(worker) for worker in range(self.timeline.num_workers))
         return 1 - busy / (self.timeline.num_workers * self.window) if self.window else 0.0
 
     @property
     def peak(self) -> float:
-        """The most activations that the fullest worker holds."""
+        """The most activations that the fullest worker holds; 1: of its part of the model for one micro-batch."""
         return max(self.peaks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyComparison:
-    """Every family at the same sizes."""
+    """The figures of every family at the same sizes, and the families that cannot do them."""
 
     results: tuple[FamilyResult, ...]
     """Fastest first; equally fast ones by memory."""
@@ -77,14 +77,14 @@ class FamilyComparison:
 
 
 def part_of_worker(schedule: Schedule) -> float:
-    """One block's part of what a worker holds of the model; a whole number where it is one."""
+    """The size of one block as a multiple of 1 / workers of the model; an int where it is whole."""
     blocks = len({stage.weights for stage in schedule.placement.stages})
     whole, rest = divmod(schedule.num_workers, blocks)
     return schedule.num_workers / blocks if rest else whole
 
 
 def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
-    """Costs of a schedule whose blocks are equal parts of the model, however many there are."""
+    """The costs of a schedule whose blocks are equal parts of the model, from the costs of one worker's part."""
     part = part_of_worker(schedule)
     stage = StageCosts(
         forward=costs.forward * part,
@@ -98,7 +98,7 @@ def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
 
 
 def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> FamilyResult:
-    """The figures that a schedule reaches with equal blocks."""
+    """The simulated figures of a schedule, all of whose blocks are equal parts of the model."""
     part = part_of_worker(schedule)
     timeline = simulate(schedule, equal_costs(schedule, costs))
     homes = [stage.worker for stage in schedule.placement.stages]
@@ -121,7 +121,7 @@ def compare_families(
     *,
     families: Mapping[str, Generator] = REGISTRY,
 ) -> FamilyComparison:
-    """Every family that can do these sizes, fastest first.
+    """The figures of every family that can do these sizes, fastest first, and the reasons of the others.
 
     >>> found = compare_families(4, 8, WorkerCosts(), families={name: REGISTRY[name] for name in ("gpipe", "1f1b")})
     >>> [(result.name, result.makespan, result.peak) for result in found.results]

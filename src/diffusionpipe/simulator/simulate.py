@@ -10,7 +10,7 @@ from diffusionpipe.timing.held import memory_of
 def simulate(
     schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIRECTION, graph: Graph | None = None
 ) -> Timeline:
-    """When every action starts and ends, and the activation memory of every worker over time.
+    """The timeline of a schedule at these costs: start and end of every action, and activation memory over time.
 
     Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others. With
     them every transfer waits for its streams and for both its ends, as `timing.machine` describes; the span of a SEND

@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
-    """The figures that a window reaches. Exact where the costs are whole numbers or Fractions."""
+    """The time of a batch and the bubble of a window that repeats for ever, exact for whole numbers and Fractions."""
 
     period: Fraction
     """The mean time from the end of a batch to that of the next one."""
@@ -27,7 +27,9 @@ class Steady:
 
 
 def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
-    """The steady state: more and more batches are simulated, until the times between their ends repeat.
+    """The period and the bubble of a window that repeats for ever, by simulating batches until they repeat.
+
+    The number of batches is doubled until the times between their ends repeat.
 
     Measured times may need more than `MOST_BATCHES`, because waits drift by tiny differences from one batch to the
     next. Then the period is the mean of the second half of the batches.
@@ -65,7 +67,7 @@ def _steady(timeline: Timeline, workers: int, batches: int, between: Sequence[Fr
 
 
 def first_batches(window: Schedule) -> int:
-    """The batches with which `steady` begins: enough for most windows to repeat."""
+    """The number of batches with which `steady` begins: enough for most windows to repeat."""
     return 4 + window.num_workers + window.lead + -(-16 * window.num_workers // window.num_microbatches())
 
 

@@ -17,7 +17,7 @@ def uniform_costs(
     latency: Seconds = 0,
     activation: Bytes = 1,
 ) -> Costs:
-    """Costs of the schedule with equal stages, equal fills, and links that know only latency."""
+    """The costs of a schedule whose stages, fills and reductions are all alike, and whose links have only latency."""
     stage = StageCosts(
         forward=forward,
         backward=backward,
