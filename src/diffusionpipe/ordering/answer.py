@@ -14,7 +14,7 @@ OPS = (Op.F, Op.I, Op.W)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Orders with their figures, all in the units of the instance."""
+    """The orders that the search found, with their times, memory and lower bound, in the units of the instance."""
 
     placement: Placing
     """The placement of the half-stages, one of the three of `Placing`."""
@@ -38,7 +38,10 @@ class Answer:
 
 
 def answer_of(problem: Problem, orders: Letters, *, lower_bound: int, family: str) -> Answer:
-    """The orders with their figures; they must be legal."""
+    """The answer with these orders, which must be legal, and their figures.
+
+    `orders` and `lower_bound` are in the problem's letters and units; `family` is the origin of the orders.
+    """
     figures = figures_of(problem, orders)
     assert figures is not None, "the orders wait for each other in a circle"
     value = figures.window if problem.is_window else figures.makespan
@@ -57,7 +60,7 @@ def answer_of(problem: Problem, orders: Letters, *, lower_bound: int, family: st
 
 
 def actions_of(letters: tuple[int, ...]) -> tuple[Action, ...]:
-    """A rank's sequence of letters as actions."""
+    """The actions of a rank, F, I and W with their micro-batches, from its sequence of letters."""
     counts: dict[int, int] = {}
     actions = []
     for letter in letters:
@@ -86,7 +89,7 @@ def schedule_of(answer: Answer, *, microbatch_size: int = 1) -> Schedule:
 
 
 def costs_of(instance: Instance, placing: Placing) -> Costs:
-    """The instance's costs for the stages of a placement, for `simulator.simulate`.
+    """The costs of the instance's stages in a placement, as `simulator.simulate` takes them.
 
     Memory that is not a whole number is rounded up, because bytes are whole.
     """

@@ -22,7 +22,10 @@ MAX_BLOCKS = 100
 
 
 def block_orders(problem: Problem) -> Iterator[Letters]:
-    """The repeated blocks that fit, the longest lifespan first; none for other placements."""
+    """The orders of repeated building blocks that fit into memory, the longest lifespan first; at most `NUM_BLOCKS`.
+
+    None for other placements than a V.
+    """
     return islice(filter(lambda orders: fits(problem, orders), _nearly_fitting(problem)), NUM_BLOCKS)
 
 

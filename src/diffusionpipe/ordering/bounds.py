@@ -22,7 +22,7 @@ from diffusionpipe.ordering.problem import Problem
 
 
 def lower_bound(problem: Problem) -> int:
-    """A time that no order's objective can be below."""
+    """A lower bound of the objective of any order, in ticks; the objective is the makespan or the window."""
     ways = Ways(problem)
     bound = 0
     for rank in range(problem.num_ranks):
@@ -40,7 +40,7 @@ def lower_bound(problem: Problem) -> int:
 
 
 class Ways:
-    """Lengths of the way of one micro-batch."""
+    """The earliest times of one micro-batch on its way through all stages, by stage, in ticks."""
 
     def __init__(self, problem: Problem) -> None:
         d, lags, n = problem.durations, problem.lags, problem.num_stages

@@ -28,7 +28,7 @@ NUM_FULL = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateOrders:
-    """Sequences and the figures that they reach."""
+    """The sequences of all ranks, with their name and the objective that they reach."""
 
     value: int
     """The objective, in the problem's units."""
@@ -41,7 +41,10 @@ Families: TypeAlias = Callable[[], Sequence[CandidateOrders]]
 
 
 def families_of(problem: Problem) -> list[CandidateOrders]:
-    """The published families that fit the placement, equal ones once; whether they fit the memory or not."""
+    """The orders of the published families that have this placement, with their objective; equal ones once.
+
+    Memory is not looked at.
+    """
     names: dict[Letters, str] = {}
     for name, orders in family_orders(problem):
         names.setdefault(orders, name)
@@ -49,7 +52,10 @@ def families_of(problem: Problem) -> list[CandidateOrders]:
 
 
 def candidates_of(problem: Problem, families: Sequence[CandidateOrders]) -> Iterator[CandidateOrders]:
-    """The families that fit, orders of our own, the families cut down to what fits, and orders of drawn rules."""
+    """Orders that fit into memory: families that fit, templates, families cut down to what fits, then drawn rules.
+
+    `families` are the ones of `families_of`. The drawn rules are the same in every run.
+    """
     builder = Builder(problem)
     best = inf
     for family in families:
@@ -74,15 +80,16 @@ def candidates_of(problem: Problem, families: Sequence[CandidateOrders]) -> Iter
 
 
 def best_block(problem: Problem) -> CandidateOrders | None:
-    """The best of the building blocks that fit, squeezed; None if there are none."""
+    """The best of the repeated building blocks that fit, after squeezing; None if none fits."""
     blocks = [squeezed(problem, _evaluated(problem, orders, "search block")) for orders in block_orders(problem)]
     return min(blocks, key=lambda block: block.value, default=None)
 
 
 def best_candidate(problem: Problem, families: Families) -> CandidateOrders:
-    """The best of the same but for the drawn ones, squeezed.
+    """The best of the templates and the families, cut down where they do not fit, after squeezing; without drawn rules.
 
-    For large problems. The families come after the rules: where a rule reaches the bound, none has to be generated.
+    For large problems. Families are generated after the templates, and only if no template reaches the lower bound,
+    which is returned as it is.
     """
     target = lower_bound(problem)
     best: CandidateOrders | None = None
@@ -96,7 +103,7 @@ def best_candidate(problem: Problem, families: Families) -> CandidateOrders:
 
 
 def squeezed(problem: Problem, candidate: CandidateOrders) -> CandidateOrders:
-    """The candidate after squeezing; itself if squeezing does not help."""
+    """The candidate with squeezed orders, if they reach a smaller objective; else the candidate itself."""
     value, orders = pulled(problem, candidate.orders)
     return (
         CandidateOrders(value=value, orders=orders, name=improved_name(candidate))
@@ -106,7 +113,7 @@ def squeezed(problem: Problem, candidate: CandidateOrders) -> CandidateOrders:
 
 
 def improved_name(candidate: CandidateOrders) -> str:
-    """The candidate's name with a "+", which says that its orders were improved."""
+    """The candidate's name with one "+" at its end, which says that its orders were improved."""
     return f"{candidate.name.rstrip('+')}+"
 
 

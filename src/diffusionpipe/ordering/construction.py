@@ -48,7 +48,7 @@ Keys = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule to choose the next action of a rank."""
+    """A rule by which a rank chooses its next action: urgencies, patience, and the room for its later stage."""
 
     keys: Keys
     patience: float
@@ -61,14 +61,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """An order and its objective."""
+    """The orders that a rule gave, and the objective that they reach, in ticks."""
 
     value: int
     orders: Letters
 
 
 class Builder:
-    """Holds what all orders of a problem share."""
+    """A maker of orders for one problem, which keeps what all its orders share."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -86,7 +86,7 @@ class Builder:
         """The most micro-batches that may be between a rank's two stages without a deadlock, by rank."""
 
     def build(self, rule: Rule, *, below: float = inf) -> Built | None:
-        """The order of this rule; None if its objective is not below the given value, which often shows early.
+        """The order by this rule with its objective; None if it is not below `below`, which often shows early.
 
         Cost: linear in the actions, about five times as much as `evaluation.ends_of`.
         """

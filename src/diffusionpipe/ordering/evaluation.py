@@ -12,7 +12,7 @@ from diffusionpipe.timing.march import march
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures that a set of sequences reaches."""
+    """The makespan, the window and the peak memory of a set of sequences, in the problem's units."""
 
     makespan: int
     window: int
@@ -21,7 +21,7 @@ class Figures:
 
 
 def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | None:
-    """The figures of the sequences, or None if the ranks wait for each other in a circle."""
+    """The figures of the sequences, one for each rank; None if the ranks wait for each other in a circle."""
     ends = ends_of(problem, orders)
     if ends is None:
         return None
@@ -35,13 +35,16 @@ def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | N
 
 
 def peaks_of(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The most that each rank holds: a letter's memory is taken at its start and given back at its end."""
+    """The most memory that each rank holds, by rank, in the problem's unit.
+
+    A letter's memory is taken at its start and given back at its end.
+    """
     both = [(change, 0) if change > 0 else (0, change) for change in changes_of(problem)]
     return tuple(peak_of(map(both.__getitem__, order)) for order in orders)
 
 
 def changes_of(problem: Problem) -> list[int]:
-    """The change of memory by each letter, by letter: above 0 taken at its start, below 0 given back at its end."""
+    """The memory that each letter takes at its start (above 0) or gives back at its end (below 0), by letter."""
     changes = []
     for activation, kept in zip(problem.activation, problem.kept, strict=True):
         changes += [sum(change) for change in held.changes_of(SPLIT, activation, kept).values()]
@@ -49,7 +52,7 @@ def changes_of(problem: Problem) -> list[int]:
 
 
 def fits(problem: Problem, orders: Sequence[Sequence[int]]) -> bool:
-    """Whether every rank stays within its memory."""
+    """Whether every rank stays within its memory with these sequences."""
     return all(peak <= limit for peak, limit in zip(peaks_of(problem, orders), problem.limits, strict=True))
 
 

@@ -19,10 +19,9 @@ there no later."""
 
 
 def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
-    """(name, order) of every family that fits this placement and can do these sizes.
+    """(name, orders) of every published family that has this placement and can do these sizes.
 
-    Those that look at times are asked twice: as they are, and with the problem's, and for its objective where they take
-    one.
+    Families that take costs come twice: with equal costs, and with the problem's costs and objective.
     """
     for name in REGISTRY:
         for schedule in _schedules(problem, name):
@@ -70,7 +69,7 @@ class _Timed(Protocol):
 
 
 def stage_costs(problem: Problem) -> list[StageCosts]:
-    """The problem's costs by stage, in its units."""
+    """The costs of the problem's stages, by stage, in its own units of time and memory."""
     times = problem.durations
     return [
         StageCosts(

@@ -36,7 +36,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One descent from high to low temperature."""
+    """The settings of one round of simulated annealing, from high to low temperature."""
 
     steps: int
     temperature: float
@@ -48,7 +48,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """The result of one round of improvement."""
+    """The best orders of one round of improvement, their objective, and the steps that it took."""
 
     orders: Letters
     value: int
@@ -57,7 +57,7 @@ class Improved:
 
 
 class Improver:
-    """Holds what all rounds on a problem share."""
+    """Simulated annealing for one problem; it keeps what all rounds share."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -67,7 +67,10 @@ class Improver:
         self._lasts = [[3 * stage + 2 for stage in own] for own in stages]
 
     def anneal(self, orders: Letters, options: Round, *, max_steps: int) -> Improved:
-        """The best orders met in the first `max_steps` steps of the round; legal if `orders` are."""
+        """The best orders that simulated annealing met from `orders` on, in at most `max_steps` steps of the round.
+
+        They are legal if `orders` are.
+        """
         problem, random = self._problem, Random(options.seed)
         current = [list(order) for order in orders]
         ends = ends_of(problem, current)

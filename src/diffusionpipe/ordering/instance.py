@@ -11,11 +11,10 @@ Number: TypeAlias = int | float
 
 
 class Placing(StrEnum):
-    """Which rank holds which of the 2p half-stages, numbered in forward order.
+    """The placement of the 2p half-stages, numbered in forward order, on p ranks.
 
-    linear    0 0   1 1   2 2   3 3        both halves of a rank's stage run as one
-    v         0 7   1 6   2 5   3 4        down and up again
-    loop      0 4   1 5   2 6   3 7        round and round
+    linear    0 0   1 1   2 2   3 3        both halves of a rank's stage run as one v         0 7   1 6   2 5   3 4
+    down and up again loop      0 4   1 5   2 6   3 7        round and round
     """
 
     LINEAR = "linear"
@@ -27,7 +26,7 @@ class Placing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfStage:
-    """Costs of half a stage for one micro-batch."""
+    """The times and memory of half a rank's part of the model for one micro-batch, in any units."""
 
     forward: Number
     input_grad: Number
@@ -41,7 +40,10 @@ class HalfStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One question; `instance_file.read_instance` checks it."""
+    """The question of an order search: sizes, costs of half-stages, memory limits and objective.
+
+    Its fields are not checked here; `instance_file.read_instance` checks them.
+    """
 
     ranks: int
     microbatches: int

@@ -75,10 +75,10 @@ class _Instance(BaseModel):
 
 
 def read_instance(path: Path | str) -> Instance:
-    """The instance of a JSON file.
+    """The instance in a JSON file.
 
     Raises:
-        FileFormatError: it cannot be read, or is not an instance; the message lists every problem with its line.
+        FileFormatError: it cannot be read, or is not an instance; the message lists the problems with their lines.
     """
     path = Path(path)
     try:
@@ -127,7 +127,7 @@ def parse_instance(text: str, *, source: str = "instance") -> Instance:
 
 
 def write_instance(instance: Instance, path: Path) -> None:
-    """Write the file that `read_instance` reads, a line for each half-stage.
+    """Write the instance to a JSON file that `read_instance` reads, a line for each half-stage.
 
     Raises:
         ConfigError: the file cannot be written; an old one is untouched.

@@ -14,7 +14,7 @@ FEW_STEPS = 8
 
 
 def levels(instance: Instance, problem: Problem) -> list[Problem]:
-    """The problem, and the same with less memory, down to room for one micro-batch.
+    """The problem, then the same problem with less and less memory, down to room for one micro-batch.
 
     Two kinds of steps: limits in the same proportion, and on every rank room for the same number of micro-batches. The
     numbers follow from those of ranks and micro-batches alone. So of two instances the one with more memory has all

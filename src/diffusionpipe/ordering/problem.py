@@ -21,7 +21,10 @@ Letters: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Times are in units of 1 / `time_scale`, memory in units of 1 / `memory_scale`; so all numbers are exact."""
+    """An instance with its placement decided, as flat tuples of whole numbers.
+
+    Times are in units of 1 / `time_scale`, memory in units of 1 / `memory_scale`; so all numbers are exact.
+    """
 
     placing: Placing
     num_ranks: int
@@ -46,17 +49,17 @@ class Problem:
 
     @property
     def num_stages(self) -> int:
-        """The stages of the placement."""
+        """The number of stages of the placement: one for each rank, or two."""
         return len(self.rank)
 
     @property
     def num_actions(self) -> int:
-        """The length of all sequences together."""
+        """The number of actions of all ranks together: F, I and W of each stage and micro-batch."""
         return 3 * len(self.rank) * self.num_microbatches
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """The letter that each letter waits for, by letter: its k-th action ends before the own k-th starts."""
+        """The letter that each letter waits for, by letter, or -1: its k-th action ends before the own k-th starts."""
         return inputs_of(len(self.rank))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -64,16 +67,16 @@ class Problem:
         return tuple(stage for stage, home in enumerate(self.rank) if home == rank)
 
     def needs(self, rank: int) -> int:
-        """The least memory with which the rank can do its work: one micro-batch on all of its stages."""
+        """The least memory, in the problem's units, with which the rank can work: one micro-batch on all its stages."""
         return sum(self.activation[stage] for stage in self.stages_of(rank))
 
     def work(self, rank: int) -> int:
-        """The time for which the rank computes."""
+        """The time for which the rank computes, in ticks of 1 / `time_scale`."""
         return self.num_microbatches * sum(sum(self.durations[3 * s : 3 * s + 3]) for s in self.stages_of(rank))
 
 
 def problem_of(instance: Instance, placing: Placing) -> Problem:
-    """The instance with one of the three placements; memory limits may be too small for it."""
+    """The problem of the instance with one of the three placements; its memory may be too small for any order."""
     stages, rank = placed_stages(instance, placing), home_of(placing, instance.ranks)
     times = [exact(t) for s in stages for t in (s.forward, s.input_grad, s.weight_grad)]
     comm = exact(instance.comm)
@@ -109,7 +112,7 @@ def problem_of(instance: Instance, placing: Placing) -> Problem:
 
 
 def exact(number: Number) -> Fraction:
-    """The decimal that a number is written as: 0.1 is one tenth."""
+    """The fraction that the decimal digits of a number state: 0.1 is one tenth."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
@@ -119,7 +122,7 @@ def number_of(value: int, scale: int) -> Number:
 
 
 def home_of(placing: Placing, num_ranks: int) -> tuple[int, ...]:
-    """The rank of each stage."""
+    """The rank of each stage, by stage, for one of the three placements."""
     ranks = tuple(range(num_ranks))
     match placing:
         case Placing.LINEAR:
@@ -131,7 +134,7 @@ def home_of(placing: Placing, num_ranks: int) -> tuple[int, ...]:
 
 
 def placed_stages(instance: Instance, placing: Placing) -> list[HalfStage]:
-    """The stages of the placement: the half-stages, or two and two of them together."""
+    """The costs of the placement's stages: the half-stages, or for linear each two of them added up."""
     if placing is not Placing.LINEAR:
         return list(instance.stages)
     halves = iter(instance.stages)

@@ -8,7 +8,7 @@ from diffusionpipe.schedules.building.squeeze import squeezed
 
 
 def pulled(problem: Problem, orders: Letters) -> tuple[int, Letters]:
-    """The best of what comes out of the orders by squeezing, or these; with its objective.
+    """(objective in ticks, orders) of the best that squeezing makes of these orders, or of the orders themselves.
 
     Cost: about 10 microseconds for each action.
     """

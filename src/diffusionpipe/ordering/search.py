@@ -42,14 +42,14 @@ HEAT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementBest:
-    """The best candidate of one placement, with its problem."""
+    """The best candidate of one placement, with the problem that it solves."""
 
     problem: Problem
     best: CandidateOrders
 
 
 def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
-    """The best orders found for the instance, and how good they can be at most.
+    """The best orders found for the instance, with a bound that no order can beat.
 
     `max_levels`: the number of each placement's levels of memory that are looked at, the roomiest first; None for all,
     without which more memory may give a worse answer.

@@ -27,7 +27,7 @@ FIRST = -inf
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Stretches and delays, and a share of the memory for what is between a rank's two stages."""
+    """The numbers of one rule: stretches of the ways, delay of weight gradients, patience, share of memory."""
 
     forward: float
     backward: float
@@ -40,7 +40,7 @@ class Template:
 
     @property
     def name(self) -> str:
-        """A short name of the template, with its stretches and its delay."""
+        """The template's name, with its stretches and its delay: "search 1:2:100"."""
         return f"search {self.forward:g}:{self.backward:g}:{self.delay:g}"
 
 
@@ -95,12 +95,12 @@ SHIFT = 0.5
 
 
 def templates_of(problem: Problem) -> tuple[Template, ...]:
-    """The templates for the problem's placement, with one or two stages a rank."""
+    """The templates for the problem's placement, with one or two stages a rank, the most useful first."""
     return LINEAR if problem.num_stages == problem.num_ranks else TWO_STAGES
 
 
 def rule_of(problem: Problem, template: Template) -> Rule:
-    """The template with the problem's times and memory."""
+    """The rule that a template gives with the problem's times and memory."""
     ways, m = Ways(problem), problem.num_microbatches
     period = max(problem.work(rank) for rank in range(problem.num_ranks)) / m
     turn = template.forward * ways.arrival[-1]
@@ -117,7 +117,7 @@ def rule_of(problem: Problem, template: Template) -> Rule:
 
 
 def drawn_rule(problem: Problem, random: Random) -> Rule:
-    """A rule drawn at random: a template with a lead of its own for each rank and every letter shifted a little."""
+    """A rule drawn with `random`: a random template with a lead of its own for each rank, and each letter shifted."""
     template = Template(
         random.choice(DRAWN_FORWARD),
         random.choice(DRAWN_BACKWARD),
