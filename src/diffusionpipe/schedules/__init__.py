@@ -44,7 +44,7 @@ from diffusionpipe.schedules.files.own_orders import own_orders
 
 
 class Generator(Protocol):
-    """Sizes -> the family's schedule of that size."""
+    """A function from sizes to a family's schedule of these sizes."""
 
     def __call__(self, num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
         """The schedule; raises ConfigError for sizes that the family cannot do."""
@@ -111,7 +111,10 @@ def _in_groups(name: str) -> Generator | None:
 
 
 def generator_of(name: str) -> Generator:
-    """The family of that name, ours or one that a package offers; of GraphPipe its orders for a chain of stages.
+    """The function that generates the schedules of the family with this name.
+
+    It may be a family that a package offers. "graphpipe" gives GraphPipe's orders for a chain of stages, "kfkb-3"
+    groups of 3.
 
     Raises:
         ConfigError: there is none; names the closest one. Or it cannot be imported.

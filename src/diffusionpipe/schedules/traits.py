@@ -13,7 +13,7 @@ WORKERS, MICROBATCHES = 4, 8
 
 @cache
 def is_chain(name: str) -> bool:
-    """Whether the family puts one stage on each worker, in order.
+    """Whether the schedule family with this name puts one stage on each worker, in order.
 
     >>> [is_chain(name) for name in ("1f1b", "interleaved", "zb-v")]
     [True, False, False]
@@ -24,7 +24,7 @@ def is_chain(name: str) -> bool:
 
 @cache
 def is_split(name: str) -> bool:
-    """Whether the family computes gradients of inputs and of weights apart.
+    """Whether the schedule family with this name computes gradients of inputs and of weights in separate actions.
 
     >>> [is_split(name) for name in ("1f1b", "zb-h1")]
     [False, True]
@@ -34,7 +34,7 @@ def is_split(name: str) -> bool:
 
 @cache
 def holds_one(name: str) -> bool:
-    """Whether a micro-batch goes through all stages of the family and comes back before the next one starts.
+    """Whether in the family with this name a micro-batch passes all stages and comes back before the next one starts.
 
     >>> [holds_one(name) for name in ("sequential", "1f1b")]
     [True, False]
@@ -47,7 +47,7 @@ def holds_one(name: str) -> bool:
 
 @cache
 def holds_blocks_once(name: str) -> bool:
-    """Whether one worker alone holds each block of the family.
+    """Whether in the family with this name each block is held by one worker alone.
 
     >>> [holds_blocks_once(name) for name in ("1f1b", "zb-v", "chimera")]
     [True, True, False]
@@ -58,7 +58,7 @@ def holds_blocks_once(name: str) -> bool:
 
 @cache
 def is_depth_first(name: str) -> bool:
-    """Whether one worker alone does the backward of each micro-batch right after its forward.
+    """Whether one worker alone, in the family with this name, does each backward right after its forward.
 
     >>> [is_depth_first(name) for name in ("1f1b", "gpipe", "zb-h1")]
     [True, False, False]
@@ -68,7 +68,7 @@ def is_depth_first(name: str) -> bool:
 
 @cache
 def is_breadth_first(name: str) -> bool:
-    """Whether one worker alone does all forwards before the backwards.
+    """Whether one worker alone, in the family with this name, does all forwards before the backwards.
 
     >>> [is_breadth_first(name) for name in ("1f1b", "gpipe", "zb-h1")]
     [False, True, False]
@@ -77,7 +77,9 @@ def is_breadth_first(name: str) -> bool:
 
 
 def can_shard(name: str) -> bool:
-    """Whether the family is one of sharded copies: one worker alone does whole forwards and whole backwards.
+    """Whether copies with sharded weights can use the family with this name.
+
+    One worker alone does whole forwards and whole backwards in it.
 
     >>> [can_shard(name) for name in ("1f1b", "gpipe", "zb-h1")]
     [True, True, False]

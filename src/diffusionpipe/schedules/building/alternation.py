@@ -13,7 +13,7 @@ from diffusionpipe.ir import Action
 def alternate(
     forwards: Sequence[Sequence[Action]], backwards: Sequence[Sequence[Action]], *, warm_up: int
 ) -> list[Action]:
-    """`warm_up` forwards, then a forward and a backward in turn, then the backwards that are left.
+    """One worker's order: `warm_up` forwards, a forward and a backward in turn, then the backwards that are left.
 
     A turn is one element of `forwards` or `backwards`: one action or several. There are as many of either.
 
@@ -31,7 +31,7 @@ def alternate(
 
 
 def rounds(num_microbatches: int, shortest: int) -> tuple[range, ...]:
-    """The micro-batches in as many rounds of at least `shortest` as there can be, the longer ones first.
+    """The micro-batches 0, 1, ... in as many rounds of at least `shortest` as there can be, the longer ones first.
 
     Lengths differ by at most one. Fewer micro-batches than `shortest` are one round.
 

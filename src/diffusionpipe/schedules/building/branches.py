@@ -34,7 +34,9 @@ GRAPHPIPE = "graphpipe"
 def branched(
     edges: Collection[tuple[int, int]], num_stages: int, num_microbatches: int, microbatch_size: int = 1
 ) -> Schedule:
-    """The orders of stages 0, 1, ..., each on its own worker; `edges` lead from a stage to a later one that reads it.
+    """The schedule of stages 0, 1, ..., each on a worker of its own, as GraphPipe orders them.
+
+    `edges` are (stage, later stage that reads it).
 
     Raises:
         ConfigError: a size is below 1.
@@ -55,7 +57,7 @@ def branched(
 
 
 def over_chain(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """The orders of stages each of which reads the one before, as 1F1B has them.
+    """GraphPipe's schedule for stages each of which reads the one before; the orders are 1F1B's.
 
     Raises:
         ConfigError: a size is below 1.
@@ -65,7 +67,10 @@ def over_chain(num_workers: int, num_microbatches: int, microbatch_size: int = 1
 
 
 def depths(edges: Collection[tuple[int, int]], num_stages: int) -> tuple[int, ...]:
-    """The number of stages on the longest path from each stage to an end, itself included; edges lead to later ones."""
+    """The number of stages on the longest path from each stage to an end, itself included, by stage.
+
+    `edges` are (stage, later stage that reads it).
+    """
     found = [1] * num_stages
     for producer, consumer in sorted(edges, reverse=True):
         found[producer] = max(found[producer], 1 + found[consumer])

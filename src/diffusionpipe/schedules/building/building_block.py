@@ -27,7 +27,7 @@ V_PERIOD = 6
 
 
 def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[int, int, int]) -> Block:
-    """A micro-batch's way down and up the V and back: F from worker 0 to the last and back, then I on the same way.
+    """The slots in which F and I of a micro-batch start on its way down and up a V and back, by worker.
 
     `hops` are the slots between neighbouring workers on the four legs; `waits` are idle slots where the way turns
     round: at the last worker, at worker 0 between F and I, and at the last worker again.
@@ -55,7 +55,7 @@ def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VShape:
-    """The arguments of `v_block` with which the block and its repetitions do not overlap."""
+    """The hops and waits of a `v_block` that does not overlap with its repetitions, and the block's lifespan."""
 
     hops: tuple[int, int, int, int]
     waits: tuple[int, int, int]
@@ -65,7 +65,7 @@ class VShape:
 
 @lru_cache(maxsize=16)  # a search of orders asks once for each level of memory
 def v_shapes(num_workers: int) -> tuple[VShape, ...]:
-    """All shapes with hops and waits below one period more than the least, the longest lifespan first.
+    """All shapes of a V's block with hops of at most 6 slots and waits below 6, the longest lifespan first.
 
     Cost: some 0.05 s, for any number of workers.
     """
@@ -98,7 +98,7 @@ def _leg(num_workers: int, number: int, start: int, hop: int) -> Sequence[int]:
 
 
 def repeated(block: Block, num_microbatches: int) -> list[list[Action]]:
-    """The orders of a V's block repeated every 6 slots; each W takes the first slot after its I that is free."""
+    """Each worker's order when a V's block is repeated every 6 slots; each W takes the first free slot after its I."""
     return [_repeated(worker, num_microbatches, V_PERIOD) for worker in block]
 
 
@@ -133,7 +133,9 @@ def v_schedule(
     costs: StageCosts | Sequence[StageCosts],
     latency: Seconds,
 ) -> Schedule:
-    """The orders that `pattern` gives for a number of micro-batches over a V, squeezed with these costs.
+    """The schedule over a V that squeezing makes, with these costs, of the orders that `pattern` gives.
+
+    `pattern`: number of micro-batches -> the order of each worker.
 
     No worker gets more memory than the pattern's fullest one has when it has come into its stride.
 
@@ -151,7 +153,9 @@ def v_work(
     costs: StageCosts | Sequence[StageCosts],
     latency: Seconds,
 ) -> SplitWork:
-    """The work of a V in which every worker may hold what the pattern's fullest one holds in its stride.
+    """The work of a V in which each worker may hold as much as the pattern's fullest one holds in its stride.
+
+    `pattern`: number of micro-batches -> the order of each worker.
 
     Raises:
         ConfigError: there are costs for another number of stages.

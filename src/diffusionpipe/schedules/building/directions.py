@@ -19,7 +19,9 @@ from diffusionpipe.schedules.building.shapes import Pipe, require_positive, sche
 def merged(
     name: str, ways: Sequence[tuple[int, ...]], num_workers: int, num_microbatches: int, microbatch_size: int
 ) -> Schedule:
-    """The schedule of pipes over these workers, in forward order, between which the micro-batches are shared out.
+    """The schedule of several pipes in different directions, merged slot by slot; they share out the micro-batches.
+
+    `ways` are the workers of each pipe, in forward order.
 
     A unit of `num_workers` micro-batches is shared equally by the pipes. Units follow one another by as many slots as a
     worker works for one of them; so they interlock. The last one may have fewer micro-batches, which are shared out as
@@ -47,7 +49,7 @@ def merged(
 
 
 def shared_out(num_microbatches: int, num_pipes: int) -> list[int]:
-    """Micro-batches of each pipe, as evenly as possible; the first pipes have more.
+    """The number of micro-batches of each pipe, as even as possible; the first pipes have more.
 
     >>> shared_out(7, 2)
     [4, 3]
@@ -57,7 +59,7 @@ def shared_out(num_microbatches: int, num_pipes: int) -> list[int]:
 
 
 def require_directions(num_workers: int, num_microbatches: int, microbatch_size: int, directions: int = 2) -> None:
-    """Refuse sizes that pipes in several directions cannot have.
+    """Raise an error for sizes that pipes in several directions cannot have; return None for others.
 
     Raises:
         ConfigError: a size is below 1, the workers are odd, the directions do not fit the workers, or there are fewer

@@ -38,7 +38,9 @@ _F, _I, _W = range(3)
 
 
 def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
-    """The orders of a V by the two variants with the shortest windows, the shortest first; or one if all are equal.
+    """The orders of a V, one list for each worker, by the two variants with the shortest windows, shortest first.
+
+    One if all variants are equal.
 
     They are complete and keep to the limits, for any limits and costs; `SplitWork` has refused limits below one
     micro-batch. The other two variants are hardly ever better, squeezed or not. Cost: about 15 microseconds for each

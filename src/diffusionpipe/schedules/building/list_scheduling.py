@@ -16,7 +16,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """How long the actions of a stage take, and a transfer of what they make to another worker."""
+    """The times of a stage's actions, and of a transfer of their results to another worker, in any one unit."""
 
     forward: Seconds = 1
     backward: Seconds = 2
@@ -25,7 +25,7 @@ class StageTimes:
     latency: Seconds = 0
 
     def of(self, op: Op) -> Seconds:
-        """The time of F, B, I or W."""
+        """The time of the op F, B, I or W."""
         return {Op.F: self.forward, Op.B: self.backward, Op.I: self.input_grad, Op.W: self.weight_grad}[op]
 
 
@@ -35,7 +35,7 @@ UNIT_TIMES = StageTimes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSchedule:
-    """The orders of all workers, and when the last action ends."""
+    """The orders of all workers, by worker, and the time at which the last action ends."""
 
     orders: list[list[Action]]
     makespan: Seconds
@@ -48,7 +48,7 @@ def list_schedule(
     times: Sequence[StageTimes],
     limits: Sequence[int],
 ) -> ListSchedule:
-    """The schedule in which each worker always starts the startable action of the least `urgency`.
+    """The orders in which each free worker always starts the startable action with the least `urgency`.
 
     Stages are numbered through, pipe after pipe, as `schedule_of` numbers them; `times` and `limits` have one entry for
     each. A stage holds at most as many micro-batches as its limit says: from when their forward may start to the end of

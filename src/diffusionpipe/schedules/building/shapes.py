@@ -25,7 +25,7 @@ SPLIT = frozenset({Op.F, Op.I, Op.W})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
-    """One pipeline of a family's schedule."""
+    """One pipeline of a family's schedule: the workers of its stages, its micro-batches, ops and blocks."""
 
     workers: tuple[int, ...]
     """The worker of every stage, in forward order."""
@@ -39,17 +39,17 @@ class Pipe:
 
 
 def linear(num_workers: int) -> tuple[int, ...]:
-    """One stage on each worker."""
+    """The worker of each stage, by stage, with one stage on each worker: 0, 1, 2, ..."""
     return tuple(range(num_workers))
 
 
 def loop(num_workers: int, chunks: int) -> tuple[int, ...]:
-    """`chunks` stages on each worker: always on to the next worker, after the last the first."""
+    """The worker of each stage, by stage: `chunks` times down the workers, 0, 1, ..., 0, 1, ..."""
     return linear(num_workers) * chunks
 
 
 def wave(num_workers: int, chunks: int) -> tuple[int, ...]:
-    """`chunks` stages on each worker: down the workers, up again, and so on. Two chunks are a V."""
+    """The worker of each stage, by stage: down the workers, up again, and so on, `chunks` ways; two are a V."""
     down = linear(num_workers)
     return tuple(worker for chunk in range(chunks) for worker in (down if chunk % 2 == 0 else reversed(down)))
 
@@ -88,23 +88,26 @@ def schedule_of(name: str, pipes: Sequence[Pipe], orders: Sequence[Sequence[Acti
 def chain(
     name: str, orders: Sequence[Sequence[Action]], *, microbatches: Sequence[int], ops: frozenset[Op]
 ) -> Schedule:
-    """The schedule of these orders over one stage on each worker."""
+    """The schedule of these orders, one for each worker, over a chain with one stage on each worker.
+
+    `microbatches`: the samples of each micro-batch.
+    """
     pipe = Pipe(workers=linear(len(orders)), microbatches=tuple(microbatches), ops=ops)
     return schedule_of(name, [pipe], orders)
 
 
 def forwards(stage: int, start: int, stop: int) -> list[Action]:
-    """Forwards of the micro-batches start, ..., stop - 1."""
+    """The forwards of a stage on the micro-batches `start`, ..., `stop` - 1."""
     return [compute_action(stage, Op.F, microbatch) for microbatch in range(start, stop)]
 
 
 def backwards(stage: int, start: int, stop: int) -> list[Action]:
-    """Whole backwards of the micro-batches start, ..., stop - 1."""
+    """The whole backwards of a stage on the micro-batches `start`, ..., `stop` - 1."""
     return [compute_action(stage, Op.B, microbatch) for microbatch in range(start, stop)]
 
 
 def require_positive(**sizes: int) -> None:
-    """Refuse sizes below 1, all of them in one message.
+    """Raise an error that names all sizes below 1; return None if there are none.
 
     Raises:
         ConfigError: some size is below 1.

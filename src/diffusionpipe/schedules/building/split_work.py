@@ -26,7 +26,7 @@ _RESOLUTION = 1 << 30
 
 
 class Goal(StrEnum):
-    """The time that is to be short. The two differ wherever workers do not all start and end together."""
+    """The time that an order should make short; the two differ where workers do not all start and end together."""
 
     MAKESPAN = "makespan"
     """The time from 0 to the last end."""
@@ -37,7 +37,13 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitWork:
-    """F, I and W of every stage and micro-batch. Stages are in forward order, costs one for each."""
+    """The work of a pipeline with split backwards: F, I and W of all stages and micro-batches, costs, memory limits.
+
+    Stages are in forward order, costs one for each.
+
+    Raises:
+        ConfigError: a worker's limit is below the activations of one micro-batch.
+    """
 
     workers: tuple[int, ...]
     """The worker of every stage."""
@@ -59,7 +65,7 @@ class SplitWork:
 
 
 def costs_of_stages(costs: StageCosts | Sequence[StageCosts], num_stages: int) -> tuple[StageCosts, ...]:
-    """One for each stage, of one for all or already one for each.
+    """The costs of each stage, from costs for all stages alike, or from a sequence with one for each.
 
     Raises:
         ConfigError: their number is another one.
@@ -72,13 +78,13 @@ def costs_of_stages(costs: StageCosts | Sequence[StageCosts], num_stages: int) -
 
 
 def schedule_of_work(name: str, work: SplitWork, orders: Sequence[Sequence[Action]], microbatch_size: int) -> Schedule:
-    """The schedule that does the work in these orders."""
+    """The schedule that does the work in these orders, one for each worker, with samples of `microbatch_size`."""
     pipe = Pipe(workers=work.workers, microbatches=(microbatch_size,) * work.num_microbatches, ops=SPLIT)
     return schedule_of(name, [pipe], orders)
 
 
 def peaks(costs: Sequence[StageCosts], orders: Sequence[Sequence[Action]]) -> list[Bytes]:
-    """The most that each worker holds in activations."""
+    """The most bytes of activations that each worker holds with its order, by worker."""
     changes = [changes_of(SPLIT, cost.activation, cost.kept_after_input_grad) for cost in costs]
     return [peak_of(changes[action.stage][action.op] for action in order) for order in orders]
 
@@ -110,21 +116,24 @@ class Network:
 
     @property
     def size(self) -> int:
-        """The number of actions."""
+        """The number of actions of all workers."""
         return len(self.workers) * self.num_microbatches
 
     def number(self, action: Action) -> int:
-        """The number of an action."""
+        """The number of an action in the network."""
         assert action.microbatch is not None
         return (3 * action.stage + OPS.index(action.op)) * self.num_microbatches + action.microbatch
 
     def action(self, number: int) -> Action:
-        """The action of a number."""
+        """The action with this number."""
         letter, microbatch = divmod(number, self.num_microbatches)
         return compute_action(letter // 3, OPS[letter % 3], microbatch)
 
     def starts(self, orders: Sequence[Sequence[int]]) -> list[int]:
-        """When each action starts if all start as early as their workers' orders let them."""
+        """The start of each action, by number, in ticks, if all start as early as their workers' orders let them.
+
+        `orders`: the numbers of each worker's actions, in order.
+        """
         m, inputs = self.num_microbatches, inputs_of(len(self.workers) // 3)
         lags = [
             0 if before == NOTHING else dict(self.waits[letter])[(before - letter) * m] - self.durations[before]
@@ -135,14 +144,14 @@ class Network:
         return [end - duration for row, duration in zip(ends, self.durations, strict=True) for end in row]
 
     def sequences(self, starts: Sequence[int]) -> list[list[int]]:
-        """Each worker's numbers in the order of their starts."""
+        """The numbers of each worker's actions in the order of their starts."""
         found: list[list[int]] = [[] for _ in self.limits]
         for number in sorted(range(len(starts)), key=starts.__getitem__):
             found[self.workers[number // self.num_microbatches]].append(number)
         return found
 
     def orders(self, starts: Sequence[int]) -> list[list[Action]]:
-        """Each worker's actions in the order of their starts."""
+        """The actions of each worker in the order of their starts."""
         return [[self.action(number) for number in sequence] for sequence in self.sequences(starts)]
 
     def mirrored(self) -> "Network":
@@ -166,7 +175,7 @@ def inputs_of(num_stages: int) -> tuple[int, ...]:
 
 
 def network_of(work: SplitWork) -> Network:
-    """The work as a network.
+    """The work as numbered actions with whole durations and waits.
 
     Times that are whole numbers above 0 are its ticks; others are rounded to 2^-30 of the longest one, and an action
     without a time takes one tick.

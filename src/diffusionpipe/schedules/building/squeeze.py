@@ -36,7 +36,7 @@ def best_squeezed(
     *,
     objective: Goal = Goal.MAKESPAN,
 ) -> list[list[Action]]:
-    """The shortest orders that come out of these by squeezing, by the objective and then by the other one.
+    """The shortest orders, by worker, that squeezing makes of the candidates, by the objective and then by the other.
 
     A candidate that needs more memory than there is is left out; at least one must fit. The first of equals wins. The
     search ends early where nothing can be shorter. Cost: about 15 microseconds for each action and candidate.
@@ -58,7 +58,9 @@ def best_squeezed(
 
 
 def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tuple[_Times, list[int]]]:
-    """The orders as starts, and their forms while they are pulled left and right, until that helps no more.
+    """((makespan, window), start of each action) of the orders, and of them after each pull to the left and the right.
+
+    It ends when pulling no longer helps, after 8 rounds at most.
 
     In their times everything starts as early as it can, as it does after a pull to the left.
     """

@@ -6,7 +6,9 @@ from diffusionpipe.ir import Action, Op, compute_action
 
 
 def delayed(num_microbatches: int, *, warm_ups: Sequence[int], delays: Sequence[int]) -> list[list[Action]]:
-    """Stage s runs warm_ups[s] forwards, then F, I and the W of delays[s] micro-batches before in turn, then the rest.
+    """The order of each stage: warm_ups[s] forwards, then F, I and the W of delays[s] micro-batches before in turn.
+
+    The rest follows at the end.
 
     Stage s holds at most warm_ups[s] + 1 activations before their I and delays[s] between I and W.
 

@@ -6,7 +6,7 @@ from diffusionpipe.schedules.building.shapes import wave
 
 
 def bitpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Half of the micro-batches run down and then up, the others up and then down, merged slot by slot.
+    """The BitPipe schedule: half of the micro-batches run down and then up, the others up and then down.
 
     Wu et al., "BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models Training", 2024,
     https://arxiv.org/abs/2410.19367, section 3. This is Chimera with stages of half the size, and so with half its

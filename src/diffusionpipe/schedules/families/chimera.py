@@ -8,7 +8,7 @@ from diffusionpipe.schedules.building.shapes import Pipe, backwards, forwards, l
 
 
 def chimera(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, directions: int = 2) -> Schedule:
-    """Half of the micro-batches run down the workers and half run up, merged slot by slot.
+    """The Chimera schedule: half of the micro-batches run down the workers and half run up, merged slot by slot.
 
     Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC 2021,
     https://arxiv.org/abs/2107.06925, sections 3.1 to 3.3; more micro-batches than workers as "direct concatenation",

@@ -29,7 +29,9 @@ def forward_only(num_workers: int, num_microbatches: int, microbatch_size: int =
 
 
 def forward_over(workers: Sequence[int], microbatches: Sequence[int]) -> Schedule:
-    """Forwards of these micro-batches through stages on these workers, some of which may hold several.
+    """The schedule of forwards of these micro-batches through stages on these workers, some of which hold several.
+
+    `workers`: the worker of each stage. `microbatches`: the samples of each micro-batch.
 
     In each time slot a worker runs, of the forwards that can start, the one that is furthest down the model.
 

@@ -19,7 +19,7 @@ def v_half(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """A building block with two slots between neighbouring workers on the way down, and one on the way up.
+    """The V-Half schedule: its block has two slots between neighbouring workers on the way down, one on the way up.
 
     Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362. Each
     worker has two stages of a V. Worker i of p runs, counted in slots, F of stage i at 2i, F of stage 2p - 1 - i at 3p

@@ -19,7 +19,7 @@ def v_min(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """A building block without a pause: one slot between neighbouring workers, down and up the V and back.
+    """The V-Min schedule: its block has one slot between neighbouring workers, down and up the V and back, no pause.
 
     Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362. Each
     worker has two stages of a V. Worker i of p runs, counted in slots, F of stage i at i, F of stage 2p - 1 - i at 2p -

@@ -31,7 +31,7 @@ MAX_PROBLEMS = 8
 
 
 def is_order_file(name: str) -> bool:
-    """Whether a name ends as a file of orders does (.csv, .json, .rules); else it names a family."""
+    """Whether the name ends as a file of orders does: in .csv, .json or .rules, in any case of letters."""
     return Path(name).suffix.lower() in ENDINGS
 
 
@@ -42,7 +42,7 @@ def read_orders(
     *,
     names: tuple[str, str] = ("--ranks", "--microbatches"),
 ) -> Schedule:
-    """The legal orders of a file, as a schedule with the name of the file.
+    """The legal schedule that a file of orders states, with the name of the file.
 
     Args:
         path: the file; its ending names its kind.
@@ -102,7 +102,7 @@ def _given_orders(path: Path, text: str, *, is_csv: bool) -> Schedule:
 
 
 def orders_from_rows(rows: Sequence[Sequence[str]], *, name: str) -> Schedule:
-    """The legal orders that a row of actions for each rank gives, as `ir.torch_csv` reads the rows of a file.
+    """The legal schedule that rows of actions state, one row for each rank, in the cells of `ir.torch_csv`.
 
     Raises:
         ScheduleError: they are illegal; names every problem with its rank and position, counted from 0.
@@ -172,7 +172,7 @@ def _located(problem: str, places: Mapping[str, str]) -> str:
 
 
 def untrainable(schedule: Schedule) -> Iterator[str]:
-    """Reasons why no model can train with these legal orders."""
+    """One sentence for each reason why no model can train with this legal schedule; none for a trainable one."""
     placement = schedule.placement
     if idle := set(range(schedule.num_workers)) - {stage.worker for stage in placement.stages}:
         yield f"rank {min(idle)} has no stage; give every rank one"

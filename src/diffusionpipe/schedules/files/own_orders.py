@@ -16,11 +16,11 @@ Orders: TypeAlias = Callable[[int, int], Schedule | Iterable[str | Iterable[str]
 def own_orders(
     function: Orders, name: str, num_workers: int, num_microbatches: int, microbatch_size: int = 1
 ) -> Schedule:
-    """The legal schedule of these sizes that a function gives, under that name.
+    """The legal schedule of these sizes that a user's function returns, under the name `name`.
 
     Raises:
-        ConfigError: it returned something else, or orders of other sizes.
-        ScheduleError: the orders are illegal; names every problem with its rank and position.
+        ConfigError: the function returned something else, or orders of other sizes.
+        ScheduleError: the orders are illegal; every problem is named, of rows with rank and position.
     """
     returned = function(num_workers, num_microbatches)
     if isinstance(returned, Schedule):
@@ -63,6 +63,6 @@ def _rows(returned: Iterable[str | Iterable[str]], name: str) -> list[list[str]]
 
 
 def name_of(function: Orders) -> str:
-    """The name of a function, or of its class."""
+    """The function's own name, or the name of its class if it has none."""
     name: str = getattr(function, "__name__", type(function).__name__)
     return name

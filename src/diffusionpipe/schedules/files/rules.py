@@ -42,7 +42,7 @@ MAX_FORWARDS = 1_000_000
 
 
 class Shape(StrEnum):
-    """The placement of the stages on the workers."""
+    """The ways in which stages can be placed on workers: one on each, in a loop, or in a wave."""
 
     CHAIN = "chain"
     LOOP = "loop"
@@ -51,7 +51,7 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How workers choose. Sizes are expressions with the names of `NAMES`."""
+    """The rules by which workers choose their actions. Sizes are expressions with the names of `NAMES`."""
 
     shape: Shape
     chunks: int = 1

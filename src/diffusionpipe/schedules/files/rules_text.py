@@ -24,13 +24,13 @@ _KEYS = ("stages", "traversal", "limit", "priority", "meanwhile")
 
 
 def rules_from_text(text: str, *, source: str) -> Rules:
-    r"""The rules that a text states.
+    r"""The rules that a text states, one "key: value" on a line; `source` names the text in errors.
 
     >>> rules_from_text("stages: loop 2   # as interleaved 1F1B\npriority: F B", source="rules").chunks
     2
 
     Raises:
-        FileFormatError: it states none; names every problem with its line.
+        FileFormatError: a rule is missing, unknown, doubled or wrong; every problem is named with its line.
     """
     problems: list[str] = []
     lines = _lines(text, problems)

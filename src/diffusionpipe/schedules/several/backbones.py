@@ -15,7 +15,7 @@ from diffusionpipe.ir import Action, Edge, Pipeline, Placement, Schedule, Stage
 
 
 def of_backbone(schedule: Schedule, model: str, first_block: int) -> Schedule:
-    """A compute-only schedule whose blocks begin at `first_block` and belong to a backbone."""
+    """The schedule as the one of backbone `model`: its pipelines have that name, its blocks begin at `first_block`."""
     placement = schedule.placement
     stages = tuple(replace(stage, weights=stage.weights + first_block) for stage in placement.stages)
     pipelines = tuple(replace(pipeline, model=model) for pipeline in placement.pipelines)
@@ -23,7 +23,7 @@ def of_backbone(schedule: Schedule, model: str, first_block: int) -> Schedule:
 
 
 def one_by_one(name: str, schedules: Sequence[Schedule]) -> Schedule:
-    """The schedule in which every worker does its work of the first of these compute-only schedules, then the rest.
+    """The schedule in which every worker runs its orders of these compute-only schedules one after the other.
 
     >>> from diffusionpipe.schedules.families.one_f_one_b import one_f_one_b
     >>> both = [of_backbone(one_f_one_b(2, 1), model, block) for model, block in (("first", 0), ("second", 2))]
@@ -49,7 +49,7 @@ def one_by_one(name: str, schedules: Sequence[Schedule]) -> Schedule:
 
 
 def alone(schedule: Schedule, model: str) -> Schedule:
-    """The part of a compute-only schedule that belongs to one backbone, with blocks from 0 on.
+    """The part of a compute-only schedule that belongs to the backbone `model`, with blocks and stages from 0 on.
 
     >>> from diffusionpipe.schedules.several.opposed import opposed
     >>> for order in alone(opposed(2, (1, 1)), "second").orders:

@@ -42,7 +42,7 @@ PACES = (0.5, 1)
 
 
 def facing(first: Pipe, second: Pipe) -> tuple[Pipe, Pipe]:
-    """The two pipes, of which the second runs through its workers the other way."""
+    """Both pipes, the second with its workers in reverse order, so that it runs the other way."""
     return first, Pipe(
         workers=second.workers[::-1],
         microbatches=second.microbatches,
@@ -53,7 +53,7 @@ def facing(first: Pipe, second: Pipe) -> tuple[Pipe, Pipe]:
 
 
 def pipe_of(model: str, workers: Sequence[int], microbatches: Sequence[int], first_block: int = 0) -> Pipe:
-    """The pipe of a backbone with one stage on each of these workers."""
+    """The pipe of a backbone with one stage on each of these workers; `microbatches` are the samples of each."""
     return Pipe(workers=tuple(workers), microbatches=tuple(microbatches), model=model, first_block=first_block)
 
 
@@ -76,13 +76,19 @@ def opposed(
 
 
 def ordered(name: str, pipes: Sequence[Pipe], times: Sequence[StageTimes], *, slack: int = 0) -> Schedule:
-    """The shortest schedule of these pipes by the module's rules; `times` has one entry for each stage of each pipe."""
+    """The shortest of the schedules that list scheduling makes of these pipes by three rules of urgency.
+
+    `times` has one entry for each stage of each pipe. `slack`: micro-batches by which a stage may hold more than in
+    1F1B.
+    """
     found = (_listed(pipes, urgency, times, slack) for urgency in _urgencies(pipes, times))
     return schedule_of(name, pipes, min(found, key=lambda one: one.makespan).orders)
 
 
 def in_turn(name: str, pipes: Sequence[Pipe], times: Sequence[StageTimes]) -> Schedule:
-    """The schedule in which every worker does all of the first pipe's work, as 1F1B, before any of the second's.
+    """The schedule in which each worker does all work of the first pipe, as 1F1B, before any of the next.
+
+    `times` has one entry for each stage of each pipe.
 
     >>> down = linear(2)
     >>> pipes = [pipe_of("first", down, (1, 1)), pipe_of("second", down, (1,), first_block=2)]

@@ -25,7 +25,7 @@ from diffusionpipe.schedules.building.shapes import FORWARD
 
 
 def with_probes(schedule: Schedule, shares: Mapping[str, Fraction]) -> Schedule:
-    """A compute-only schedule in front of whose actions each worker runs its probes.
+    """The schedule in which each worker first runs its probes, in new pipelines; without conditioned samples unchanged.
 
     `shares`: backbone -> the share of its samples that is conditioned, the last ones of the batch. A micro-batch that
     holds any of them is probed.
