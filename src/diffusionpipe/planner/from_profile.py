@@ -36,7 +36,7 @@ UNKNOWN_MEMORY: Bytes = 2**50
 
 
 def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None = None) -> Plan:
-    """The plan of a layout whose frozen work of the next batch fills the bubbles of this one.
+    """The plan of a layout on a profiled model: cut by time, with frozen work of the next batch in bubbles.
 
     Stages are cut by measured time, unless the layout names the splits. A model without frozen layers has nothing to
     fill with and gets a plan without fills. How long an offloaded frozen part waits for its parameters is not counted.
@@ -51,7 +51,9 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
 
 
 def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | None]:
-    """The layout with its stages cut by time where it names no splits, and the filler of its bubbles.
+    """(layout with its stages cut by time where it names no splits, filler of its bubbles or None).
+
+    None: the model has no frozen layers.
 
     None: they stay empty.
 
@@ -80,7 +82,7 @@ def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | N
 
 
 def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Timeline:
-    """The timeline that a profile predicts for a plan's training iteration.
+    """The simulated timeline of a plan's training iteration, at the times of a profile.
 
     Without a cluster, on one machine with devices like the profiled one.
     """
@@ -89,7 +91,7 @@ def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = N
 
 
 def predicted_period(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Seconds:
-    """The time from one batch to the next that a profile predicts for a plan without a flush, updates included."""
+    """The seconds from one batch to the next that a profile predicts for a plan without a flush, updates included."""
     setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
     count = plan.train.num_microbatches()
     encoding = 0.0
@@ -107,7 +109,10 @@ def predicted_period(profile: Profile, plan: Plan, cluster: Cluster | None = Non
 def setting_of(
     profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[str, ...] = (), cluster: Cluster | None = None
 ) -> Setting:
-    """The cluster, or one machine with as many devices like the profiled one as the mesh has ranks."""
+    """The setting of a profile and a batch on `cluster`; None: on one machine with a device for each rank of the mesh.
+
+    These devices are like the profiled one, and have no memory limit. `checkpointed`: patterns of recomputed layers.
+    """
     workload = Workload(batch=batch, checkpointed=checkpointed)
     return Setting(profile=profile, cluster=cluster or _one_machine(profile, mesh.num_ranks), workload=workload)
 

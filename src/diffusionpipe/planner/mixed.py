@@ -26,7 +26,7 @@ DRAWN = 32
 
 
 def mean_step(profile: Profile, plan: Plan, run: int, cluster: Cluster | None = None, *, steps: int = DRAWN) -> Seconds:
-    """The mean time of an iteration over drawn steps of a plan; `run`: samples in a row that have one size.
+    """The mean seconds of an iteration over drawn steps of a plan; `run`: samples in a row that have one size.
 
     Copies of the pipeline run in step, so the slowest counts. Without a cluster, on one machine with devices like the
     profiled one.
@@ -48,7 +48,9 @@ def mean_step(profile: Profile, plan: Plan, run: int, cluster: Cluster | None = 
 
 
 def drawn_rows(shares: Sequence[float], *, run: int, batch: int, steps: int) -> Iterator[tuple[int, ...]]:
-    """The number of the size of each sample, step after step: the size furthest below its share is next.
+    """For each step the size number of each sample of its batch; the size furthest below its share comes next.
+
+    `run`: samples in a row that have one size.
 
     >>> list(drawn_rows((0.75, 0.25), run=1, batch=4, steps=2))
     [(0, 0, 1, 0), (0, 0, 1, 0)]
@@ -67,7 +69,7 @@ def drawn_rows(shares: Sequence[float], *, run: int, batch: int, steps: int) -> 
 def step_time(
     schedule: Schedule, prices: Sequence[Costs], read: Sequence[int], written: Sequence[int], *, graph: Graph
 ) -> Seconds:
-    """The time of a step whose micro-batches have these sizes.
+    """The seconds of a step whose micro-batches have these sizes.
 
     Args:
         schedule: its schedule, whose graph is `graph`.

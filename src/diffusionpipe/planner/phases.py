@@ -30,7 +30,7 @@ _STANDING = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Bytes of one worker at the peak of each phase, beside the bytes of `standing`."""
+    """The bytes of one worker at the peak of each phase of a run, beside the bytes of `standing`."""
 
     validation: Bytes
     drawing: Bytes
@@ -43,12 +43,12 @@ class Phases:
 
     @property
     def peak(self) -> Bytes:
-        """The most bytes of all phases."""
+        """The most bytes of all phases, beside the bytes of `standing`."""
         return max(self.exchange, self.averages + max(self.validation, self.drawing, self.decoding))
 
 
 def standing(use: MemoryUse) -> Bytes:
-    """The part of a rank's memory in training that it also holds between two iterations."""
+    """The bytes of a rank's memory in training that it also holds between two iterations."""
     items = use.items()
     return sum(items[name] for name in _STANDING)
 
@@ -56,14 +56,14 @@ def standing(use: MemoryUse) -> Bytes:
 def phases_of(
     setting: Setting, plan: Plan, *, validates: bool = True, pictures: int = 0, room: Bytes = 0
 ) -> tuple[Phases, ...]:
-    """The peaks of each worker of a plan.
+    """The peaks of the phases beside training, for each worker of a plan, by worker.
 
     Args:
-        setting: the run's.
-        plan: the run's.
-        validates: whether it does.
-        pictures: drawn at a time; 0 for none.
-        room: on the first device, beside the memory between iterations.
+        setting: the run's setting.
+        plan: the run's plan.
+        validates: whether the run validates.
+        pictures: the number of pictures drawn at a time; 0 for none.
+        room: bytes free on the first device, beside the memory between iterations.
     """
     workers = range(plan.mesh.pipeline)
     validation = _validation(setting, plan) if validates else [0] * len(workers)

@@ -64,7 +64,9 @@ def _parts(run: Sequence[Action], parts: int) -> list[Action]:
 
 
 def bucket_starts(weights: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Where each of `parts` contiguous buckets of a stage's layers starts, so that their gradients are about equal.
+    """The index of the first layer of each of `parts` contiguous buckets, so that their gradients are about equal.
+
+    `weights`: the size of each layer's gradients.
 
     Every bucket has at least one layer; bucket k ends at the first layer where its part of all weights is reached.
 

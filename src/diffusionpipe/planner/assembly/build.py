@@ -40,7 +40,7 @@ from diffusionpipe.timing.legal import check
 def build_plan(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> Plan:
-    """The plan of a layout.
+    """The plan of a layout: its blocks, mesh, and checked schedules for training, validation and drawing.
 
     `pricing` says what actions cost, for the order of messages and for the filler; without it all stages are alike.
     `filler` places a later batch's frozen work; without it each batch is encoded before its first forward.
@@ -76,9 +76,10 @@ def build_plan(
 def build_train_schedule(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> tuple[Schedule, Blocks]:
-    """The training schedule of `build_plan` and its blocks, without the rest of the plan.
+    """(training schedule of `build_plan`, blocks): the schedule without the rest of the plan.
 
-    It is not checked: a search makes many of them and checks the one that it chooses.
+    It is not checked: a search makes many of them and checks the one that it chooses. `pricing` and `filler` as in
+    `build_plan`.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.
@@ -88,10 +89,13 @@ def build_train_schedule(
 
 
 def build_orders(graph: ModelGraph, layout: Layout, orders: Schedule) -> Schedule:
-    """The training schedule with these orders on the layout's stages, whose micro-batches may have any samples.
+    """The training schedule with these orders on the layout's stages, after all passes, checked.
+
+    The micro-batches of `orders` may have any samples.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.
+        ScheduleError: the schedule is illegal.
     """
     return _checked(_train_schedule(_build(graph, layout, None), orders, None))
 
@@ -99,7 +103,9 @@ def build_orders(graph: ModelGraph, layout: Layout, orders: Schedule) -> Schedul
 def build_window(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> tuple[Schedule, Blocks]:
-    """The window of a layout without a flush, and its blocks, without the rest of the plan.
+    """(window of a layout without a flush, blocks): the training schedule without the rest of the plan, checked.
+
+    `pricing` and `filler` as in `build_plan`.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.

@@ -34,7 +34,9 @@ class _Ring:
 
 
 def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int, *, slack: float = 0.05) -> tuple[int, ...]:
-    """Where each of the 2p stages starts among the trained layers, the fewest bytes sent at nearly the best balance.
+    """The index of the first trained layer of each of the 2p stages of a V, with few bytes sent between ranks.
+
+    Of the cuts whose slowest rank is within `slack` of the best balance, the one with the fewest bytes sent.
 
     Args:
         graph: the model.
@@ -63,13 +65,13 @@ def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int, *, 
 
 
 def is_folded(workers: Sequence[int]) -> bool:
-    """Whether stages on these workers, in forward order, go down all of them once and up again."""
+    """Whether stages on these workers, in forward order, go down all workers once and up again: a V."""
     half = len(workers) // 2
     return half > 0 and tuple(workers) == (*range(half), *reversed(range(half)))
 
 
 def stage_starts(graph: ModelGraph, times: Sequence[Seconds], workers: Sequence[int]) -> tuple[int, ...]:
-    """Where each stage starts among the trained layers, for stages on these workers in forward order.
+    """The index of the first trained layer of each stage, for stages on these workers in forward order.
 
     Balanced by time; for a V and a model with skips, folded.
 

@@ -22,7 +22,7 @@ Blocks = Sequence[Sequence[str]]
 
 
 class Pricing(Protocol):
-    """Says what the actions of a schedule cost."""
+    """A function that gives the costs of a schedule's actions."""
 
     def __call__(self, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
         """The costs of a schedule whose stage s holds the layers `blocks[weights of s]`."""
@@ -30,7 +30,7 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfilled:
-    """A training iteration or a window before its frozen work is placed."""
+    """A training iteration or a window before its frozen work is placed, with its times and costs."""
 
     schedule: Schedule
     """Compute, gradient reductions and steps; no messages, no frozen pipeline."""
@@ -43,7 +43,10 @@ class Unfilled:
 
 
 class Filler(Protocol):
-    """Places the frozen work of the next batch in the bubbles of this one; in a window, the work of a later batch."""
+    """A function that places frozen work of the next batch in the bubbles of this one.
+
+    In a window it places the work of a later batch.
+    """
 
     def __call__(self, unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         """Worker -> its fills in their order, as `passes.insert_fills` takes them; together they cover the batch."""
@@ -51,7 +54,7 @@ class Filler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneLayout:
-    """The sizes of one of several backbones."""
+    """The micro-batches and the cuts of one of several backbones."""
 
     name: str
     microbatches: int
@@ -61,7 +64,7 @@ class BackboneLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The sizes that the user chose."""
+    """The sizes of which a plan is made: batch, stages, micro-batches, copies, schedule and their details."""
 
     batch: int
     """Samples of one step, over all data-parallel groups."""
@@ -114,12 +117,12 @@ class Layout:
 
     @property
     def workers(self) -> int:
-        """Workers of one pipeline."""
+        """The number of workers of one pipeline, replicas included."""
         return sum(self.replicas) if self.replicas else self.stages
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of the job."""
+        """The mesh of the job with this layout."""
         return Mesh(
             data_parallel=self.data_parallel,
             pipeline=self.workers,
@@ -130,7 +133,7 @@ class Layout:
 
     @property
     def division(self) -> Division:
-        """How its stages are divided further."""
+        """The replicas, buckets and copies into which its stages are divided further."""
         return Division(
             replicas=self.replicas or (1,) * self.stages,
             buckets=self.buckets,
@@ -140,7 +143,7 @@ class Layout:
         )
 
     def encoding(self, graph: ModelGraph, outputs: Sequence[tuple[str, ...]]) -> Encoding:
-        """The frozen work of a batch before it is trained on.
+        """The frozen work of a batch before it is trained on: its layers, with the samples that go through at a time.
 
         `outputs` are the frozen tensors that each trained block reads. The frozen block is cut where the number of
         samples changes that go through its layers at a time.
@@ -155,7 +158,7 @@ class Layout:
         )
 
     def backbone(self, number: int) -> "Layout":
-        """The layout of one backbone alone."""
+        """The layout of backbone number `number` alone; itself where there is one backbone."""
         if not self.backbones:
             return self
         own = self.backbones[number]
@@ -172,7 +175,7 @@ class Layout:
         )
 
     def generated(self) -> Schedule:
-        """The layout's own orders, or the family's schedule of these sizes.
+        """The compute-only schedule of the layout: its own orders, or the family's schedule of these sizes.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
@@ -197,7 +200,7 @@ class Layout:
         return schedule
 
     def pipes(self) -> tuple[Pipe, ...]:
-        """Each backbone's forwards of the whole batch, through the stages of its first pipeline.
+        """For each backbone a pipe that runs forwards of the whole batch through the stages of its first pipeline.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
@@ -216,7 +219,7 @@ class Layout:
         return tuple(sorted(found.values(), key=lambda pipe: pipe.first_block))
 
     def places(self) -> tuple[int, ...]:
-        """The worker of each stage of the first pipeline, in forward order: as many as blocks, before buckets.
+        """The worker of each stage of the first pipeline, in forward order; one for each block, before buckets.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
@@ -224,7 +227,7 @@ class Layout:
         return self.pipes()[0].workers
 
     def num_blocks(self) -> int:
-        """Parts into which the trained model is cut, before buckets.
+        """The number of blocks into which the trained model is cut, before buckets.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.

@@ -15,10 +15,10 @@ from diffusionpipe.planner.assembly.shardable import check_homes, sharding_probl
 
 
 def check_layout(graph: ModelGraph, layout: Layout) -> None:
-    """Do nothing if the sizes fit each other and the model.
+    """Raise an error if the sizes do not fit each other or the model; return None if they do.
 
     Raises:
-        ConfigError: they do not; all problems are listed.
+        ConfigError: they do not; all problems are listed, but wrong backbones alone.
     """
     names = [backbone.name for backbone in graph.backbones]
     given = [own.name for own in layout.backbones] or [""]
@@ -47,10 +47,13 @@ def check_layout(graph: ModelGraph, layout: Layout) -> None:
 
 
 def check_tied(graph: ModelGraph, layout: Layout, blocks: Sequence[Sequence[str]]) -> None:
-    """Refuse trained parameters of which ranks would have copies that drift apart; `blocks`: before buckets.
+    """Raise an error if ranks would have copies of a trained parameter that drift apart; return None if not.
+
+    `blocks`: the layers of each trained block, before buckets.
 
     Raises:
-        ConfigError: there are such parameters.
+        ConfigError: layers of several blocks use a trained parameter, and they are on different workers, or the layout
+            trains without a flush.
     """
     tied = tied_blocks(graph, blocks)
     if not tied:

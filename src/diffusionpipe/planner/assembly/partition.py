@@ -7,7 +7,9 @@ from diffusionpipe.errors import ConfigError
 
 
 def balanced_cuts(costs: Sequence[float], num_blocks: int, speeds: Sequence[float] = ()) -> tuple[int, ...]:
-    """Where each block starts, so that the dearest of `num_blocks` contiguous blocks is as cheap as possible.
+    """The index of the first layer of each of `num_blocks` contiguous blocks, so that the dearest is cheapest.
+
+    `costs`: the cost of each layer.
 
     `speeds`: divisors of the costs of each block; () for 1. Every block gets at least one layer. Dynamic program over
     (layers, blocks), O(layers² x blocks); among equally good cuts the one with the cheapest later blocks wins, so the

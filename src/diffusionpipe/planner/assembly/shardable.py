@@ -18,7 +18,7 @@ MIN_BUCKETS = 4
 
 
 def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[str]:
-    """The sizes that have no meaning with sharded parameters, in words."""
+    """One sentence for each size that has no meaning with sharded parameters: one copy, or replicas of stages."""
     if data_parallel == 1:
         yield refusal(Feature.SHARDED, Feature.ONE_COPY)
     if max(replicas, default=1) > 1:
@@ -26,7 +26,7 @@ def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[s
 
 
 def check_homes(schedule: Schedule) -> None:
-    """Refuse a family's schedule that puts a block on several workers.
+    """Raise an error if a schedule puts a block on several workers, so that it cannot be sharded.
 
     Raises:
         ConfigError: it does.
@@ -36,7 +36,7 @@ def check_homes(schedule: Schedule) -> None:
 
 
 def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
-    """Refuse blocks that share a parameter.
+    """Raise an error if layers of several blocks use one parameter, so that these blocks cannot be sharded.
 
     Raises:
         ConfigError: they do.
@@ -47,7 +47,10 @@ def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
 
 
 def sharded_buckets(graph: ModelGraph, partition: Sequence[Sequence[str]]) -> int:
-    """Buckets of each stage: as many as have about `LARGE_BLOCK` parameters and at least a layer each."""
+    """The number of buckets of each stage of a sharded layout: at least 4, as far as a stage has that many layers.
+
+    More where the largest block has more than 4 times `LARGE_BLOCK` parameters: then about `LARGE_BLOCK` are in each.
+    """
     sizes = {p.name: prod(p.shape) for p in graph.parameters}
     of_layer = {layer.name: sum(sizes[name] for name in layer.parameters) for layer in graph.layers}
     largest = max(sum(of_layer[name] for name in block) for block in partition)

@@ -37,7 +37,7 @@ Pair = tuple[tuple[int, int], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """One trained stage, after buckets and replicas."""
+    """One trained stage, after buckets and replicas: its worker, its block and its samples."""
 
     unit: int
     block: int
@@ -51,7 +51,7 @@ class StagePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """A schedule made ready to be timed again and again with other cuts of the model."""
+    """A schedule with its graph, made once so that it can be timed again and again with other cuts of the model."""
 
     schedule: Schedule
     """The schedule with reductions or gathers, without messages. Its tensors are named by `ahead` and `back`, frozen
@@ -64,26 +64,26 @@ class Structure:
 
     @cached_property
     def order(self) -> MessageOrder:
-        """The order of its messages, but for times."""
+        """The rules for the order of its messages, which hold for any times."""
         return message_order(self.schedule, self.graph)
 
     @cached_property
     def queues(self) -> Queues:
-        """Its graph, ready for orders of its messages."""
+        """Its graph, prepared for orders of its messages."""
         return Queues.of(self.graph, computes=self.order.computes, hops=_hops(self.schedule, self.order))
 
     @cached_property
     def pairs(self) -> frozenset[tuple[int, int]]:
-        """Workers between which something is sent."""
+        """(source, destination) of all pairs of workers between which something is sent."""
         works = self.graph.works
         return frozenset((work.source, work.destination) for work in works if isinstance(work, Transfer))
 
     def unqueued(self, costs: Costs) -> Times:
-        """The times that `simulate` gives the schedule at these costs, if no message waits for another."""
+        """The times of the schedule's events at these costs if no message waits for another, as in `simulate`."""
         return times_of(self.graph, costs)
 
     def queued(self, costs: Costs, times: Times) -> Times:
-        """The times after `communicate` with these times, which `unqueued` gives."""
+        """The times of the schedule's events with messages in queues, in the order that `times` of `unqueued` gives."""
         if not self.pairs:
             return times
         return times_of(self._graph_in_order(tuple(self.order.ranks(times.ends))), costs)
@@ -100,18 +100,21 @@ class Structure:
 
 
 def ahead(producer: int, consumer: int) -> str:
-    """The name of the tensors that one block sends to another."""
+    """The name, "P>C", of the tensors that block `producer` sends to block `consumer`."""
     return f"{producer}>{consumer}"
 
 
 def back(producer: int, consumer: int) -> str:
-    """The name of the gradients that come back from consumer to producer."""
+    """The name, "P<C", of the gradients that return from block `consumer` to block `producer`."""
     return f"{producer}<{consumer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The memory that the workers of a family's schedule hold, before buckets and replicas."""
+    """The stages of each worker of a family's schedule, and the most micro-batches that they hold.
+
+    Before buckets and replicas.
+    """
 
     blocks: tuple[tuple[tuple[int, int], ...], ...]
     """The stages that each worker runs, as (block, micro-batches), by worker."""
@@ -124,7 +127,7 @@ class Holding:
 
 @lru_cache(maxsize=256)
 def generated(name: str, num_workers: int, num_microbatches: int, microbatch_size: int) -> Schedule:
-    """The family's schedule; made once, because a layout and a search ask for it again and again.
+    """The family's schedule of these sizes; kept, because a layout and a search ask for it again and again.
 
     Raises:
         ConfigError: there is no such family, or it cannot do these sizes.
@@ -133,7 +136,7 @@ def generated(name: str, num_workers: int, num_microbatches: int, microbatch_siz
 
 
 def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
-    """Block, in order -> micro-batches of all pipelines that train it: several pipelines may share them."""
+    """Block, ascending -> the micro-batches of all pipelines that train it, added up."""
     counts: Counter[int] = Counter()
     for pipeline in schedule.placement.pipelines:
         for weights in {schedule.placement.stages[stage].weights for stage in pipeline.stages}:
@@ -142,10 +145,7 @@ def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
 
 
 def holding_of(schedule: Schedule) -> Holding:
-    """The memory of the workers: activations from F to B, or to I where the backward is split.
-
-    Then the tensors that W needs.
-    """
+    """The holding of each worker: activations from F to B, or to I where backwards are split, then tensors for W."""
     placement = schedule.placement
     count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
     own = [[s for s, stage in enumerate(placement.stages) if stage.worker == w] for w in range(schedule.num_workers)]
@@ -185,7 +185,7 @@ def _covers(first: Sequence[int], second: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a schedule's stages are divided further, and the sums and gathers that follow."""
+    """The replicas, buckets and copies into which a schedule's stages are divided, and how copies are sharded."""
 
     replicas: tuple[int, ...]
     buckets: int
@@ -196,7 +196,7 @@ class Division:
 
 
 def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> Schedule:
-    """A generator's schedule with its probes, its stages in buckets, edges between blocks, and replicas."""
+    """A generator's schedule with probes, stages in buckets, these edges between blocks, and replicas."""
     schedule = with_probes(schedule, dict(division.probes))
     schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded is Sharded.ALL)
     schedule = connect_blocks(schedule, edges)
@@ -207,7 +207,7 @@ def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> 
 
 
 def reduced(schedule: Schedule, division: Division) -> Schedule:
-    """A connected schedule with the collectives of its gradients and parameters."""
+    """The schedule with the gradient sums, or with gathers and sums of sharded blocks, that the division needs."""
     if division.sharded is Sharded.ALL:
         return shard_parameters(schedule)
     if all(pipeline.ops == {Op.F} for pipeline in schedule.placement.pipelines):
@@ -218,7 +218,7 @@ def reduced(schedule: Schedule, division: Division) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The frozen work before an iteration."""
+    """The frozen work before an iteration: who reads its outputs, and how many samples run at a time."""
 
     outputs: tuple[tuple[str, ...], ...]
     """The frozen tensors that each trained block reads, by block."""
@@ -229,7 +229,7 @@ class Encoding:
 
 
 def encoded(schedule: Schedule, encoding: Encoding) -> Schedule:
-    """A reduced schedule with the frozen work of its own batch before its first forward."""
+    """The schedule with the frozen work of its own batch before its first forward."""
     schedule = insert_encoding(
         schedule,
         block=len(encoding.outputs),

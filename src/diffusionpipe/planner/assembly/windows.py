@@ -14,7 +14,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """How a family alternates where there is no end: `length` forwards, then as many backwards."""
+    """The turns of a family where there is no end: `length` forwards, then as many backwards."""
 
     length: int
     ahead: tuple[int, ...]
@@ -22,7 +22,7 @@ class Turns:
 
 
 def overlap(num_workers: int, num_microbatches: int, family: str = "1f1b") -> Schedule:
-    """The compute-only window of a family of schedules, with a chain of stages.
+    """The compute-only window of a schedule family over a chain of stages: its order repeated without a flush.
 
     Raises:
         ConfigError: there is no such family, its orders do not alternate, or its turns do not divide the micro-batches.
@@ -32,11 +32,11 @@ def overlap(num_workers: int, num_microbatches: int, family: str = "1f1b") -> Sc
 
 
 def turns_of(family: str, num_workers: int, num_microbatches: int) -> Turns:
-    """The turns of a family of schedules, read from its orders.
+    """The turns of a schedule family at these sizes, read from its orders.
 
     Raises:
-        ConfigError: the family's orders are not warm-up, alternation and drain on one stage for each worker, or its
-            turns do not divide the micro-batches.
+        ConfigError: there is no such family, fewer than 2 workers, its orders are not warm-up, alternation and drain on
+            one stage for each worker, or its turns do not divide the micro-batches.
     """
     turns = _turns(family, num_workers, 4 * num_workers + 2 * num_microbatches)
     if num_microbatches % turns.length:
@@ -76,7 +76,7 @@ def _leading_forwards(order: Sequence[Action]) -> int:
 
 
 def communicate_window(window: Schedule) -> Schedule:
-    """The compute-only window, of which no versions are known yet, with explicit messages as `communicate` places them.
+    """The window with explicit sends, receives and messages; it is compute-only before, without versions.
 
     It follows a timetable in which no worker ever waits, with a forward of 1 and a backward of 2: the backwards of turn
     t of k micro-batches of stage s of p, counted over all batches, begin at 3 k t + 2 k (p - 1 - s), and the forwards

@@ -39,7 +39,7 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The layout that misses the memory by least, or leaves most."""
+    """The layout that misses the memory by least, or leaves most of it, with its simulation."""
 
     setting: Setting
     candidate: Candidate
@@ -47,29 +47,29 @@ class Nearest:
 
     @property
     def layout(self) -> str:
-        """Its name and sizes."""
+        """The name and the sizes of the layout in words, e.g. "1f1b with 2 stages, 4 micro-batches"."""
         return f"{name_of(self.candidate)} with {sizes_in(self.setting, self.candidate)}"
 
     @property
     def worker(self) -> int:
-        """The one with most in memory."""
+        """The worker that holds most in memory."""
         return max(range(len(self.proposal.memory)), key=lambda worker: self.proposal.memory[worker].total)
 
     @property
     def use(self) -> MemoryUse:
-        """The memory of that worker."""
+        """The memory of the worker that holds most, item by item."""
         return self.proposal.memory[self.worker]
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room."""
+        """Whether every device has room for the layout."""
         return self.proposal.overflow <= 0
 
 
 def nothing_fits(setting: Setting) -> str:
-    """The text where nothing fits: the missing memory, the use of the fullest device, and the changes that help.
+    """The text, in several lines, for a setting for which nothing fits in memory.
 
-    It has several lines.
+    It names the nearest layout, the missing memory, the use of the fullest device, and the changes that help.
     """
     nearest = nearest_layout(setting)
     if nearest is None:
@@ -111,9 +111,9 @@ def nothing_fits(setting: Setting) -> str:
 
 
 def nearest_layout(setting: Setting) -> Nearest | None:
-    """The layout that misses the memory by least, sharded or not, encoders in host memory where they are heavy.
+    """The layout that misses the memory by least, or the first that fits; None where the batch cannot be cut.
 
-    The first one that fits is taken; None where the batch cannot be cut.
+    Whole and sharded copies are looked at, and encoders are kept in host memory where they are heavy.
     """
     setting = leanest_place(setting)
     if setting.given.sharded is Sharded.OPTIMIZER:
@@ -176,7 +176,7 @@ def _without_figures(setting: Setting) -> list[str]:
 
 
 def recomputed(setting: Setting) -> Setting | None:
-    """The training with all layers recomputed; None where it is that already."""
+    """The setting with all layers recomputed in the backward; None where they are already."""
     if setting.workload.checkpointed == ("*",):
         return None
     return replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
@@ -198,7 +198,7 @@ def _larger(setting: Setting) -> Setting | None:
 
 
 def with_adapters(setting: Setting, rank: int = RANK) -> Setting | None:
-    """The same model with adapters on the projections of its attention, all other weights frozen, in bfloat16.
+    """The setting with adapters of `rank` on the projections of attention, all other weights frozen, in bfloat16.
 
     Activations are taken as they are; adapters keep less, so the memory is an upper bound. None for a model whose
     trained part has no such projections, or is adapters already.

@@ -9,16 +9,16 @@ from diffusionpipe.units import Bytes
 
 
 class Asking(Protocol):
-    """Texts that name the way to another plan; each comes after a colon."""
+    """Texts that name the way to another plan, as words or a command; each comes after a colon."""
 
     def use(self, ranks: Sequence[int]) -> str:
-        """For a plan on these ranks alone."""
+        """The way to a plan on these ranks alone."""
         ...
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """For a plan with these options and values, or for a recipe with these keys ("" where the option holds).
+        """The way to a plan with these (option, value) pairs, or to a recipe with these keys; "" where there is none.
 
-        "" where there is no such way.
+        A key is "" where its option holds for recipes too.
         """
         ...
 
@@ -29,22 +29,22 @@ class Asking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """The options and keys in words, for a reader who does not know the command."""
+    """Texts that name options of `plan` and keys of a recipe, for a caller without a command to repeat."""
 
     used: tuple[int, ...] = ()
     """The ranks of the cluster that were planned for; () for all."""
 
     def use(self, ranks: Sequence[int]) -> str:
-        """The option of `plan` and the key of a recipe that give these ranks."""
+        """The option of `plan` and the key of a recipe that ask for these ranks alone."""
         text = listed(among(self.used, ranks))
         return f"plan --use {text}, or pipeline.use=[{text}] in a recipe"
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """The keys of a recipe, and in place of a cluster's option the machine."""
+        """The keys of a recipe, separated by commas; for an option without a key, "a machine such as VALUE"."""
         return ", ".join(key or f"a machine such as {value}" for (_, value), key in zip(options, keys, strict=True))
 
     def memory(self, num_bytes: Bytes) -> str:
-        """The option of `plan` and the key of a recipe that limit the memory."""
+        """The option of `plan` and the key of a recipe that limit the memory to `num_bytes` of each device."""
         return f"plan --memory {gib_of(num_bytes)}, or pipeline.memory={gib_of(num_bytes)} in a recipe"
 
 
@@ -52,15 +52,15 @@ IN_WORDS = InWords()
 
 
 def among(used: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
-    """The ranks of the whole cluster that are these of the used ones; () stands for all."""
+    """The numbers in the whole cluster of these ranks of the used ones; `used` () stands for all ranks."""
     return [used[rank] for rank in ranks] if used else ranks
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """E.g. "0,1,3"."""
+    """The ranks as a text, such as "0,1,3"."""
     return ",".join(map(str, ranks))
 
 
 def gib_of(num_bytes: Bytes) -> str:
-    """In GiB, rounded up at the second decimal."""
+    """The number of GiB as a text, rounded up at the second decimal, such as "22.5"."""
     return f"{-(-num_bytes * 100 // GIB) / 100:g}"

@@ -24,7 +24,7 @@ UNCERTAINTY = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """A layout that would be faster than the choice at one end of the band."""
+    """A layout that would be faster than the choice if all layer times were shorter, or longer, by a quarter."""
 
     factor: float
     """The factor of all layer times at this end of the band."""
@@ -35,7 +35,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The step of the chosen layout with all layer times at both ends of their uncertainty."""
+    """The step times of the chosen layout with all layer times a quarter shorter and a quarter longer."""
 
     shortest: Seconds
     """A step with all layer times shorter by the uncertainty."""
@@ -46,7 +46,7 @@ class Band:
 
 
 def band_of(choice: Choice, *, fill: bool | None = None) -> Band | None:
-    """The band of a choice on a computed profile; None on a measured one.
+    """The band of a choice on a computed profile, with the layouts that would beat it; None on a measured one.
 
     At each end a search looks for steps that are shorter than the choice's; near-ties are not flips. Layouts of before
     would not be enough: with other times other numbers of micro-batches are best, and other orders are found. `fill` as
@@ -72,7 +72,7 @@ def _end(choice: Choice, factor: float, fill: bool | None) -> tuple[Seconds, Fli
 
 
 def stretched(setting: Setting, factor: float) -> Setting:
-    """The setting with all layer times times `factor`."""
+    """The setting with all layer times and the update's time multiplied by `factor`."""
     if setting.whole is not None:
         moved = stored(stretched(setting.whole, factor), setting.workload.encoders)
         return owned(moved, setting.owners) if setting.owners > 1 else moved

@@ -21,7 +21,7 @@ GAIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The plan for a batch."""
+    """A batch, and the plan that was found for it, if any."""
 
     batch: int
     choice: Choice | None
@@ -29,19 +29,19 @@ class BatchPlan:
 
     @property
     def rate(self) -> float:
-        """Samples a second; 0 where nothing fits."""
+        """Samples a second of the plan; 0 where nothing fits."""
         return self.batch / self.choice.step if self.choice is not None else 0.0
 
 
 def with_batch(setting: Setting, batch: int) -> Setting:
-    """The same training with another batch."""
+    """The same setting with `batch` samples a step."""
     return replace(setting, workload=replace(setting.workload, batch=batch))
 
 
 def stated_batches(
     setting: Setting, batches: Iterable[int], *, fill: bool | None = None, may_recompute: bool = False
 ) -> list[BatchPlan]:
-    """The plans for these batches, smallest first; each batch once."""
+    """The plans for these batches, smallest first; each batch once. `fill` and `may_recompute` as in `choose`."""
     return [_tried(setting, batch, fill, may_recompute) for batch in sorted(set(batches))]
 
 
@@ -52,7 +52,7 @@ def found_batches(
     may_recompute: bool = False,
     tell: Callable[[BatchPlan], object] = lambda tried: None,
 ) -> list[BatchPlan]:
-    """The plans for the batches that are worth a look, smallest first; [] where nothing fits at any of them.
+    """The plans for batches that double while that gains more than 5 %, smallest first; [] where none fits.
 
     Args:
         setting: its batch has no meaning here.
@@ -79,7 +79,7 @@ def found_batches(
 
 
 def knee_of(tried: Sequence[BatchPlan]) -> BatchPlan | None:
-    """The smallest batch whose samples a second are within `GAIN` of the most; None where nothing fits."""
+    """The smallest batch whose samples a second are within 5 % of the most; None where nothing fits."""
     best = max((one.rate for one in tried), default=0.0)
     return next((one for one in tried if one.choice is not None and one.rate >= best * (1 - GAIN)), None)
 

@@ -35,9 +35,10 @@ MOST_TRIED = 4
 
 
 def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf")) -> Choice | None:
-    """The plan that `choose` gives.
+    """The fastest plan that fits in memory with a step below `limit`, or a near-tie of it; None where there is none.
 
-    None where nothing fits, without the time that the advice takes. Its step is below the `limit`.
+    The plan that `choose` gives, without the time that its advice takes where nothing fits. `fill`: whether encoders
+    run in the bubbles; None tries both.
 
     Raises:
         ConfigError: the sizes do not fit each other.

@@ -50,7 +50,7 @@ def choose(
 def with_alternatives(
     shown: Comparison, choice: Choice, *, fill: bool | None = None, asking: Asking = IN_WORDS
 ) -> Comparison:
-    """The comparison of a choice with plans on fewer devices, or for less memory, where these are to be preferred.
+    """The comparison with remarks on plans on fewer devices, or for less memory, where these are to be preferred.
 
     `fill` and `asking` as in `choose`. Takes as long as some more plans.
     """

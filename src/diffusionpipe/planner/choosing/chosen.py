@@ -20,7 +20,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best plan that was found, with its candidate and its simulation."""
+    """A plan that was chosen, with its candidate, its simulation and the search that found it."""
 
     setting: Setting
     candidate: Candidate
@@ -42,26 +42,26 @@ class Choice:
 
     @property
     def step(self) -> Seconds:
-        """Predicted time of one iteration and the update after it."""
+        """The predicted seconds of one iteration and the update after it."""
         return self.proposal.step
 
     @property
     def merits(self) -> Merits:
-        """The figures by which it is compared with near-ties."""
+        """The step, the memory and the complexity by which it is compared with near-ties."""
         return merits_of(self.setting, self.candidate, self.proposal)
 
     @property
     def fastest(self) -> "Choice":
-        """The fastest way that was found; this one, unless it gives something up."""
+        """The fastest choice that was found: `faster`, or this one."""
         return self.faster or self
 
     @property
     def row(self) -> Row:
-        """The plan's row in a table of candidates."""
+        """The plan's row of figures in a table of candidates."""
         return row_of(self.setting, self.candidate, self.proposal)
 
     def comparison(self) -> Comparison:
-        """The plan beside all other candidates, and the reason why it is the best."""
+        """The plan beside all other candidates and other systems, with the reason why it is the best."""
         own, faster = (self.candidate, self.proposal), self.faster
         # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
         beside = [faster.row] if faster else []
@@ -81,10 +81,10 @@ class Choice:
         return Remark(text=text)
 
     def with_unflushed(self) -> Comparison:
-        """The comparison with rows of training without a flush added, which the planner never chooses by itself."""
+        """The comparison, with rows of training without a flush, which the planner never chooses by itself."""
         return replace(self.comparison(), unflushed=unflushed(self.setting, self.filler))
 
     def plan(self, *, sample_batch: int = 0) -> Plan:
-        """The plan; `sample_batch` as in `Layout`."""
+        """The complete plan; `sample_batch`: the samples drawn at a time during training, 0 for one per stage."""
         layout = replace(self.candidate.layout(self.setting), sample_batch=sample_batch)
         return build_plan(self.setting.graph, layout, pricing=pricing_of(self.setting), filler=self.filler)

@@ -23,7 +23,7 @@ Apply = Callable[[Setting], Setting | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of the question."""
+    """A change of the training or the cluster that may help, with its words, option, key and effect."""
 
     words: str
     option: tuple[str, str]
@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedWay:
-    """Changes that fit together."""
+    """Changes that fit together in memory, and the layout that fits with them."""
 
     changes: tuple[Change, ...]
     nearest: Nearest
@@ -49,7 +49,9 @@ def ways_out(
     layers: bool = True,
     smaller: Sequence[Change] = (),
 ) -> list[CombinedWay]:
-    """The ways out of a setting for which nothing fits, at most five.
+    """The ways to change a setting for which nothing fits so that a layout fits, at most five; [] if none helps.
+
+    One of changes that cost no machine, where these are enough.
 
     Args:
         setting: the training as it was asked for.
@@ -137,7 +139,7 @@ def _storage(setting: Setting) -> Change | None:
 
 
 def stored_narrow(setting: Setting) -> Setting | None:
-    """The training with frozen matrices stored in bfloat16, about as the model would be described; None: they are.
+    """The setting with frozen float32 matrices stored in bfloat16; None where there are none.
 
     Embeddings stay wide. In a description with all weights wide they are known by their names alone.
     """
@@ -168,7 +170,7 @@ def _forms(setting: Setting) -> Iterator[Change]:
 
 
 def stored_in(form: Form, setting: Setting) -> Setting | None:
-    """The training with frozen linear layers, but for the VAE's, in that form; None: none would be smaller.
+    """The setting with frozen linear layers, but for the VAE's, stored in this form; None where none gets smaller.
 
     Of frozen matrices the description has the weights of linear layers in bfloat16, and embeddings in float32. Times
     stay as they are: the command of the way counts the widening.

@@ -30,7 +30,7 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A fact to know of a plan before it is used."""
+    """A fact to read about a plan before it is used, and the command for another plan, if there is one."""
 
     text: str
     """The remark in a sentence or two."""
@@ -54,7 +54,10 @@ class TriedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All candidates, ours and others', and the verdict. Each group is fastest first, rows that do not fit last."""
+    """The table of all candidates, ours and others', with the verdict.
+
+    Each group is fastest first, rows that do not fit last.
+    """
 
     winner: Row
     simulated: tuple[Row, ...]
@@ -74,7 +77,7 @@ class Comparison:
 
     @property
     def ours(self) -> tuple[Row, ...]:
-        """Rows of the candidates that DiffusionPipe can run."""
+        """The rows of the candidates that DiffusionPipe can run, simulated ones first."""
         return (*self.simulated, *self.estimated)
 
 
@@ -87,7 +90,7 @@ def compare(
     remarks: Sequence[Remark] = (),
     max_estimated: int = 6,
 ) -> Comparison:
-    """The comparison of a search's finalists, of which at least one fits, with what others would do.
+    """The comparison of the layouts that a search looked at, at least one of which fits, with other systems' layouts.
 
     The plan is `chosen`, else the fastest. Rows `beside` are simulated layouts of other searches.
     """
@@ -249,7 +252,7 @@ def _host_bound(proposal: Proposal) -> str:
 
 
 def slow_links_text(cluster: Cluster) -> str:
-    """Which links of the cluster are slow, in a sentence; "" if none is."""
+    """A sentence that names up to 4 of the cluster's slow links with their rates; "" if none is slow."""
     slow = [
         f"{first}-{second} with {rate / 1e9:.2f} instead of {usual / 1e9:.2f} GB/s"
         for (first, second), (rate, usual) in slow_links(cluster).items()

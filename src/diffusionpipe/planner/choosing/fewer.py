@@ -37,7 +37,7 @@ MOST_SEARCHED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fewer:
-    """A plan on some of the devices."""
+    """A plan on some of the cluster's devices."""
 
     ranks: tuple[int, ...]
     """The ranks that it uses, ascending."""
@@ -45,7 +45,7 @@ class Fewer:
 
 
 def fewer_devices(setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf")) -> Fewer | None:
-    """The best plan on fewer devices with a step below the limit; None where there is none.
+    """The best plan on fewer devices with a step below `limit` seconds; None where there is none.
 
     Of plans that are about as fast as the fastest of them, `near_ties` decides: fewer devices are simpler.
     """
@@ -70,7 +70,7 @@ def fewer_devices(setting: Setting, *, fill: bool | None = None, limit: Seconds 
 
 
 def least_of(setting: Setting) -> Seconds:
-    """No plan on all devices of a setting has a shorter iteration; infinite where none cuts the batch."""
+    """A bound in seconds that no iteration on all devices of a setting is below; infinite where none cuts the batch."""
     count = len(setting.graph.backbones)
     batch, num_ranks = setting.workload.batch, setting.cluster.num_ranks
     if not is_possible(setting.given, batch=batch, num_ranks=num_ranks, num_backbones=count):
@@ -82,7 +82,7 @@ def least_of(setting: Setting) -> Seconds:
 
 
 def remark_on(fewer: Fewer, setting: Setting, step: Seconds, asking: Asking) -> Remark:
-    """Which ranks are left out, how much faster that is than `step`, and how to ask for it."""
+    """A remark with the ranks left out, the factor to a step of `step` seconds, and the way to ask for the plan."""
     own = fewer.choice
     text = (
         f"{_without(fewer, setting)} a step would be {step / own.step:.2f} times as fast ({own.sizes}, "
@@ -92,7 +92,7 @@ def remark_on(fewer: Fewer, setting: Setting, step: Seconds, asking: Asking) -> 
 
 
 def as_remedy(fewer: Fewer, setting: Setting, asking: Asking) -> str:
-    """The sentence and the command for a plan on fewer devices, where no plan uses all ranks."""
+    """A sentence with the way to a plan on fewer devices, for a setting without a plan on all ranks."""
     own = fewer.choice
     text = f"{_without(fewer, setting)} there is a plan, {own.sizes}, {own.step * 1e3:.1f} ms a step:"
     return f"{text} {asking.use(fewer.ranks)}"
@@ -104,7 +104,7 @@ def _without(fewer: Fewer, setting: Setting) -> str:
 
 
 def choices_of(cluster: Cluster) -> list[tuple[int, ...]]:
-    """Ranks to use, fewer than all: of equal choices the first."""
+    """The choices of ranks, fewer than all, that are worth a search, most ranks first; of equal ones the first."""
     found = {_kind(cluster, ranks): ranks for ranks in reversed(list(_subsets(cluster)))}
     return sorted(found.values(), key=lambda ranks: (-len(ranks), ranks))
 

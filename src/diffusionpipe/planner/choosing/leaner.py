@@ -25,7 +25,7 @@ MOST_ASKED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaner:
-    """A plan for less memory."""
+    """A plan for less memory than the devices have."""
 
     memory: Bytes
     """Memory of each device that the planner was given; the smaller of this and of the device's memory."""
@@ -33,12 +33,12 @@ class Leaner:
 
 
 def is_full(choice: Choice) -> bool:
-    """Whether a device is almost full."""
+    """Whether the plan takes more than 90 % of a device's memory."""
     return choice.merits.fullness > FULL
 
 
 def leanest(choice: Choice, *, fill: bool | None = None) -> Leaner | None:
-    """The planner's choice for the least memory with which a step takes hardly longer; None where it finds none.
+    """The plan for the least memory of those whose step takes at most 10 % longer; None where none is found.
 
     The amounts of memory come from layouts that the search has looked at, the smallest first. The planner gives the
     same choice to a caller that asks for one of them.
@@ -69,7 +69,7 @@ def _amounts(choice: Choice) -> list[Bytes]:
 
 
 def warning(choice: Choice, leaner: Leaner | None, asking: Asking) -> Remark:
-    """That a device is almost full, and which plan would leave more of it free."""
+    """A remark that a device is almost full, with the way to the leaner plan; None as `leaner`: none was found."""
     rank, part = fullest(choice.setting, choice.proposal)
     name, unit = unit_of(choice.setting.cluster.devices[rank].memory)
     total = choice.setting.cluster.devices[rank].memory

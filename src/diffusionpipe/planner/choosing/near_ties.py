@@ -41,7 +41,7 @@ SIMPLER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merits:
-    """The figures by which plans that are about as fast are compared."""
+    """The step, the memory and the complexity by which plans that are about as fast are compared."""
 
     step: Seconds
     fullness: float
@@ -50,16 +50,16 @@ class Merits:
     """The number of devices and the yes-no traits that make a plan complex; less is simpler."""
 
     def is_near(self, fastest: "Merits") -> bool:
-        """Whether the plan's step is about as fast as the fastest."""
+        """Whether the plan's step is at most 1.5 % longer than the fastest one's."""
         return self.step <= fastest.step * (1 + NEAR_TIE)
 
     def saves(self, other: "Merits") -> bool:
-        """Whether it takes less memory than the other."""
+        """Whether it leaves at least a tenth more of the fullest device's memory free than `other`."""
         return self.fullness <= other.fullness - SAVING
 
 
 def complexity_of(candidate: Candidate) -> Complexity:
-    """The number of devices, whether it is a pipeline and so on, as in `SIMPLER`; less is simpler."""
+    """The number of devices, whether it is a pipeline and so on, in the order of `SIMPLER`; less is simpler."""
     is_published = is_known(candidate.schedule) or candidate.schedule in JOINT
     return (
         candidate.arrangement.units * candidate.arrangement.data_parallel,
@@ -81,13 +81,13 @@ def _is_chain(candidate: Candidate) -> bool:
 
 
 def merits_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Merits:
-    """The merits of a plan that is simulated in full."""
+    """The merits of a plan that was simulated in full."""
     _, fullness = fullest(setting, proposal)
     return Merits(step=proposal.step, fullness=fullness, complexity=complexity_of(candidate))
 
 
 def fullest(setting: Setting, proposal: Proposal) -> tuple[int, float]:
-    """(rank, part of its memory that is taken) of the device with least of it free."""
+    """(rank, part of its memory that is taken) of the device with the least part free."""
     devices = setting.cluster.devices
     taken = {
         rank: proposal.memory[proposal.mesh.place(rank)[1]].total / devices[rank].memory
@@ -98,7 +98,7 @@ def fullest(setting: Setting, proposal: Proposal) -> tuple[int, float]:
 
 
 def estimated_merits(judge: Judge, one: Judged) -> Merits:
-    """The merits of a candidate that is estimated."""
+    """The merits of a candidate that was only estimated."""
     return Merits(
         step=one.score + update_of(judge, one.candidate),
         fullness=1 + one.estimate.overflow / smallest_device(judge.setting),
@@ -110,7 +110,7 @@ Rank = tuple[int, Complexity, float, Seconds]
 
 
 def rank(one: Merits, fastest: Merits) -> Rank:
-    """The order of plans that are about as fast as the fastest: the least is chosen.
+    """A tuple that orders plans which are about as fast as the fastest: the plan with the least one is chosen.
 
     Plans that save memory come first, those that cost as much more come last; of each kind the simplest comes first. Of
     equally simple ones the leanest comes first where they save memory, else the fastest.
@@ -121,7 +121,7 @@ def rank(one: Merits, fastest: Merits) -> Rank:
 
 
 def hopeful(judged: Iterable[Judged], judge: Judge, *, than: Merits, fastest: Merits) -> list[Judged]:
-    """The estimated candidates that would be chosen rather than `than` if they were as estimated, best first."""
+    """The estimated candidates that would be chosen rather than `than` if their estimates were right, best first."""
     # A search that must shard estimates whole copies too, to compare with.
     allowed = (one for one in judged if judge.setting.given.sharded in (None, Sharded.NONE, one.candidate.sharded))
     near = [one for one in allowed if one.score <= fastest.step * (1 + NEAR_TIE)]
@@ -131,7 +131,7 @@ def hopeful(judged: Iterable[Judged], judge: Judge, *, than: Merits, fastest: Me
 
 
 def reason_of(chosen: Merits, fastest: Merits) -> str:
-    """Why a plan is chosen rather than a faster one: memory or simplicity; "" for neither."""
+    """Words why a plan is chosen rather than a faster one: its memory or its simplicity; "" for neither."""
     if chosen.saves(fastest):
         return f"it takes {chosen.fullness:.0%} of its fullest device's memory in place of {fastest.fullness:.0%}"
     pairs = zip(SIMPLER, chosen.complexity, fastest.complexity, strict=True)

@@ -24,7 +24,7 @@ BEYOND = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachedLoss:
-    """The loss that a run reached, by which batches are compared."""
+    """The batch, the steps and the noise scale with which a run reached some loss."""
 
     batch: int
     steps: int
@@ -32,13 +32,13 @@ class ReachedLoss:
     """The run's gradient noise scale in samples."""
 
     def steps_at(self, batch: int) -> float:
-        """The steps to the same loss with another batch."""
+        """The steps to the same loss with `batch` samples a step."""
         return self.steps * steps_with(batch, self.scale) / steps_with(self.batch, self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesWay:
-    """The fastest plan of a batch in pipelines of some number of stages."""
+    """The fastest plan of a batch in pipelines of some number of stages, and its steps to the loss."""
 
     batch: int
     stages: int
@@ -49,17 +49,17 @@ class StagesWay:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples a second of the plan."""
         return self.batch / self.choice.step
 
     @property
     def seconds(self) -> Seconds:
-        """Time to the loss."""
+        """The seconds of training to the loss."""
         return self.steps * self.choice.step
 
 
 def batches_for(reached: ReachedLoss, num_ranks: int) -> tuple[int, ...]:
-    """Batches worth a look: one sample for each device, doubled; the last ones of them."""
+    """Batches to compare: one sample for each device, doubled up to 4 times the noise scale or batch; the 6 largest."""
     most = BEYOND * max(reached.scale, reached.batch, num_ranks)
     found = [num_ranks]
     while 2 * found[-1] <= most:
@@ -75,7 +75,10 @@ def ways(
     fill: bool | None = None,
     may_recompute: bool = False,
 ) -> Iterator[StagesWay]:
-    """The plans that fit, batch by batch; sizes that the setting gives are left out of account."""
+    """The plans that fit, batch by batch, one for each number of stages; sizes that the setting gives are ignored.
+
+    `fill` and `may_recompute` as in `choose`.
+    """
     ranks = setting.cluster.num_ranks
     for batch in batches:
         for stages in (count for count in range(1, ranks + 1) if ranks % count == 0):

@@ -9,7 +9,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 
 
 def best_way(setting: Setting, *, fill: bool | None = None, may_recompute: bool = False) -> Choice | None:
-    """The best plan, with all layers recomputed only where nothing else fits or it is clearly faster.
+    """The best plan; with `may_recompute` one with all layers recomputed, if nothing else fits or it is clearly faster.
 
     None where nothing fits, or where the batch cannot be cut over the devices.
     """

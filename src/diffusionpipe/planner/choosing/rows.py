@@ -62,7 +62,7 @@ def sizes_in(setting: Setting, candidate: Candidate) -> str:
 
 
 def row_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
-    """The row of a layout that is simulated in full."""
+    """The row of a layout that was simulated in full."""
     use = max(proposal.memory, key=lambda memory: memory.total)
     return Row(
         name=name_of(candidate),
@@ -80,7 +80,7 @@ def row_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
 
 
 def estimated_row(judge: Judge, one: Judged, is_filled: bool) -> Row:
-    """The row of a candidate that is estimated."""
+    """The row of a candidate that was only estimated."""
     estimate, update = one.estimate, update_of(judge, one.candidate)
     return Row(
         name=name_of(one.candidate),
@@ -98,7 +98,7 @@ def estimated_row(judge: Judge, one: Judged, is_filled: bool) -> Row:
 
 
 def baseline_row(judge: Judge, one: Baseline) -> Row:
-    """The row of another system's layout."""
+    """The row of another system's layout, whose times are estimated."""
     setting = judge.setting
     if one.candidate is not None:
         update = update_of(judge, one.candidate)
@@ -121,7 +121,7 @@ def baseline_row(judge: Judge, one: Baseline) -> Row:
 
 
 def update_of(judge: Judge, candidate: Candidate) -> Seconds:
-    """Time of the update on the worker with most to update."""
+    """The seconds of the update on the worker with most to update; 0 if the profile has no time for it."""
     if not judge.setting.profile.update:
         return 0.0
     starts, trained = (*candidate.starts, judge.tables.num_layers), judge.tables.table.trained
@@ -135,7 +135,7 @@ def update_of(judge: Judge, candidate: Candidate) -> Seconds:
 
 
 def smallest_device(setting: Setting) -> Bytes:
-    """The least memory of a device; an estimate's overflow is beyond it."""
+    """The bytes of the device with the least memory; an estimate's overflow is beyond them."""
     return min(device.memory for device in setting.cluster.devices)
 
 
@@ -152,12 +152,14 @@ def in_host_memory(setting: Setting) -> str:
 
 
 def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
-    """The unit in which that much memory is written, and its bytes: GiB, or MiB below one."""
+    """(name, bytes) of the unit in which an amount of memory is written: GiB from 1 GiB on, else MiB."""
     return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)
 
 
 def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
-    """The parts of a device's memory in a unit, with two decimals, largest first; they add up to the rounded total.
+    """Name of each item of a device's memory -> its amount in the unit, with two decimals, largest first.
+
+    They add up to the rounded total.
 
     Parts that would be 0.00 are left out.
     """

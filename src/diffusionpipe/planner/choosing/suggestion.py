@@ -13,7 +13,7 @@ GAIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """A layout that would be faster."""
+    """Another layout that would be faster for a run, with its plan and its predicted times."""
 
     sizes: str
     """The schedule and its sizes in words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
@@ -23,9 +23,9 @@ class Suggestion:
 
 
 def suggest(setting: Setting, step: Seconds, *, fill: bool | None, sample_batch: int = 0) -> Suggestion | None:
-    """The fastest layout that fits in memory if it saves enough of a step of `step`; None if none does.
+    """The fastest layout that fits in memory, if steps of `step` seconds take over 5 % longer than its own; else None.
 
-    `fill` and `sample_batch` as in `planner.choosing.choice`.
+    `fill` as in `choose`, `sample_batch` as in `Choice.plan`.
 
     Raises:
         ConfigError: the sizes that are given do not fit each other.

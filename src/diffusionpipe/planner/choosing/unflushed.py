@@ -87,7 +87,7 @@ class _Window:
 
 
 def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]:
-    """The rows of training without a flush, fastest first; () where it cannot train this model on this cluster.
+    """The table rows of training without a flush, fastest first; () where it cannot train this model on this cluster.
 
     `filler`: places the frozen work; None: each batch is encoded before its first forward.
 

@@ -36,7 +36,7 @@ REST = "waiting for the slowest rank of each moment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One reason why a step took longer or shorter than predicted."""
+    """One reason why a step took longer or shorter than predicted, with its seconds."""
 
     name: str
     seconds: Seconds
@@ -62,7 +62,7 @@ def causes_of(
     loading: LoadingTimes,
     busy: Mapping[Op, Seconds],
 ) -> tuple[Cause, ...]:
-    """All causes, the largest first; they add up to the extra time of the step over the prediction.
+    """The causes of the difference of a step from its prediction, the largest first; their seconds add up to it.
 
     Args:
         before: the setting with which the plan was predicted.

@@ -28,7 +28,7 @@ APART = 1.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """The factors of a layer's times."""
+    """The factors by which the times of one layer are multiplied."""
 
     forward: float = 1.0
     input_grad: float = 1.0
@@ -38,7 +38,7 @@ class Factors:
 
 
 def scaled(profile: Profile, factors: Mapping[str, Factors]) -> Profile:
-    """The profile with these layers' times multiplied, at all batch sizes.
+    """The profile with the times of each layer multiplied by its factors, at all batch sizes.
 
     A layer with a factor of its own for probes has a time of its own for them from then on.
     """
@@ -67,7 +67,10 @@ def _scaled_layer(layer: LayerProfile, factors: Factors) -> LayerProfile:
 
 
 def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Profile:
-    """The profile with the forwards that were recorded of single layers, if there are any."""
+    """The profile with forward times corrected by forwards that were recorded of single layers.
+
+    A layer that is off by more than 1.3 times the median of its block gets a factor for its backward too.
+    """
     frozen = set(profile.graph.frozen_layers)
     kept, probed = (
         [one for one in layers if (one.keeps or one.name in frozen) is is_kept] for is_kept in (True, False)
@@ -96,7 +99,10 @@ def _ratios(layers: Sequence[LayerTime], predict: Callable[[str, float], Seconds
 
 
 def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Setting:
-    """The setting in which the plan's actions take these times, as far as layers can say it."""
+    """The setting whose layer times are fitted so that the plan's actions take these measured seconds.
+
+    `times`: (op, stage or fill) -> seconds. All layers of a block get the same factors.
+    """
     for _ in range(ROUNDS):
         costs = costs_of(plan.train, plan.blocks, plan.mesh, setting)
         ratios = {key: _limited(seconds / price(key, costs)) for key, seconds in times.items() if price(key, costs) > 0}
@@ -143,7 +149,7 @@ def _of_fills(profile: Profile, plan: Plan, ratios: Mapping[Key, float]) -> dict
 
 
 def strained(setting: Setting, factor: float) -> Setting:
-    """The setting in which all layers take `factor` times as long."""
+    """The setting in which all forwards and backwards take `factor` times as long."""
     every = Factors(forward=factor, input_grad=factor, weight_grad=factor)
     names = [layer.name for layer in setting.profile.layers]
     return replace(setting, profile=scaled(setting.profile, dict.fromkeys(names, every)))

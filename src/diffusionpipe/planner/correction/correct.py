@@ -55,7 +55,7 @@ NO_LOADING = LoadingTimes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """One kind of compute of one stage, for one micro-batch."""
+    """The predicted and the measured time of one op of one stage, for one micro-batch."""
 
     op: Op
     stage: int
@@ -65,13 +65,13 @@ class StageTime:
 
     @property
     def error(self) -> float:
-        """The relative error of the prediction: measured / predicted - 1, above 0 where the compute took longer."""
+        """Measured / predicted - 1, above 0 where the compute took longer than predicted; 0 without a prediction."""
         return self.measured / self.predicted - 1.0 if self.predicted else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationTimes:
-    """An iteration and the update after it."""
+    """The seconds of an iteration, of the update after it, and of data workers."""
 
     iteration: Seconds
     update: Seconds
@@ -87,7 +87,7 @@ class IterationTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """The predicted times, the measured times of a run, and the setting that predicts these."""
+    """The predicted and the measured times of a run, their causes, and the setting that predicts the measured ones."""
 
     setting: Setting
     """The setting after the correction, which predicts the measured times."""
@@ -105,7 +105,7 @@ class Correction:
 
 
 def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTimes = NO_LOADING) -> Correction:
-    """The setting corrected so that it predicts the recorded run.
+    """The predicted and the measured times of a run, with the setting corrected so that it predicts the measured ones.
 
     The plan was predicted with `setting`; `loading` is the time that data workers added besides. Memory is not
     corrected.
@@ -145,7 +145,7 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTi
 
 
 def predicted_step(setting: Setting, plan: Plan) -> IterationTimes:
-    """The times that a setting predicts for a plan's training."""
+    """The iteration and the update that a setting predicts for a plan's training, in seconds."""
     return IterationTimes(
         iteration=simulate(plan.train, _costs(setting, plan)).makespan,
         update=update_time(plan.train, plan.blocks, setting.profile, plan.mesh),

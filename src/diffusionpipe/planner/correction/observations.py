@@ -22,7 +22,7 @@ Waking = Sequence[tuple[Seconds, Seconds]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One computing action of one rank."""
+    """The measured time of one computing action of one rank, and its rank's wait before it."""
 
     rank: int
     action: Action
@@ -32,14 +32,14 @@ class Observation:
 
     @property
     def key(self) -> Key:
-        """The kind of action that was observed."""
+        """The op of the action and its stage, or for ENCODE its fill."""
         number = self.action.slot if self.action.op is Op.ENCODE else self.action.stage
         assert number is not None, self.action
         return self.action.op, number
 
 
 def observations_of(recorded: Recorded) -> tuple[Observation, ...]:
-    """The observations of all ranks, each in the order of its actions."""
+    """The computing actions of all ranks with their times and waits, rank by rank, each in the order of its actions."""
     found = []
     for rank, spans in spans_of_rank(recorded).items():
         free = 0.0
@@ -52,7 +52,7 @@ def observations_of(recorded: Recorded) -> tuple[Observation, ...]:
 
 
 def spans_of_rank(recorded: Recorded) -> Mapping[int, Sequence[Span]]:
-    """The spans of each rank, in order."""
+    """Rank -> the spans of its actions, in the order in which they were recorded."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in recorded.timeline.spans:
         spans[span.worker].append(span)
@@ -60,13 +60,13 @@ def spans_of_rank(recorded: Recorded) -> Mapping[int, Sequence[Span]]:
 
 
 def price(key: Key, costs: Costs) -> Seconds:
-    """The time of an action by these costs."""
+    """The seconds of an action of this kind at these costs, without waking."""
     op, number = key
     return costs.fills[number] if op is Op.ENCODE else float(getattr(costs.stages[number], _FIELDS[op]))
 
 
 def times_of(observations: Sequence[Observation], waking: Waking) -> dict[Key, Seconds]:
-    """The time of each kind of action without waking: means over the ranks of medians over micro-batches.
+    """(op, stage or fill) -> its measured seconds without waking: means over ranks of medians over micro-batches.
 
     Actions in front of which a rank had not waited say it; where there are none, waking is taken off.
     """
@@ -84,7 +84,7 @@ def _awake(same: Sequence[Observation], waking: Waking) -> Seconds:
 def extras(
     observations: Sequence[Observation], times: Mapping[Key, Seconds], waking: Waking
 ) -> Iterator[tuple[Seconds, Seconds]]:
-    """(predicted extra time, measured time) of each action after a wait, where its time without one is known."""
+    """(predicted, measured) extra seconds of each action after a wait, where its time without one was measured too."""
     known = {one.key for one in observations if one.wait < WAITED}
     for one in observations:
         if one.wait >= WAITED and one.key in known:
@@ -93,5 +93,5 @@ def extras(
 
 
 def ranks_of(mesh: Mesh, worker: int) -> tuple[int, ...]:
-    """The ranks that have a worker's place."""
+    """The global ranks at a worker's place, one in each data-parallel group."""
     return tuple(mesh.rank(group, worker) for group in range(mesh.data_parallel))

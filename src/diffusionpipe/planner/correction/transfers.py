@@ -31,7 +31,7 @@ FEW_BYTES = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A message between two ranks."""
+    """A message between two ranks: its bytes, its predicted time, and its measured time or a bound of it."""
 
     pair: tuple[int, int]
     num_bytes: Bytes
@@ -42,7 +42,7 @@ class Crossing:
 
 
 def crossings(plan: Plan, recorded: Recorded, costs: Costs) -> list[Crossing]:
-    """Every message of which something is known."""
+    """The messages of all groups whose time, or a bound of it, follows from the recording."""
     spans = {(span.worker, span.action): span for span in recorded.timeline.spans}
     begun = dict(_waits(recorded))
     found: list[Crossing] = []
@@ -143,7 +143,10 @@ def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[i
 
 
 def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
-    """The link on which these messages take what they took; it stays where nothing contradicts it."""
+    """The link with latency and bandwidth fitted to the measured times of these messages.
+
+    It stays where only bounds are known and none contradicts it.
+    """
     seen = [one for one in found if not one.is_bound]
     if not seen:
         ratio = bounded_ratio(found)
@@ -155,7 +158,7 @@ def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
 
 
 def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Crossing]) -> PairLink:
-    """The link of two ranks by their own messages; where they sent none, by messages of other pairs of their kind.
+    """The link of two ranks, fitted to their own messages, or to other pairs of their kind if they sent none.
 
     Of other pairs only the ratio of their times counts, because their links have other figures.
     """
@@ -170,19 +173,19 @@ def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Cro
 
 
 def usual_ratio(seen: Sequence[Crossing]) -> float:
-    """Measured over predicted: the lower quartile, because a message may wait for others that were not recorded."""
+    """The lower quartile of measured / predicted times, as a message may wait for others that were not recorded."""
     ratios = sorted(one.seconds / one.predicted for one in seen)
     return ratios[len(ratios) // 4]
 
 
 def bounded_ratio(found: Sequence[Crossing]) -> float:
-    """Measured over predicted of messages of which only bounds are known: at most 1, and 1 for none."""
+    """The median of measured / predicted times of messages with bounds alone, but at most 1; 1 for none."""
     ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
     return min(1.0, median(ratios)) if ratios else 1.0
 
 
 def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
-    """Latency and bandwidth of a line that passes the (bytes, seconds) in the median.
+    """(latency, bandwidth) of a line through the (bytes, seconds) in the median, from a line that predicted them.
 
     Times below the line shorten both. Times above it count as bytes, or where there are few bytes as latency.
     """
@@ -198,7 +201,7 @@ def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSums:
-    """The times of the gradient sums of an iteration."""
+    """The predicted times of the gradient sums of an iteration, and the ratio of the measured ones to them."""
 
     predicted: Seconds
     """Predicted time of all sums of a rank, on average over the ranks that waited for theirs."""
@@ -209,7 +212,7 @@ class GradientSums:
 
 
 def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> GradientSums:
-    """How much longer than predicted the sums took that ranks waited for at the end."""
+    """The gradient sums for which ranks waited at the end of an iteration, with measured over predicted time."""
     spans, found, predicted, counts = spans_of_rank(recorded), [], [], []
     issued = _issued(plan, spans)
     for rank, own in spans.items():
@@ -263,7 +266,7 @@ def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) 
 
 
 def corrected_sum(rate: AllReduce, sums: GradientSums) -> AllReduce:
-    """The rate with which sums take their measured time; extra time counts as bytes, as in `corrected_line`."""
+    """The latency and bandwidth with which sums take their measured time; extra time counts as bytes."""
     for_bytes = sums.predicted - sums.count * rate.latency
     if sums.ratio <= 1 or for_bytes < FEW_BYTES * sums.predicted:
         return replace(rate, latency=rate.latency * sums.ratio, bandwidth=rate.bandwidth / sums.ratio)

@@ -31,7 +31,7 @@ _NARROW = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingMemory:
-    """Bytes of one rank while pictures are drawn: encoders, then its stage, then the decoder, never there together."""
+    """The bytes of one rank while pictures are drawn: for encoders, then its stage, then the decoder, one at a time."""
 
     encoders: Bytes
     """Memory of the encoders, with the tensors that live between them, and the workspace of their hungriest layer."""
@@ -45,13 +45,13 @@ class DrawingMemory:
 
     @property
     def peak(self) -> Bytes:
-        """The most that is there at a time."""
+        """The largest bytes of the three parts, of which one is there at a time."""
         return max(self.encoders, self.weights + self.tensors, self.decoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Pictures drawn together over all devices of a cluster."""
+    """The predicted times and memory of pictures that are drawn together over all devices of a cluster."""
 
     pictures: int
     rows: int
@@ -68,16 +68,16 @@ class Drawing:
     """Whether pictures are decoded tile by tile, because a whole one does not fit."""
 
     def latency(self, steps: int) -> Seconds:
-        """Time until the latents of all pictures are there, with this number of steps of denoising."""
+        """The seconds until the latents of all pictures are there, after `steps` steps of denoising."""
         return self.encoding + steps * self.step
 
     def seconds_a_picture(self, steps: int) -> Seconds:
-        """The latency divided by the number of pictures."""
+        """The seconds of `latency`, divided by the number of pictures."""
         return self.latency(steps) / self.pictures
 
 
 def drawing_plan(model: ModelGraph, ranks: int, rows: int, size: int) -> Plan:
-    """The plan of a pipeline over all ranks that draws `rows` rows, `size` at a time.
+    """The plan of a pipeline over `ranks` ranks that draws `rows` rows, in micro-batches of `size` rows.
 
     Its training schedules are of one sample.
     """
@@ -86,10 +86,12 @@ def drawing_plan(model: ModelGraph, ranks: int, rows: int, size: int) -> Plan:
 
 
 def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) -> Drawing:
-    """Time and memory of drawing over all devices of the cluster, `size` rows at a time.
+    """The time and the memory of drawing over all devices of the cluster, in micro-batches of `size` rows.
+
+    `rows`: the rows of all pictures, two for each with classifier-free guidance.
 
     Raises:
-        ConfigError: there are more devices than layers, or several models that draw in turn, or none.
+        ConfigError: there are more devices than layers, or several models that draw in turn, or no prediction.
     """
     graph, cluster = setting.graph, setting.cluster
     if len(graph.backbones) > 1:
@@ -131,7 +133,9 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
 
 
 def decoder_use(profile: Profile, pictures: int, room: Bytes) -> tuple[Bytes, bool]:
-    """Bytes of the VAE while it decodes, and whether it does so by tiles, because else there is no room.
+    """(bytes of the VAE while it decodes the pictures, whether it decodes by tiles); (0, False) if not in the profile.
+
+    It decodes by tiles where whole pictures need more than `room` bytes.
 
     Pictures wait in host memory, which is the device's where that is a CPU.
     """

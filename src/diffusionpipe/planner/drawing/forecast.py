@@ -15,7 +15,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingBand:
-    """Both figures with all layer times shorter and longer by their uncertainty."""
+    """(shortest, longest) seconds of drawing with all layer times a quarter shorter and a quarter longer."""
 
     a_picture: tuple[Seconds, Seconds]
     latency: tuple[Seconds, Seconds]
@@ -23,7 +23,7 @@ class DrawingBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingForecast:
-    """Pictures drawn together, with this number of steps of denoising."""
+    """The predicted times of drawing pictures together, with their uncertainty and the memory."""
 
     cluster: str
     """Name of the cluster."""
@@ -43,7 +43,9 @@ DRAWING = Format("diffusionpipe-drawing", 1, DrawingForecast)
 
 
 def forecast_drawing(setting: Setting, *, steps: int, pictures: int, rows: int, size: int) -> DrawingForecast:
-    """The forecast of drawing over all devices of the cluster, `size` rows at a time.
+    """The forecast of drawing over all devices of the cluster with `steps` steps, `size` rows at a time.
+
+    `rows`: the rows of all pictures, two for each with classifier-free guidance.
 
     Raises:
         ConfigError: as `predict_drawing`.

@@ -26,7 +26,7 @@ Blocks = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardUse:
-    """Bytes of one worker beside its weights."""
+    """The bytes that one worker holds beside its weights while it runs forwards."""
 
     layers: tuple[str, ...]
     """The layers that its stages run."""
@@ -60,7 +60,7 @@ class _Case:
 
 
 def forward_time(setting: Setting, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Seconds:
-    """Time of a schedule without backwards, whose weights are stored as they are read."""
+    """The simulated seconds of a schedule without backwards; weights are not cast."""
     kept = replace(setting, profile=_without_backward(setting.profile))
     return simulate(schedule, costs_of(schedule, blocks, mesh, kept)).makespan
 
@@ -68,7 +68,7 @@ def forward_time(setting: Setting, schedule: Schedule, blocks: Blocks, mesh: Mes
 def forward_uses(
     profile: Profile, schedule: Schedule, blocks: Blocks, layers: Collection[str]
 ) -> tuple[ForwardUse, ...]:
-    """Memory of each worker of a schedule without backwards, whose stages run only their layers in `layers`."""
+    """The memory of each worker in a schedule without backwards, whose stages run only their layers in `layers`."""
     case = _Case(profile=profile, schedule=schedule, blocks=blocks, layers=layers)
     return tuple(_use(case, worker) for worker in range(schedule.num_workers))
 

@@ -11,7 +11,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingInTime:
-    """Pictures whose denoising steps are computed at the same time, after a usual number of refinements."""
+    """The predicted time and memory of pictures whose denoising steps are computed at the same time."""
 
     refinements: int
     ranks: int
@@ -27,7 +27,9 @@ class DrawingInTime:
 
 
 def predict_in_time(setting: Setting, *, steps: int, pictures: int, rows: int) -> DrawingInTime | None:
-    """Time and memory of that on the cluster, by its slowest device; None for one device.
+    """The time and memory of drawing with steps at the same time, by the slowest device; None if one device computes.
+
+    `rows`: the rows of all pictures, two for each with classifier-free guidance.
 
     Raises:
         ConfigError: as `predict_drawing`.

@@ -153,7 +153,7 @@ def _joined(pieces: Sequence[Piece], chunk: int) -> Pieces:
 
 
 def annealed(case: Case, packing: Packing, *, visits: int, enough: Seconds) -> Packing:
-    """The packing after moves of single samples; ends with the budget, or when the time is enough.
+    """The best packing found by moving single samples, until `visits` events were timed or it takes `enough` seconds.
 
     At most as many samples as all open chunks of the largest size hold are unfinished on a worker at a time.
     """

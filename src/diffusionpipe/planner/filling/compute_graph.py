@@ -37,7 +37,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeGraph:
-    """A schedule whose rooms are empty, with its prices."""
+    """The events of a schedule with an empty room before each action, and their times."""
 
     graph: Graph
     durations: tuple[Seconds, ...]
@@ -48,12 +48,12 @@ class ComputeGraph:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers of the schedule."""
+        """The number of workers of the schedule."""
         return len(self.graph.tails)
 
     @cached_property
     def rooms(self) -> Mapping[Place, int]:
-        """Place -> the event that stands for its room, worker by worker in order."""
+        """(worker, position in its order) -> the event of the room there, worker by worker in order."""
         works = self.graph.works
         found = {}
         for event, index in enumerate(self.graph.work):
@@ -72,17 +72,17 @@ class ComputeGraph:
 
     @cached_property
     def place_of(self) -> Mapping[int, Place]:
-        """The event of a room -> its place."""
+        """Event of a room -> its (worker, position in the worker's order)."""
         return {event: place for place, event in self.rooms.items()}
 
     @cached_property
     def action_behind(self) -> Mapping[int, int]:
-        """The event of an action -> the event of the room before it."""
+        """Event of an action -> the event of the room before it."""
         return {event: first for event, first in enumerate(self.graph.first) if first in self.place_of}
 
     @cached_property
     def busy(self) -> tuple[Seconds, ...]:
-        """Compute of each worker, without waking."""
+        """The seconds for which each worker computes, by worker, without waking."""
         busy = [0.0] * self.num_workers
         for event, room in self.action_behind.items():
             busy[self.place_of[room][0]] += self.durations[event]
@@ -90,17 +90,17 @@ class ComputeGraph:
 
     @cached_property
     def times(self) -> Times:
-        """Earliest times, with empty rooms."""
+        """The earliest times of all events, with empty rooms."""
         return self._timed(self.durations)
 
     @cached_property
     def makespan(self) -> Seconds:
-        """Time of the iteration without fills, reductions included."""
+        """The seconds of the iteration without fills, reductions included."""
         return self.times.makespan
 
     @cached_property
     def ends(self) -> tuple[Seconds, ...]:
-        """End of the last action of each worker."""
+        """The end of each worker's last action, by worker, in seconds, with empty rooms."""
         return tuple(self.times.ends[tail] for tail in self.graph.tails)
 
     @cached_property
@@ -119,7 +119,7 @@ class ComputeGraph:
         return any(times.ends[event] > self.times.ends[event] * (1 + 1e-12) for event in self.action_behind)
 
     def filled(self, work: Mapping[Place, Seconds]) -> Times:
-        """The times with this much work in rooms."""
+        """The times of all events with these seconds of work in rooms, by (worker, position)."""
         durations = list(self.durations)
         for place, seconds in work.items():
             durations[self.rooms[place]] = seconds
@@ -131,7 +131,9 @@ class ComputeGraph:
 
 
 def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
-    """The graph of a schedule without frozen work. With explicit messages these wait for each other in their queues.
+    """The graph of a schedule without frozen work, with empty rooms, priced at these costs.
+
+    Explicit messages wait for each other in their queues.
 
     Positions of rooms do not count messages.
 

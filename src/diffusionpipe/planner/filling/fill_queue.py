@@ -64,7 +64,7 @@ class FillQueue:
         return not self._fronts
 
     def fill(self, position: int, length: Seconds) -> Seconds:
-        """Run what fits into a wait of this length, before the action at this position; the time it takes."""
+        """Run pieces that fit into a wait of `length` seconds, before the action at `position`; return their time."""
         length *= self._speed
         used = 0.0
         i = 0
@@ -131,7 +131,7 @@ class FillQueue:
         self.pieces.append((position, layer, stop, front.first + first, front.first + last))
 
     def exceed(self, position: int, length: Seconds, limit: Seconds) -> Seconds:
-        """Run one piece that is longer than the wait but not than the limit; its time, 0 if there is none.
+        """Run one piece that is longer than the wait but not than `limit` seconds; return its seconds, 0 for none.
 
         `fill` must have run before: then one sample of one layer is too long, and the shortest of such is taken, with
         as many more samples as cost little.
@@ -154,12 +154,12 @@ class FillQueue:
         return taken
 
     def drain(self, position: int) -> Seconds:
-        """Run all that is left; the time it takes."""
+        """Run all that is left, before the action at `position`; return its seconds."""
         return self.fill(position, float("inf"))
 
 
 def equal_chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """(first sample, size) of as few chunks as the limit allows, sizes differing by at most one."""
+    """(first sample, size) of as few chunks of at most `chunk` samples as there can be; sizes differ by one at most."""
     count = -(-samples // chunk)
     for i in range(count):
         first = samples * i // count
@@ -169,7 +169,10 @@ def equal_chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
 def placed(
     pieces: list[Piece], frozen: FrozenLayers, options: FillOptions, *, worker: int, first: int
 ) -> list[tuple[PlacedFill, Seconds]]:
-    """The pieces as fills of one component each with their times; `first` is the worker's first sample."""
+    """(fill, its seconds) of each piece, cut so that a fill has layers of one component.
+
+    `first` is the number in the batch of the worker's first sample.
+    """
     found = []
     for position, layer, stop, start, end in pieces:
         for layers in frozen.split_at_runs(Range(layer, stop)):

@@ -26,11 +26,11 @@ graphs larger where that hardly matters, more fills waits that are none."""
 
 
 def filler_of(setting: Setting) -> Filler:
-    """Fills the bubbles with the setting's frozen layers; their times are kept between calls once known.
+    """The filler that places the setting's frozen work in bubbles, within each device's memory.
 
-    At most `setting.workload.encode_chunk` samples go through them together, fewer where memory demands it; where it
-    demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). In a
-    window all workers may encode, and memory is not asked.
+    At most `setting.workload.encode_chunk` samples go through the layers together, fewer where memory demands it; where
+    it demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). In a window
+    all workers may encode, and memory is not looked at. Times of layers are kept between calls.
     """
     frozen = frozen_layers(setting.profile)
 
@@ -60,7 +60,7 @@ def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[P
 
 
 def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> FillPlan:
-    """The fills of one iteration within each device's memory, with their bound."""
+    """The fills of one iteration within each device's memory, with the resulting times and their bound."""
     hosts, chunk = hosts_and_chunk(setting, unfilled)
     speeds = worker_speeds(setting.cluster, unfilled.mesh)
     options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
@@ -77,7 +77,7 @@ def _queued(unfilled: Unfilled) -> Schedule:
 
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:
-    """Workers that can hold the frozen layers beside this iteration, None for all, and the most samples of a fill."""
+    """(workers that can hold the frozen layers beside this iteration, None for all; the most samples of a fill)."""
     graph, stages = setting.graph, unfilled.schedule.placement.stages
     batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
     own: list[set[str]] = [set() for _ in range(num_workers)]

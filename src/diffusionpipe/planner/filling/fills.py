@@ -74,7 +74,7 @@ ANNEALING_VISITS = 12_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillPlan:
-    """Fills and the iteration that results from them."""
+    """The fills of an iteration, and the times and bubbles that result from them."""
 
     fills: Mapping[int, tuple[PlacedFill, ...]]
     """Worker -> its fills in the order in which they run, as `insert_fills` takes them."""
@@ -97,48 +97,49 @@ class FillPlan:
 
     @property
     def frozen(self) -> Seconds:
-        """Frozen work of all workers."""
+        """The seconds of frozen work of all workers together."""
         return sum(self.seconds)
 
     @property
     def exposed(self) -> Seconds:
-        """The time that the frozen work adds to the iteration."""
+        """The seconds that the frozen work adds to the iteration."""
         return self.iteration - self.unfilled
 
     @property
     def bubble_before(self) -> float:
-        """The idle part of all workers' time without frozen work."""
+        """The idle part, 0 to 1, of all workers' time in the iteration without frozen work."""
         return 1.0 - self.busy / (len(self.shares) * self.unfilled)
 
     @property
     def bubble_after(self) -> float:
-        """The idle part of all workers' time with it."""
+        """The idle part, 0 to 1, of all workers' time in the filled iteration."""
         return 1.0 - (self.busy + self.frozen) / (len(self.shares) * self.iteration)
 
 
 def plan_fills(schedule: Schedule, costs: Costs, frozen: FrozenLayers, options: FillOptions | None = None) -> FillPlan:
-    """The fills of one iteration.
+    """The fills of one iteration that make it shortest, of the ones that the algorithm of this module finds.
 
     Args:
-        schedule: compute and reductions, as `insert_fills` takes it; a reduction counts until it ends.
-        costs: of that schedule.
+        schedule: compute and reductions, as `insert_fills` takes it, or also messages; a reduction counts until it
+            ends.
+        costs: the costs of that schedule.
         frozen: the layers; keep the object between calls, it remembers times.
         options: chunk sizes, hosts, speeds; None for the defaults.
 
     Raises:
         ConfigError: the options do not fit.
-        ScheduleError: the schedule has fills or messages already.
+        ScheduleError: the schedule has fills already, or gets stuck.
     """
     case = case_of(schedule, costs, frozen, options)
     return plan_of(case, _best(case))
 
 
 def case_of(schedule: Schedule, costs: Costs, frozen: FrozenLayers, options: FillOptions | None) -> Case:
-    """The arguments of `plan_fills`, checked.
+    """The arguments of `plan_fills` as a checked case, with the graph of the schedule.
 
     Raises:
         ConfigError: the options do not fit.
-        ScheduleError: the schedule has fills or messages already.
+        ScheduleError: the schedule has fills already, or gets stuck.
     """
     options = options or FillOptions()
     check_options(options, frozen, schedule.num_workers)
@@ -179,7 +180,7 @@ def _rank(packing: Packing) -> tuple[Seconds, Seconds]:
 
 
 def plan_of(case: Case, packing: Packing) -> FillPlan:
-    """The packing as fills, with what they make of the iteration."""
+    """The fill plan that a packing stands for, with its times."""
     graph = case.graph
     fills, seconds, first = {}, [], 0
     for worker, (share, pieces) in enumerate(zip(packing.shares, packing.pieces, strict=True)):
@@ -204,7 +205,9 @@ def plan_of(case: Case, packing: Packing) -> FillPlan:
 def fill_bound(
     unfilled: Seconds, busy: Sequence[Seconds], batch: int, frozen: FrozenLayers, options: FillOptions | None = None
 ) -> Seconds:
-    """A time below which no filled iteration comes: the hosts' idle time against the batch at its cheapest chunk size.
+    """A lower bound in seconds of the filled iteration: hosts' idle time against the batch at its cheapest chunk size.
+
+    `unfilled`: the seconds without frozen work, or a bound of them; `busy`: the compute of each worker in seconds.
 
     For pruning; costs a few sums, and needs of the schedule only its time (or a bound of it) and each worker's compute.
     Holds where the time a sample is least at one of the chunk sizes or at 1, as with times linear between them.
@@ -217,7 +220,7 @@ def fill_bound(
 
 
 def fill_costs(costs: Costs, plan: FillPlan) -> Costs:
-    """The costs of the schedule that `insert_fills` makes of the plan's fills."""
+    """The costs of the schedule that `insert_fills` makes with the plan's fills, from the unfilled schedule's costs."""
     return replace(
         costs,
         stages=costs.stages + (FREE,) * len(plan.fills),

@@ -15,7 +15,9 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenLayers:
-    """Layers in an order in which they can run, so that any samples may go through them front to back.
+    """The frozen layers as a chain with a time for every layer and number of samples.
+
+    They are in an order in which they can run, so that any samples may go through them front to back.
 
         vae.0 vae.1 | noise | text.0 text.1 text.2        runs of one component; a fill never crosses their borders
 
@@ -58,12 +60,12 @@ class FrozenLayers:
         return range(self.num_layers)
 
     def seconds(self, layers: Range, samples: int) -> Seconds:
-        """Time of some layers on some samples, without overhead."""
+        """The seconds of these layers on `samples` samples, without overhead, on the profiled device."""
         running = self.running(samples)
         return running[layers.stop] - running[layers.start]
 
     def split_at_runs(self, layers: Range) -> tuple[Range, ...]:
-        """The range cut where components change."""
+        """The range in parts, cut where components change."""
         return tuple(common for run in self.runs if (common := layers.intersection(run)))
 
 
@@ -79,7 +81,7 @@ def frozen_layers(profile: Profile) -> FrozenLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillOptions:
-    """The waits and the memory that a fill may use."""
+    """The chunk sizes, workers and speeds with which fills are planned."""
 
     chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     """Most samples that go through the layers together, each tried: the profiled batch sizes."""
@@ -102,13 +104,13 @@ class FillOptions:
         return self.speeds[worker] if self.speeds else 1.0
 
     def allowed_chunks(self, batch: int) -> tuple[int, ...]:
-        """Chunk sizes to try, descending, without those that the batch cannot tell apart."""
+        """The chunk sizes to try, descending, limited by the batch and by `max_chunk`; equal ones once."""
         limit = min(batch, self.max_chunk or batch)
         return tuple(sorted({min(chunk, limit) for chunk in self.chunks}, reverse=True))
 
 
 def check_options(options: FillOptions, frozen: FrozenLayers, num_workers: int) -> None:
-    """Do nothing if the options fit.
+    """Raise an error if the options do not fit the layers and workers; return None if they do.
 
     Raises:
         ConfigError: sizes below 1, unknown workers, a speed that is not positive, no frozen layers.

@@ -28,10 +28,10 @@ class _Timed:
 
 
 def polished(case: Case, packing: Packing, visits: Visits) -> Packing:
-    """The packing after moving pieces on its critical path while that helps and the budget lasts.
+    """The packing after moving pieces on its critical path while that shortens it and the budget of visits lasts.
 
-    A move keeps the order of a worker's pieces, so layers stay in order: it takes the last of the pieces at a place,
-    or one sample of the last, to a later place, or the first to an earlier one. Shares stay.
+    A move keeps the order of a worker's pieces, so layers stay in order: it takes the last of the pieces at a place, or
+    one sample of the last, to a later place, or the first to an earlier one. Shares stay.
     """
     pieces = [_by_layer(own) for own in packing.pieces]
     places = case.graph.places
@@ -54,7 +54,7 @@ def polished(case: Case, packing: Packing, visits: Visits) -> Packing:
 
 
 def retimed(case: Case, packing: Packing, pieces: Sequence[Pieces]) -> Packing:
-    """The packing with other pieces."""
+    """The packing with these pieces, by worker, in place of its own, and the times that follow."""
     return _packing(case, packing, pieces, _timed(case, pieces))
 
 

@@ -15,17 +15,19 @@ MAX_MOVES = 8
 
 
 def hosts_of(options: FillOptions, num_workers: int) -> tuple[int, ...]:
-    """The workers that may encode."""
+    """The workers that may encode: the ones of the options, or all."""
     return options.workers or tuple(range(num_workers))
 
 
 def seconds_a_sample(frozen: FrozenLayers, options: FillOptions, chunk: int) -> Seconds:
-    """Frozen time of one sample in chunks of this size on a device of speed 1."""
+    """The seconds of frozen work for one sample in chunks of `chunk` samples, on a device of speed 1."""
     return frozen.running(chunk, options.overhead)[-1] / chunk
 
 
 def idle_level(unfilled: Seconds, busy: Sequence[Seconds], work: Seconds, speeds: Mapping[int, float]) -> Seconds:
-    """The least time of an iteration in which hosts of these speeds can take in `work` seconds of frozen work.
+    """The least seconds of an iteration in which hosts of these speeds can do `work` seconds of frozen work.
+
+    `unfilled`: the seconds without that work; `busy`: the compute of each worker.
 
     Every wait counts as usable to the last second, and the work as divisible: a lower bound.
     """
@@ -35,7 +37,7 @@ def idle_level(unfilled: Seconds, busy: Sequence[Seconds], work: Seconds, speeds
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One iteration's compute and the frozen work that it shall take in."""
+    """The compute of one iteration, and the frozen work to place in it."""
 
     graph: ComputeGraph
     frozen: FrozenLayers
@@ -48,22 +50,22 @@ class Case:
         return hosts_of(self.options, self.graph.num_workers)
 
     def seconds_a_sample(self, chunk: int) -> Seconds:
-        """Frozen time of one sample in chunks of this size on a device of speed 1."""
+        """The seconds of frozen work for one sample in chunks of `chunk` samples, on a device of speed 1."""
         return seconds_a_sample(self.frozen, self.options, chunk)
 
     def level(self, rate: Seconds) -> Seconds:
-        """`idle_level` of this case at this frozen time a sample."""
+        """The lower bound `idle_level` of this iteration, if frozen work takes `rate` seconds a sample."""
         speeds = {worker: self.options.speed(worker) for worker in self.hosts}
         return idle_level(self.graph.makespan, self.graph.busy, self.batch * rate, speeds)
 
     def queue(self, worker: int, samples: int, chunk: int) -> FillQueue:
-        """The frozen work of this number of samples on a worker."""
+        """The frozen work of `samples` samples on a worker, in chunks of `chunk` samples, to be placed."""
         return FillQueue(self.frozen, self.options, worker=worker, samples=samples, chunk=chunk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Fills of all workers as pieces."""
+    """The pieces of frozen work of all workers at their places, and the times that follow."""
 
     shares: tuple[int, ...]
     """The number of samples that each worker encodes, by worker."""
@@ -88,13 +90,13 @@ class Visits:
 
 
 def bound_of(case: Case, packing: Packing) -> Seconds:
-    """The least time with the packing's frozen work: if every host waited equally long, or nothing were exposed."""
+    """The least seconds of an iteration with the packing's frozen work, if all hosts waited equally long."""
     work = sum(packing.used) + sum(case.graph.busy[worker] for worker in case.hosts)
     return max(case.graph.makespan, work / len(case.hosts))
 
 
 def in_proportion(weights: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to the weights that sum to the total (largest remainders)."""
+    """Whole numbers in proportion to the weights, with the sum `total`, by largest remainders."""
     scale = total / sum(weights)
     exact = [weight * scale for weight in weights]
     shares = [int(value) for value in exact]
@@ -105,7 +107,10 @@ def in_proportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def fluid_shares(case: Case, rate: Seconds) -> list[int]:
-    """Samples of each worker in proportion to its idle time in the iteration of the lower bound."""
+    """The samples of each worker, by worker, in proportion to its idle time in the iteration of the lower bound.
+
+    `rate`: seconds of frozen work for a sample.
+    """
     level, hosts = case.level(rate), case.hosts
     weights = [0.0] * case.graph.num_workers
     for worker in hosts:
@@ -116,10 +121,10 @@ def fluid_shares(case: Case, rate: Seconds) -> list[int]:
 
 
 def pack_unshifted(case: Case, chunk: int) -> Packing:
-    """Fills in the waits alone: no compute starts later; the rest runs at each worker's end.
+    """The packing that uses waits alone: no compute starts later, and the rest runs at each worker's end.
 
-    Shares start in proportion to idle time; then samples move from the worker that ends last to the one that ends
-    first with them, as long as that helps.
+    Shares start in proportion to idle time; then samples move from the worker that ends last to the one that ends first
+    with them, as long as that helps.
     """
     graph = case.graph
     known: dict[tuple[int, int], tuple[FillQueue, Seconds]] = {}
@@ -154,7 +159,10 @@ def _packed(case: Case, worker: int, samples: int, chunk: int) -> tuple[FillQueu
 
 
 def balanced(case: Case, shares: list[int], rate: Seconds, end_of: Callable[[int, int], Seconds]) -> list[int]:
-    """The shares after moving samples off the worker that ends last; `end_of`: (worker, samples) -> its end."""
+    """The samples of each worker after moving some off the worker that ends last, as long as that helps.
+
+    `end_of`: (worker, samples) -> its end in seconds. `rate`: seconds of frozen work for a sample.
+    """
     shares, floor = list(shares), case.graph.makespan
     for _ in range(MAX_MOVES * len(case.hosts)):
         ends = {worker: end_of(worker, shares[worker]) for worker in case.hosts}

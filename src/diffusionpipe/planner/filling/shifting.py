@@ -12,7 +12,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: how far compute is delayed for fills."""
+    """The limits within which fills may delay compute."""
 
     least_use: float
     """Least part of a fill that delays compute which must be inside the wait."""
@@ -44,7 +44,7 @@ ROUNDS = 4
 
 
 def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy, makespan: Seconds) -> Packing:
-    """Fills in every wait, and a last one that ends after it where the part of it inside is worth that.
+    """The packing that fills each wait, and lets a last piece end after it if the part inside is worth that.
 
     Events are timed in an order in which they can happen, so what a delay does to others is known when their own waits
     are filled. No action starts after its latest start for an iteration of time `makespan`, so only what is left at a
@@ -105,7 +105,7 @@ def _packing(
 
 
 def shifted_packings(case: Case, packing: Packing, policies: Sequence[Policy], visits: Visits) -> list[Packing]:
-    """Packings that delay compute, by each policy from the given shares and then with ever more equal ends.
+    """The packings that delay compute, by each policy, from the packing's shares and then with ever more equal ends.
 
     Ends early where one comes close to the bound, or with the budget.
     """

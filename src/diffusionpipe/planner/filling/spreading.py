@@ -46,7 +46,9 @@ class _Piece:
 
 
 def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> tuple[PlacedFill, ...]:
-    """The fills of the only worker; () where encoders are on the devices, or no weights take longer than their layers.
+    """The fills of the only worker, spaced so that copies of weights from host memory end before their layers run.
+
+    () where encoders are on the devices, or no weights take longer to come than their layers to run.
 
     Args:
         setting: the setting of the plan.

@@ -13,7 +13,9 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Ranks as equal pipelines. Two arrangements of one size differ in the tensors that cross node borders.
+    """The form in which ranks become equal pipelines: their number, their ranks, and which ranks are side by side.
+
+    Two arrangements of one size differ in the tensors that cross node borders.
 
     2 nodes of 4, 2 units     adjacent 1:  [01 01 | 01 01]   a pipeline stays in its node, gradients cross
                               adjacent 4:  [0000 | 1111]     activations cross, gradients do not
@@ -28,7 +30,7 @@ class Arrangement:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of the plan."""
+        """The mesh of a plan on this arrangement, without anything in parts."""
         return Mesh(data_parallel=self.data_parallel, pipeline=self.units, adjacent=self.adjacent)
 
 
@@ -48,7 +50,10 @@ def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """An arrangement on a cluster. Groups run in step, so everywhere the slowest of them counts."""
+    """An arrangement on a cluster, with the speeds, memories and links of its units.
+
+    Groups run in step, so everywhere the slowest of them counts.
+    """
 
     arrangement: Arrangement
     cluster: Cluster
@@ -56,31 +61,35 @@ class RankLayout:
     _links: dict[tuple[int, int, int, int], Link] = field(default_factory=dict, repr=False, compare=False)
 
     def ranks(self, units: Sequence[int]) -> list[int]:
-        """All ranks of these units, over all groups."""
+        """The global ranks of these units, over all groups."""
         mesh = self.arrangement.mesh
         return [mesh.rank(group, unit) for group in range(mesh.data_parallel) for unit in units]
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        """The speed of each unit."""
+        """The speed of each unit, by unit: of its slowest device in any group, 1 for the profiled device."""
         units = range(self.arrangement.units)
         return tuple(min(self.cluster.devices[r].speed for r in self.ranks([unit])) for unit in units)
 
     @cached_property
     def memories(self) -> tuple[Bytes, ...]:
-        """The memory of each unit."""
+        """The bytes of memory of each unit, by unit: of its smallest device in any group."""
         units = range(self.arrangement.units)
         return tuple(min(self.cluster.devices[r].memory for r in self.ranks([unit])) for unit in units)
 
     def reduction(self, units: Sequence[int]) -> tuple[AllReduce, int]:
-        """The rate of gradient sums over these units of all groups, and the number of ranks."""
+        """(latency and bandwidth of gradient sums over these units of all groups, number of ranks)."""
         key = tuple(units)
         if key not in self._rates:
             self._rates[key] = reduction_rate(self.cluster, self.ranks(key))
         return self._rates[key], self.arrangement.data_parallel * len(key)
 
     def link(self, source: int, senders: int, target: int, receivers: int) -> Link:
-        """The slowest link between replicas, of two stages at these units, whose samples meet."""
+        """The slowest link between replicas of two stages whose samples meet, over all groups.
+
+        `source` and `target` are the first units of the stages, `senders` and `receivers` the numbers of their
+        replicas.
+        """
         key = (source, senders, target, receivers)
         if key not in self._links:
             self._links[key] = self.cluster.slowest_link(self._meetings(*key))

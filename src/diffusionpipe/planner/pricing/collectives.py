@@ -8,7 +8,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 def all_reduce(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
-    """Time of a sum over these ranks; 0 where there is nothing to sum.
+    """The seconds of a sum of `num_bytes` bytes over these ranks; 0 where there is nothing to sum.
 
     `Cluster.inter_reduce` is the bus bandwidth of whole nodes. A group that has only k of a node's n ranks gets k / n
     of it, because the stages that the other ranks hold are reduced at the same time through the same network cards:
@@ -19,7 +19,7 @@ def all_reduce(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seco
 
 
 def all_gather(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
-    """Time in which each of these ranks gets all of `num_bytes`, of which it holds an equal part.
+    """The seconds in which each of these ranks gets all of `num_bytes` bytes, of which it holds an equal part.
 
     Half of an all-reduce's traffic. A reduce-scatter costs the same.
     """
@@ -30,7 +30,7 @@ def all_gather(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seco
 
 
 def rooted(cluster: Cluster, sizes: Sequence[Bytes], ranks: Sequence[int]) -> Seconds:
-    """Time in which each size goes from one of these ranks to all others, or is summed at one, one after the other.
+    """The seconds in which each of these sizes goes from one rank to all others, or is summed at one, in turn.
 
     Nothing takes no time. Pieces pass along a ring one after the other, so every link carries all of it once.
     """
@@ -40,7 +40,10 @@ def rooted(cluster: Cluster, sizes: Sequence[Bytes], ranks: Sequence[int]) -> Se
 
 
 def reduction_rate(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
-    """Latency and bus bandwidth of collectives over these ranks (see `all_reduce`)."""
+    """The latency and bus bandwidth of collectives over these ranks while all other ranks run theirs.
+
+    See `all_reduce`.
+    """
     of_node = Counter(cluster.nodes[rank] for rank in ranks)
     if len(of_node) < 2:
         return cluster.intra_reduce

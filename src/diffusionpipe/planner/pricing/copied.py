@@ -17,22 +17,22 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedProfile(Profile):
-    """A profile whose frozen layers wait for their parameters, each as if nothing ran while it is copied but itself."""
+    """A profile whose frozen layers take the time of their copy from the host if that is longer than their compute."""
 
     arriving: Mapping[str, Seconds]
     """Frozen layer with weights -> the time of their copy."""
 
     def forward(self, name: str, batch: float) -> Seconds:
-        """Forward time of a layer for a batch, or the time of its copy if that is longer."""
+        """The seconds of a layer's forward for `batch` samples, or of its copy if that is longer; 0 for no samples."""
         return max(self.computing(name, batch), self.arriving.get(name, 0.0) if batch else 0.0)
 
     def computing(self, name: str, batch: float) -> Seconds:
-        """Forward time of a layer for a batch whose parameters are there."""
+        """The seconds of a layer's forward for `batch` samples if its parameters are there."""
         return super().forward(name, batch)
 
 
 def computing(profile: Profile, name: str, samples: float) -> Seconds:
-    """Forward time of a layer, without any wait for its parameters."""
+    """The seconds of a layer's forward for `samples` samples in any profile, without waits for its parameters."""
     return profile.computing(name, samples) if isinstance(profile, CopiedProfile) else profile.forward(name, samples)
 
 
@@ -48,7 +48,7 @@ class _End:
 
 @dataclass(slots=True)
 class CopyStream:
-    """The copies of one worker, whose time advances as layers run."""
+    """The copies of weights from host memory on one worker, one after the other; its time advances as layers run."""
 
     copies: Mapping[str, Seconds]
     """Layer with weights -> the time of its copy."""
@@ -56,7 +56,7 @@ class CopyStream:
     _staging: Staging[_End] = field(default_factory=lambda: Staging(_End(), _End()))
 
     def start(self, layer: str | None, now: Seconds) -> None:
-        """Begin the copy of the layer, from now on as soon as it has room, unless it is there."""
+        """Begin the copy of `layer` as soon as it has room, from `now` on; nothing if it is there or has no weights."""
         if layer is None or layer not in self.copies:
             return
         end = self._staging.place(layer)
@@ -64,12 +64,12 @@ class CopyStream:
             end.ready = self._free = max(self._free, end.done, now) + self.copies[layer]
 
     def ready(self, layer: str) -> Seconds:
-        """When a layer that was started can run."""
+        """The time in seconds from which a started layer can run; 0 for a layer that was not started."""
         end = self._staging.end_of(layer)
         return 0.0 if end is None else end.ready
 
     def run(self, layer: str, now: Seconds, seconds: Seconds, following: str | None) -> Seconds:
-        """Run the layer for so long from now on, or from the end of its copy on; the time at its end.
+        """Run the layer for `seconds` seconds from `now` on, or from the end of its copy; return the time of its end.
 
         `following` is the layer with weights that runs next, whose copy begins meanwhile.
         """
@@ -85,7 +85,7 @@ class CopyStream:
 def times_with_copies(
     steps: Sequence[Seconds | Sequence[tuple[str, Seconds]]], copies: Mapping[str, Seconds]
 ) -> Iterator[Seconds]:
-    """The time of each fill of a worker, its waits for weights included, where its order begins again after its end.
+    """The seconds of each fill of a worker, waits for weights included, for an order that is repeated.
 
     Args:
         steps: in the worker's order the time of each compute, and the (layer, time without waits) of each fill.

@@ -14,7 +14,8 @@ from diffusionpipe.units import Bytes
 def encode_chunks_of(setting: Setting) -> Mapping[str, int]:
     """Frozen component -> samples that go through it at a time: the workload's number, halved while it needs too much.
 
-    Too much is an eighth of the smallest device: a VAE takes two gibibytes for each picture of 1024 x 1024 in float32.
+    Too much is more than an eighth of the smallest device's memory: a VAE takes two gibibytes for each picture of 1024
+    x 1024 in float32.
     """
     room = min(device.memory for device in setting.cluster.devices) // 8
     found = {}
@@ -37,7 +38,7 @@ def components_of(graph: ModelGraph) -> Mapping[str, Sequence[str]]:
 
 
 def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Bytes:
-    """The largest memory of these frozen layers while `chunk` samples run through them."""
+    """The largest memory in bytes of these frozen layers while `chunk` samples run through them."""
     return forward_bytes(setting.profile, layers, chunk)
 
 
@@ -48,7 +49,7 @@ Room = tuple[Bytes, Bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The memory that the frozen layers need on a worker that runs them."""
+    """The bytes that the frozen layers need on a worker that runs them, for each size of chunk."""
 
     weights: Bytes
     running: Mapping[int, Bytes]
@@ -57,7 +58,7 @@ class Needs:
     def hosts_and_chunk(
         self, rooms: Iterable[Sequence[Room]], others: Sequence[Bytes], batch: int
     ) -> tuple[tuple[int, ...] | None, int]:
-        """Workers that can hold the frozen layers, None for all, and the most samples that may go through together.
+        """(workers that can hold the frozen layers, None for all; the most samples that may go through together).
 
             free of 24 GB     worker 0   3     encoders with a chunk of 16: 14 GB,  of 1: 10 GB
             beside training   worker 1   11    so worker 1 encodes everything, one sample at a time
@@ -85,7 +86,7 @@ class Needs:
 
 
 def needs_of(setting: Setting, batch: int) -> Needs:
-    """The memory that the setting's frozen layers need to encode `batch` samples, in chunks of at most as many."""
+    """The bytes that the setting's frozen layers need to encode `batch` samples, for chunks that halve down to 1."""
     chunks = [min(setting.workload.encode_chunk, batch)]
     while chunks[-1] > 1:
         chunks.append(chunks[-1] // 2)
@@ -96,13 +97,18 @@ def needs_of(setting: Setting, batch: int) -> Needs:
 
 
 def kept_for_others(graph: ModelGraph, own: Collection[str]) -> Bytes:
-    """Bytes of one sample that a worker holds because it encodes it, beside `own`, which its stages read anyway."""
+    """The bytes of a sample's raw inputs and frozen outputs that a worker holds only because it encodes it.
+
+    `own`: the tensors that its stages read anyway, which do not count.
+    """
     held = {*graph.inputs, *graph.frozen_outputs(graph.backbone_layers)}
     return sum(graph.tensor(name).num_bytes for name in held.difference(own))
 
 
 def host_sets(memories: Sequence[Bytes]) -> tuple[tuple[int, ...], ...]:
-    """Units that may hold the encoders for all, given each one's memory: of half of them, a quarter, ..., one.
+    """Sets of units that may hold the encoders for all: of half of the units, a quarter, ..., one.
+
+    `memories`: the bytes of each unit.
 
     The last ones (1F1B keeps least for them), the first ones, and the roomiest ones.
 

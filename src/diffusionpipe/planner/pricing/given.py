@@ -30,7 +30,7 @@ class Given:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether copies must hold something in parts."""
+        """Whether it demands that copies hold something in parts."""
         return self.sharded not in (None, Sharded.NONE)
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
@@ -39,7 +39,7 @@ class Given:
 
     @property
     def allows_chains(self) -> bool:
-        """Whether families with one stage on each worker keep to what is given."""
+        """Whether a schedule with one stage on each worker is allowed."""
         return self.schedule is None or is_chain(self.schedule)
 
 
@@ -47,7 +47,7 @@ NOTHING = Given()
 
 
 def check_given(given: Given, *, batch: int, num_ranks: int, num_backbones: int = 1) -> None:
-    """Refuse what no search could find, before anything is profiled.
+    """Raise an error if no plan can keep to these sizes, before anything is profiled; return None otherwise.
 
     Raises:
         ConfigError: the sizes do not fit each other, the ranks or the batch; all problems are listed.
@@ -58,7 +58,7 @@ def check_given(given: Given, *, batch: int, num_ranks: int, num_backbones: int 
 
 
 def is_possible(given: Given, *, batch: int, num_ranks: int, num_backbones: int = 1) -> bool:
-    """Whether `check_given` refuses nothing."""
+    """Whether `check_given` accepts these sizes."""
     return not any(_all_problems(given, batch, num_ranks, num_backbones))
 
 

@@ -20,7 +20,7 @@ Load = tuple[Bytes, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums:
-    """Running sums over the backbone's layers for one micro-batch: entry l is the sum of layers 0, ..., l - 1."""
+    """Running sums of times and bytes over the trained layers for one micro-batch; entry l: of layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
     """Forwards, with the mean time that a micro-batch's probe adds: F (1 + k / M) for k probes of M micro-batches."""
@@ -36,7 +36,7 @@ class LayerSums:
     """The time that probes add in all to the forward."""
 
     def times(self, first: int, stop: int, *, is_probe: bool = False) -> tuple[Seconds, Seconds, Seconds]:
-        """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage.
+        """(forward, input gradient, weight gradient) in seconds of layers `first`, ..., `stop` - 1, a stage's price.
 
         Of a stage of a probe the forward is one that keeps nothing; its gradients are never asked for.
         """
@@ -45,7 +45,7 @@ class LayerSums:
         return sum(forward[first:stop]), sum(input_grad[first:stop]), sum(weight_grad[first:stop])
 
     def steps(self) -> tuple[Seconds, ...]:
-        """Forward and backward of each layer."""
+        """The seconds of forward and backward together, by layer."""
         both = [f + b for f, b in zip(self.forward, self.backward, strict=True)]
         return tuple(after - before for before, after in pairwise(both))
 
@@ -64,7 +64,7 @@ class LayerTable:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The trained part's layers, in order."""
+        """The names of the trained part's layers, in order."""
         return self.profile.graph.backbone_layers
 
     @cached_property
@@ -78,18 +78,18 @@ class LayerTable:
         return {name: position for position, name in enumerate(self.names)}
 
     def range_of(self, layers: Sequence[str]) -> tuple[int, int]:
-        """Position of the first of these layers, which follow each other, and the position after the last."""
+        """(position of the first of these layers, position after the last); they must follow each other."""
         first = self._position[layers[0]] if layers else 0
         assert self.names[first : first + len(layers)] == tuple(layers), "a stage's layers follow each other"
         return first, first + len(layers)
 
     @cached_property
     def checkpointed(self) -> frozenset[str]:
-        """The layers that are recomputed in the backward."""
+        """The names of the layers that are recomputed in the backward."""
         return checkpointed_layers(self.workload, self.names)
 
     def sums(self, samples: float, microbatches: float | None = None) -> LayerSums:
-        """The sums for one of `microbatches` micro-batches of `samples` samples; each is made once.
+        """The sums of times and bytes for one of `microbatches` micro-batches of `samples` samples; each is made once.
 
         Weights are cast once in an iteration, which counts in equal parts in the forwards of all its micro-batches;
         weights of recomputed layers are cast in every forward. None: casts are left out.
@@ -141,11 +141,11 @@ class LayerTable:
 
     @cached_property
     def casts(self) -> tuple[Seconds, ...]:
-        """Running sums of the time of casting the weights once."""
+        """Running sums over layers of the seconds of casting their weights once."""
         return self._running(lambda name: self.workload.cast_time(self.profile.layer(name)))
 
     def host(self, first: int, stop: int) -> HostTimes:
-        """The time in which a host issues layers first, ..., stop - 1; recomputed ones twice."""
+        """The seconds in which a host issues layers `first`, ..., `stop` - 1; recomputed forwards count twice."""
         forward, input_grad, weight_grad = (sums[stop] - sums[first] for sums in self._hosts)
         return HostTimes(forward=forward, input_grad=input_grad, weight_grad=weight_grad)
 
@@ -161,7 +161,7 @@ class LayerTable:
 
     @cached_property
     def copies(self) -> tuple[Bytes, ...]:
-        """Running sums of the bytes of the copies that live as long as an iteration."""
+        """Running sums over layers of the bytes of casted weights that live as long as an iteration."""
         sizes = (copies_of(name, self.profile, self.workload, self.checkpointed) for name in self.names)
         return tuple(accumulate(sizes, initial=0))
 
@@ -177,23 +177,23 @@ class LayerTable:
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
-        """Running sums of trained parameters; a tied one counts where it comes first."""
+        """Running sums over layers of the number of trained numbers; a tied parameter counts where it comes first."""
         return self._running_sizes({p.name: prod(p.shape) for p in self.profile.graph.parameters if p.is_trainable})
 
     @cached_property
     def frozen(self) -> tuple[int, ...]:
-        """Running sums of frozen parameters inside the trained part."""
+        """Running sums over the trained part's layers of the number of their frozen numbers."""
         return self._running_sizes({p.name: prod(p.shape) for p in self._frozen})
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The bytes of parameters and of all that lies beside them."""
+        """The ledger of the model's parameters under the workload."""
         return Ledger(graph=self.profile.graph, workload=self.workload)
 
     def held(self, first: int, stop: int) -> Held:
-        """Bytes of the trained parameters of layers first, ..., stop - 1, and of all that lies beside them.
+        """Bytes by item of the trained parameters of layers `first`, ..., `stop` - 1, and of all that lies beside them.
 
-        Where copies hold states in parts: in equal parts.
+        Where copies hold states in parts: an equal part of the states.
         """
         held = self._held[stop].minus(self._held[first]) if first else self._held[stop]
         return held if self.owners == 1 else held.in_parts(self.owners)
@@ -207,12 +207,12 @@ class LayerTable:
 
     @cached_property
     def frozen_bytes(self) -> tuple[Bytes, ...]:
-        """Running sums of the bytes of frozen parameters inside the trained part's layers."""
+        """Running sums over the trained part's layers of the bytes of their frozen parameters."""
         return self._running_sizes(self.ledger.frozen)
 
     @cached_property
     def gathered_bytes(self) -> tuple[Bytes, ...]:
-        """Running sums of the bytes of trained and frozen parameters as they are gathered from their owners."""
+        """Running sums over layers of the bytes of their parameters as they are gathered from their owners."""
         ledger, precision = self.ledger, self.profile.precision
         return self._running_sizes({p.name: ledger.gathered(p, precision) for p in ledger.graph.parameters})
 
@@ -232,10 +232,10 @@ class LayerTable:
 
     @cached_property
     def crossing(self) -> tuple[tuple[Bytes, Bytes], ...]:
-        """Bytes of one sample that cross each cut l, before layer l, forward, and bytes of the gradients back.
+        """(bytes of one sample across each cut forward, bytes of gradients back), by cut; cut l is before layer l.
 
-        A tensor crosses every cut between the layer that writes it and the last that reads it, each one once: the
-        skips of a U-Net count at every cut below their arc. Frozen tensors and raw inputs cross no cut.
+        A tensor crosses every cut between the layer that writes it and the last that reads it, each one once: the skips
+        of a U-Net count at every cut below their arc. Frozen tensors and raw inputs cross no cut.
         """
         written = {name: i for i, layer in enumerate(self.layers) for name in layer.writes}
         last = {name: i for i, layer in enumerate(self.layers) for name in layer.reads if name in written}
@@ -249,7 +249,7 @@ class LayerTable:
 
     @cached_property
     def passed(self) -> tuple[tuple[Bytes, Bytes], ...]:
-        """Bytes across each cut (see `crossing`) of tensors that the layer before writes and the layer after reads.
+        """(forward, back) bytes of one sample across each cut, of tensors from the layer before it to the layer after.
 
         They pass directly wherever the stages around the cut start and stop, and no sooner than the one before is done.
         """
@@ -281,7 +281,7 @@ class LayerTable:
 
     @cached_property
     def frozen_reads(self) -> tuple[tuple[Bytes, ...], ...]:
-        """Entry [first][stop]: bytes of one sample that these layers read from the frozen part or the raw inputs."""
+        """Entry [first][stop]: bytes of a sample that layers first to stop - 1 read of frozen and raw tensors."""
         graph = self.profile.graph
         own = {name for layer in self.layers for name in layer.writes}
         table = []
@@ -310,7 +310,10 @@ class LayerTable:
         )
 
     def flows(self, starts: Sequence[int]) -> dict[tuple[int, int], tuple[Load, Load]]:
-        """The load of each pair of stages (producer, consumer): forward, and of the gradients that come back."""
+        """(producer, consumer) -> (load forward, load of the gradients back), for stages with these first layers.
+
+        A load is (bytes of one sample, number of tensors).
+        """
         found: dict[tuple[int, int], tuple[Load, Load]] = {}
         for writer, readers, forward, backward in self._readers:
             source = bisect_right(starts, writer) - 1
@@ -324,7 +327,10 @@ class LayerTable:
         return dict(sorted(found.items()))
 
     def workspace(self, first: int, stop: int, samples: float) -> Bytes:
-        """The most that one of these layers needs beyond what is kept, a recomputed one all that it else would keep."""
+        """The most temporary bytes that one of layers `first`, ..., `stop` - 1 needs on `samples` samples.
+
+        For a recomputed layer with all that it would keep otherwise.
+        """
         if samples not in self._workspace:
             self._workspace[samples] = tuple(
                 workspace_of(name, samples, self.profile, self.workload, self.checkpointed) for name in self.names
@@ -332,12 +338,15 @@ class LayerTable:
         return max(self._workspace[samples][first:stop])
 
     def activation(self, first: int, stop: int, samples: float) -> Bytes:
-        """Bytes that these layers keep for the backward of one micro-batch of `samples` samples."""
+        """Bytes that layers `first`, ..., `stop` - 1 keep for the backward of one micro-batch of `samples` samples."""
         sums = self.sums(samples).activation
         return sums[stop] - sums[first] + round(samples * self.held_bytes[first][stop])
 
     def kept(self, first: int, stop: int, samples: float) -> Bytes:
-        """Bytes that stay for W between op I and op W of one micro-batch of `samples` samples, recomputed or not."""
+        """Bytes that layers `first`, ..., `stop` - 1 keep between op I and op W of one micro-batch.
+
+        Recomputed layers count too.
+        """
         if samples not in self._kept:
             self._kept[samples] = tuple(accumulate((self.profile.kept(n, samples) for n in self.names), initial=0))
         sums = self._kept[samples]
@@ -361,7 +370,7 @@ class LayerTable:
 
 
 def trained_reads(graph: ModelGraph, layers: Collection[str]) -> frozenset[str]:
-    """Tensors that these layers read from other trained layers."""
+    """The tensors that these layers read from other trained layers."""
     return frozenset(graph.reads_of(layers)) - graph.frozen_tensors
 
 

@@ -13,7 +13,7 @@ micro-batches they do: for all but where a probe's estimate is read."""
 
 
 def exchanges_of(placement: Placement) -> tuple[Meeting, ...]:
-    """All that passes between the workers of trained stages."""
+    """All edges between the workers of trained stages, as (edge, workers, samples, part of the micro-batches)."""
     stages, found = placement.stages, list[Meeting]()
     for pipeline in placement.pipelines:
         size = max(pipeline.microbatches)
@@ -33,7 +33,10 @@ def occupancy(
     link_of: Callable[[tuple[int, int]], Link],
     loads: Callable[[Edge], tuple[Load, Load]],
 ) -> list[tuple[Seconds, Seconds]]:
-    """The time that sends and receives add to each forward and to each backward of a micro-batch, by stage."""
+    """(forward, backward): the seconds that sends and receives add to each stage's compute of a micro-batch, by stage.
+
+    `loads` gives the bytes of a sample and the tensors of an edge, forward and back.
+    """
     forward, backward = ([0.0] * num_stages for _ in range(2))
     for edge, pair, samples, part in meetings:
         link = link_of(pair)

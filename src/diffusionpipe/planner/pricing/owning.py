@@ -11,15 +11,16 @@ WORTH = 16
 
 
 def owned(setting: Setting, copies: int) -> Setting:
-    """The setting whose layouts have this number of copies, which hold the states in parts."""
+    """The setting whose layouts all have `copies` data-parallel copies, which hold the optimizer's states in parts."""
     given = replace(setting.given, data_parallel=copies, sharded=Sharded.OPTIMIZER)
     return replace(setting, given=given, owners=copies, whole=setting.whole or setting)
 
 
 def settings_with_owners(setting: Setting) -> Iterator[Setting]:
-    """The setting with states in parts over each number of copies that is possible, the largest first.
+    """The setting with states in parts over each possible number of copies, most copies first.
 
-    Where that is not given, only if it saves much of a device's memory.
+    Unless states in parts are given, only where they save more than a 16th of the smallest device's memory; none where
+    sharding is given otherwise.
     """
     given, ranks = setting.given, setting.cluster.num_ranks
     if given.sharded not in (None, Sharded.OPTIMIZER):

@@ -95,9 +95,10 @@ def fill_times(
     profile: Profile,
     seconds: Callable[[int], Seconds],
 ) -> tuple[Seconds, ...]:
-    """For each fill, which runs the layers of `names`, the time of its device, with waits for weights on the host.
+    """The seconds of each fill on its worker's device, by fill, with waits for weights that come from the host.
 
-    `seconds` is the time of a fill on a device of speed 1 whose weights are there.
+    `names` are the layers of each fill, `speeds` the workers' speeds, `costs` the prices of computes. `seconds` gives
+    the time of a fill on a device of speed 1 whose weights are there.
     """
     if not isinstance(profile, CopiedProfile):
         stages = schedule.placement.stages
@@ -135,7 +136,7 @@ def block_costs(
     is_probe: bool = False,
     occupied: tuple[Seconds, Seconds] = (0.0, 0.0),
 ) -> StageCosts:
-    """Costs of one of `microbatches` micro-batches of `samples` samples through these layers.
+    """The costs of a stage with these layers, for one of `microbatches` micro-batches of `samples` samples.
 
     Weights are cast once for all micro-batches: a stage does so while it waits for the first of them, and each forward
     counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out, as
@@ -162,7 +163,7 @@ def stage_costs(
     *,
     held: tuple[Bytes, Bytes] = (0, 0),
 ) -> StageCosts:
-    """The price of a stage whose layers take these times (`Sums.times`) at speed 1.
+    """The costs of a stage whose layers take these (forward, input gradient, weight gradient) seconds at speed 1.
 
     `occupied`: the time that messages take from its forward and its backward; `host`: its host's time, at any speed.
     `held`: its activation, and the bytes kept after the input gradient.
@@ -180,12 +181,12 @@ def stage_costs(
 
 
 def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Seconds:
-    """Time of the forward of these layers on the profile's device."""
+    """The seconds of the forward of these layers for `samples` samples on the profile's device."""
     return sum(profile.forward(name, samples) for name in layers)
 
 
 def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, mesh: Mesh) -> Seconds:
-    """Time between two iterations on devices like the profiled one, by the worker that has most to update.
+    """The seconds of the update of the worker that has most to update, on devices like the profiled one.
 
     Where each parameter has an owner, they are in about equal parts over the groups.
     """
@@ -199,7 +200,7 @@ def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Pr
 
 
 def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> Seconds:
-    """The agreement of the ranks, a sum of a few numbers, and an update; 0 where the profile has no update."""
+    """The seconds in which ranks agree and one of them updates `num_parameters`; 0 if the profile has no update."""
     if not profile.update:
         return 0.0
     agreement = profile.reduce.latency if profile.reduce is not None and num_ranks > 1 else 0.0
@@ -207,12 +208,12 @@ def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> S
 
 
 def trained_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
-    """Trained parameters of these layers; a tied one counts once."""
+    """The number of trained numbers in the parameters of these layers; a tied parameter counts once."""
     return sum(prod(p.shape) for p in _parameters(graph, layers) if p.is_trainable)
 
 
 def frozen_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
-    """Frozen parameters of these layers; a tied one counts once."""
+    """The number of frozen numbers in the parameters of these layers; a tied parameter counts once."""
     return sum(prod(p.shape) for p in _parameters(graph, layers) if not p.is_trainable)
 
 
@@ -243,7 +244,7 @@ def _activation(
 
 
 def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:
-    """The speed of the slowest device at each worker's place in any data-parallel group."""
+    """The speed of each worker, by worker: of the slowest device at its place in any data-parallel group."""
     groups = range(mesh.data_parallel)
     return tuple(
         min(cluster.devices[mesh.rank(group, worker)].speed for group in groups) for worker in range(mesh.pipeline)
@@ -277,7 +278,7 @@ def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
 def reductions(
     schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting
 ) -> tuple[Seconds, ...]:
-    """For each stage the time of the sum of its block's gradients over all that hold it, or at their owners."""
+    """The seconds of the sum of each stage's gradients, by stage, over all that hold its block, or at their owners."""
     placement, ledger = schedule.placement, setting.ledger
     if mesh.sharded is not Sharded.NONE:
         gradients = dict.fromkeys(ledger.frozen, 0)
@@ -291,7 +292,7 @@ def reductions(
 
 
 def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
-    """For each stage the time in which its block comes from its owners, cast where it travels narrow; () for none."""
+    """The seconds in which each stage's block comes from its owners, with casts; () if nothing is in parts."""
     if mesh.sharded is Sharded.NONE:
         return ()
     if mesh.sharded is Sharded.OPTIMIZER:

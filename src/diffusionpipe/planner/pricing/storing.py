@@ -22,7 +22,10 @@ WORTH = 16
 
 
 def stored(setting: Setting, storage: Storage) -> Setting:
-    """The setting with the frozen part in that storage; the device that copies slowest counts."""
+    """The setting with the frozen part in this storage, whose layers then take the time of their copies if longer.
+
+    The device that copies slowest counts.
+    """
     whole = setting.whole or setting
     workload = replace(whole.workload, encoders=whole.workload.encoders.at(storage))
     if not storage.brings:
@@ -36,13 +39,19 @@ def stored(setting: Setting, storage: Storage) -> Setting:
 
 
 def stored_as(setting: Setting, name: str) -> Setting:
-    """The setting with the frozen part as a plan has it, or on the device where it is not known what copies cost."""
+    """The setting with the frozen part in the storage of this name; on the device if the cost of copies is unknown.
+
+    Raises:
+        ConfigError: there is no such storage.
+    """
     storage = storage_of(name)
     return stored(setting, storage if can_store(setting, storage) else DEVICE)
 
 
 def settings_in_storages(setting: Setting) -> Iterator[Setting]:
-    """The setting with the frozen part in each place but its own whose cost is known, where it is worth a look.
+    """The setting with the frozen part in each other storage that is worth a look, one after the other.
+
+    Its cost must be known, and the frozen part must be heavy.
 
     A place that is given is the only one.
     """
@@ -57,21 +66,21 @@ def settings_in_storages(setting: Setting) -> Iterator[Setting]:
 
 
 def can_store(setting: Setting, storage: Storage) -> bool:
-    """Whether it may be asked for: there is a frozen part, and it is known how fast devices copy what is brought."""
+    """Whether the frozen part can be in this storage: there is one, and the cluster has the speed of copies."""
     return bool(setting.graph.frozen_layers) and (knows_copies(setting) or not storage.brings)
 
 
 def knows_copies(setting: Setting) -> bool:
-    """Whether the cluster says how fast each device copies from the host."""
+    """Whether the cluster has the speed of copies from the host for each device."""
     return all(device.host_bandwidth > 0 for device in setting.cluster.devices)
 
 
 def check_storage(setting: Setting) -> None:
-    """Refuse a given place of the frozen part where that is not possible.
+    """Raise an error if the storage that is given for the frozen part cannot be used; return None otherwise.
 
     Raises:
-        ConfigError: there is no frozen part, the place is unknown, or the cluster does not say how fast its devices
-            copy from the host.
+        ConfigError: there is no frozen part, the storage is unknown, or the cluster does not have the speed of copies
+            from the host.
     """
     if setting.given.encoders is None or not storage_of(setting.given.encoders).brings:
         return
@@ -85,17 +94,20 @@ def check_storage(setting: Setting) -> None:
 
 
 def is_heavy(setting: Setting) -> bool:
-    """Whether the frozen part takes a part of the smallest device at which its place in memory matters."""
+    """Whether the frozen part takes more than a 16th of the smallest device's memory and could be elsewhere.
+
+    False where the cluster has no speeds of copies.
+    """
     smallest = min(device.memory for device in setting.cluster.devices)
     return bool(setting.graph.frozen_layers) and knows_copies(setting) and WORTH * encoder_bytes(setting) > smallest
 
 
 def encoder_bytes(setting: Setting) -> Bytes:
-    """The frozen part on a device that runs it: whole, or as much of it as is there at a time."""
+    """The bytes of the frozen part's weights on a device that runs it: whole, or as much as is there at a time."""
     return setting.ledger.resting(setting.graph.frozen_layers).device
 
 
 def leanest_place(setting: Setting) -> Setting:
-    """The setting with the frozen part where it takes the least memory of devices, if its place matters."""
+    """The setting with the frozen part in the storage with the least bytes on devices, of the ones worth a look."""
     moved = list(settings_in_storages(setting))
     return min(moved, key=encoder_bytes) if moved else setting

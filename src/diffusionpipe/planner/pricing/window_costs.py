@@ -22,7 +22,7 @@ def window_costs(
     batches: int,
     encoding: Seconds,
 ) -> Costs:
-    """The costs of this number of unrolled batches of a window.
+    """The costs of the actions of `unrolled`, a window that is unrolled to `batches` batches.
 
     There is no end of an iteration, so a rank's work once for a batch counts as parts of its backwards: its update, the
     gradient sum, which the update waits for, and where the window has no fills the `encoding`, on a device of speed 1.
@@ -46,7 +46,7 @@ def window_costs(
 
 
 def window_memory(window: Schedule, uses: Sequence[MemoryUse], rows: Sequence[Bytes]) -> tuple[MemoryUse, ...]:
-    """The memory of each worker: all versions of its weights, copies for each forward in flight, rows of batches.
+    """The memory of each worker in training without a flush, by worker: all versions, copies and batches in flight.
 
     `uses`: of each worker, with one version and the copies of one forward. `rows`: the frozen outputs of one batch.
     """

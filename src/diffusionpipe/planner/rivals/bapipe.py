@@ -24,7 +24,7 @@ def bapipe(
     speeds: Sequence[float],
     lacking: Callable[[int, int, int], Bytes],
 ) -> Starts:
-    """The first layer of each stage, one stage for each speed.
+    """The first layer of each stage in BaPipe's balanced partition, with one stage for each speed.
 
     1. Cuts are placed so that the longest stage is as short as possible.
     2. If a cut takes longer to cross than that stage takes, layers on both sides of every such cut stay together and
@@ -85,7 +85,10 @@ def _spans(starts: Sequence[int], num_layers: int) -> list[tuple[int, int]]:
 
 
 def bapipe_guesses(judge: Judge) -> Iterator[PlannerEstimate]:
-    """One stage for each device, and every number of micro-batches."""
+    """BaPipe's layout for each number of micro-batches that cuts the batch, with its estimate of the time.
+
+    It has one stage for each device, so no copies.
+    """
     for arrangement, count in places(judge):
         if arrangement.data_parallel == 1:
             candidate = Candidate(

@@ -52,7 +52,7 @@ too."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The figures that another system reaches."""
+    """The times and the memory that another system reaches at some sizes."""
 
     name: str
     sizes: str
@@ -75,10 +75,11 @@ class Baseline:
 
 
 def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
-    """All of them, each at its best sizes; one that fits at no size is at the sizes that miss by least.
+    """The figures of five other systems, each at its best sizes, or at the sizes that miss the memory by least.
 
-    Where encoders are heavy each has them on the devices or in host memory, whichever is better for it. Of several
-    backbones the copies train one after the other; pipelines of other systems have one backbone.
+    Systems that cannot share the batch are left out. Where encoders are heavy each has them on the devices or in host
+    memory, whichever is better for it. Of several backbones the copies train one after the other; pipelines of other
+    systems have one backbone.
     """
     systems: tuple[Callable[[Judge], Baseline | None], ...] = (
         partial(data_parallel, is_overlapped=True),
@@ -92,7 +93,10 @@ def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
 
 
 def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Baseline | None:
-    """A system with encoders on the devices or, where these are heavy, in host memory, whichever is better for it."""
+    """The better figures of a system with encoders on the devices and, where these are heavy, in host memory.
+
+    None where the system has no layout.
+    """
     best = system(Judge(setting=setting))
     for moved in settings_in_storages(setting):
         other = system(Judge(setting=moved))
@@ -125,7 +129,7 @@ def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> t
 
 
 def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
-    """The stages that SPP's bound is smallest for."""
+    """The first layer of each stage of the partition with the smallest bound of SPP; None where there is none."""
     found = judge.questions.partitions(
         arrangement, microbatches, PlanningBound(microbatches), width=2, ignores_memory=True
     )
@@ -135,7 +139,7 @@ def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tup
 def pipeline(
     judge: Judge, name: str, schedule: str, partitioner: Partitioner, where: Iterable[tuple[Arrangement, int]]
 ) -> Baseline | None:
-    """The best of a pipeline baseline over these sizes; None where there are none.
+    """The best figures of a pipeline system over these (arrangement, micro-batches); None where there are none.
 
     Sizes that can be fast come first: most of the others then need no look.
     """
@@ -161,7 +165,7 @@ def pipeline(
 
 
 def pipeline_at(judge: Judge, name: str, candidate: Candidate) -> Baseline:
-    """A pipeline of these sizes, which encodes its batch before the first forward."""
+    """The estimated figures of a pipeline system at one candidate's sizes, encoders before the first forward."""
     estimate = judge.estimates.estimate(candidate, is_filled=False)
     return Baseline(
         name=name,
@@ -176,7 +180,9 @@ def pipeline_at(judge: Judge, name: str, candidate: Candidate) -> Baseline:
 
 
 def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
-    """Whole copies of the model on every rank, gradients accumulated as often as memory demands.
+    """The figures of whole copies on every rank, at the best number of parts of the batch.
+
+    `is_overlapped`: gradients are summed while the backward runs.
 
     None where the batch cannot be shared equally.
     """
@@ -204,7 +210,7 @@ def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
 
 
 def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
-    """A baseline in which every rank does the same.
+    """The figures of a system in which every rank does the same, in `count` parts of its samples.
 
     `step` and `busy` are seconds without the encoders, whose time is added here; `held` is the peak memory of a rank.
     """
@@ -222,7 +228,7 @@ def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds
 
 
 def zero3(judge: Judge) -> Baseline | None:
-    """ZeRO-3, as FSDP runs it layer by layer; None where the batch cannot be shared equally."""
+    """The figures of ZeRO-3, as FSDP runs it, at its best sizes; None where the batch cannot be shared equally."""
     best: Baseline | None = None
     for rows, count in accumulations(judge):
         samples = rows / count
@@ -263,9 +269,10 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
 
 
 def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Bytes:
-    """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism.
+    """The peak bytes of a rank with ZeRO-3: a part of all parameters, two gathered layers, the gradients of one.
 
-    There are `parts` parts; 0: one for each rank.
+    The rest is as in data parallelism. `count`: parts of its samples, of `samples` samples each. There are `parts`
+    parts of the parameters; 0: one for each rank.
     """
     table, num_layers = judge.tables.table, judge.tables.num_layers
     whole = judge.footprint.stage_bytes(0, num_layers, samples, count, 1) - table.copies[-1]
@@ -275,5 +282,5 @@ def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Byt
 
 
 def is_better(one: Baseline, other: Baseline) -> bool:
-    """Whether one fits and the other does not, or misses the memory by less, or is faster."""
+    """Whether `one` misses the memory by less than `other`, or by as much (0 where it fits) and is faster."""
     return (max(0, one.overflow), one.step) < (max(0, other.overflow), other.step)

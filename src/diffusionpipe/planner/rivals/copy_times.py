@@ -23,7 +23,7 @@ COMPUTE, COLLECTIVES = "compute", "collectives"
 
 
 def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
-    """Seconds of one forward and backward without and with the sum of the gradients."""
+    """(seconds of one forward and backward, the same with the sum of the gradients), for `samples` samples a rank."""
     whole, summed = gradient_times(judge, samples, all_reduce, is_overlapped=is_overlapped)
     return whole, max(whole, summed)
 
@@ -34,7 +34,10 @@ Collective = Callable[[Cluster, Bytes, Sequence[int]], Seconds]
 def gradient_times(
     judge: Judge, samples: float, collective: Collective, *, is_overlapped: bool = True
 ) -> tuple[Seconds, Seconds]:
-    """When one forward and backward ends, and when the last bucket of gradients is summed."""
+    """(end of one forward and backward, end of the sum of the last bucket of gradients), in seconds.
+
+    `collective` gives the time of a bucket's sum; without overlap all sums come after the backward.
+    """
     table, cluster = judge.tables.table, judge.setting.cluster
     sums = table.sums(samples, 1)  # it casts for each part of the batch anew
     slowest = min(device.speed for device in cluster.devices)
@@ -55,7 +58,7 @@ def gradient_times(
 
 
 def gathering_time(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Seconds:
-    """Layers one after the other, each gathered while the one before it computes."""
+    """The seconds of layers that run one after the other, each gathered while the one before it computes."""
     sequences, begun, computed = Sequences(), START, START
     for gather, compute in zip(gathers, computes, strict=True):
         gathered = sequences.add(COLLECTIVES, gather, behind=begun)
@@ -65,14 +68,14 @@ def gathering_time(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> S
 
 
 def gathered_bytes(judge: Judge) -> list[Bytes]:
-    """Bytes of each layer's parameters when gathered: they travel in the precision in which they are used."""
+    """The bytes of each layer's parameters when they are gathered, by layer, in the precision of their use."""
     return [after - before for before, after in pairwise(judge.tables.table.gathered_bytes)]
 
 
 def zero3_times(
     judge: Judge, samples: float, ranks: Sequence[int] = (), holders: Sequence[int] = ()
 ) -> tuple[Seconds, Seconds]:
-    """Compute of one forward and backward, and its time with all communication, which uses one queue.
+    """(compute of one forward and backward, its time with all communication, which uses one queue), in seconds.
 
     `ranks` divide the parameters between them, all by default; the `holders` of a part sum its gradients.
     """

@@ -12,7 +12,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerEstimate:
-    """A layout and the time that a formula gives it."""
+    """A layout that another system's planner looks at, and the time that its formula gives it."""
 
     judge: Judge
     """The judge of the layout; its batch is larger than the asked one where replicas could not share that."""
@@ -24,7 +24,7 @@ class PlannerEstimate:
 
 
 def overflow_of(guess: PlannerEstimate) -> Bytes:
-    """Bytes that the fullest device lacks for a layout; negative: bytes that are left."""
+    """The bytes that the fullest device lacks for the layout; negative: bytes that are left."""
     judge, candidate = guess.judge, guess.candidate
     if candidate.sharded is Sharded.ALL:
         samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
@@ -34,7 +34,10 @@ def overflow_of(guess: PlannerEstimate) -> Bytes:
 
 
 def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
-    """The times of a candidate's stages, and of the links between them, that formulas are about."""
+    """(times of a candidate's stages, times of the links between them), as planners' formulas use them, in seconds.
+
+    A stage has (forward, backward, gradient sum), a link (forward, back).
+    """
     counts, starts = candidate.replicas, candidate.starts
     question = judge.questions.question(
         candidate.arrangement, candidate.microbatches, replicas=tuple(set(counts)), ignores_memory=True

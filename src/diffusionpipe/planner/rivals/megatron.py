@@ -20,7 +20,10 @@ from diffusionpipe.units import Seconds
 
 
 def counted_layers(graph: ModelGraph) -> tuple[int, ...]:
-    """The positions in the trained part of its counted layers: all of them where no two are alike."""
+    """The positions in the trained part of layers whose parameters have the shapes of another layer's.
+
+    All positions where no two layers are alike.
+    """
     shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
     of_layer = {layer.name: layer.parameters for layer in graph.layers}
     kinds = [tuple(sorted(shapes[name] for name in of_layer[layer])) for layer in graph.backbone_layers]
@@ -29,7 +32,9 @@ def counted_layers(graph: ModelGraph) -> tuple[int, ...]:
 
 
 def equal_starts(counted: Sequence[int], num_parts: int) -> tuple[int, ...]:
-    """The first layer of each part; their numbers of counted layers differ by one at most.
+    """The first layer of each of `num_parts` parts, whose numbers of counted layers differ by one at most.
+
+    `counted`: the positions of the counted layers.
 
     >>> equal_starts((2, 3, 4, 5), 2), equal_starts((2, 3, 4), 2)
     ((0, 4), (0, 3))
@@ -38,7 +43,7 @@ def equal_starts(counted: Sequence[int], num_parts: int) -> tuple[int, ...]:
 
 
 def chunks_tried(num_counted: int, num_stages: int) -> tuple[int, ...]:
-    """Chunks of each device, most first: those that divide the counted layers equally, and 1.
+    """The numbers of chunks of each device that divide the counted layers equally, most first; the last is 1.
 
     >>> chunks_tried(24, 4), chunks_tried(24, 1), chunks_tried(25, 4)
     ((6, 3, 2, 1), (1,), (1,))
@@ -50,7 +55,7 @@ def chunks_tried(num_counted: int, num_stages: int) -> tuple[int, ...]:
 
 
 def tensor_size(cluster: Cluster, num_stages: int) -> int:
-    """The tensor size that the paper would take where this many parts of the model fit.
+    """The size of tensor parallelism that Megatron-LM's paper would take where `num_stages` parts of the model fit.
 
     It cuts layers before it cuts the chain, but only inside a node: the least divisor of a node's devices that makes as
     many parts, else all devices of the node.
@@ -60,12 +65,19 @@ def tensor_size(cluster: Cluster, num_stages: int) -> int:
 
 
 def megatron_time(num_microbatches: int, num_stages: int, both: Seconds) -> Seconds:
-    """(b'/b + p - 1) (t_f(b) + t_b(b)): b' samples of a group, b of a micro-batch; t_f and t_b of a device."""
+    """The seconds of an iteration by the paper's formula: (micro-batches + stages - 1) x `both`.
+
+    `both`: forward and backward of a micro-batch on the slowest device, (b'/b + p - 1) (t_f(b) + t_b(b)) in the paper.
+    """
     return (num_microbatches + num_stages - 1) * both
 
 
 def megatron_guesses(judge: Judge) -> Iterator[PlannerEstimate]:
-    """All micro-batches at the fewest stages, and there the most chunks, that fit at one of them."""
+    """Megatron-LM's layouts, one for each number of micro-batches, with its estimates.
+
+    They have the fewest stages, and there the most chunks, that fit in memory with some number of micro-batches; all
+    sizes where none fits.
+    """
     cluster, counted = judge.setting.cluster, counted_layers(judge.setting.graph)
     sizes: dict[int, Arrangement] = {}
     for arrangement in arrangements(cluster):  # its ranks are numbered so that the copies are side by side

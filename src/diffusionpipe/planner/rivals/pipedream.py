@@ -17,7 +17,7 @@ def pipedream(
     parameters: Sequence[Bytes],
     levels: Sequence[tuple[int, float]],
 ) -> tuple[Seconds, tuple[tuple[int, int], ...]]:
-    """Seconds for each minibatch, and the stages in order as (first layer, devices that replicate it).
+    """(seconds for each minibatch, stages as (first layer, devices that replicate it)), by PipeDream's optimizer.
 
     Args:
         times: forward and backward of each layer for one minibatch.
@@ -33,8 +33,8 @@ def pipedream(
                               max(A(i, k, m - m'), (T(k+1, j) + 4 (m' - 1) P(k+1, j) / (bandwidth m')) / m',
                                   2 O(k) / (bandwidth m'), 2 O(j) / (bandwidth m') if j is not last)
 
-    On a higher level T is the level below with all its units, and `inner` is their number (1 at the bottom).
-    O(layers³ x units²) a level; the last one computes only what begins at the first layer.
+    On a higher level T is the level below with all its units, and `inner` is their number (1 at the bottom). O(layers³
+    x units²) a level; the last one computes only what begins at the first layer.
     """
     num_layers = len(times)
     sums = [0.0, *accumulate(times)]

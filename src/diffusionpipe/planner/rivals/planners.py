@@ -42,7 +42,7 @@ NUM_CHOICES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Another system's way to a layout."""
+    """Another system's planner: its formula in words, its source, and the layouts that it looks at."""
 
     title: str
     formula: str
@@ -56,7 +56,7 @@ class Planner:
 
 
 def choices_of(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
-    """The layouts that another system's planner would choose, best first; none where it has none for this batch.
+    """The layouts that another system's planner would choose, best first, three at most; [] where it has none.
 
     Where no layout fits, the one that lacks least memory. Encoders are in host memory only where they are heavy and
     nothing fits otherwise.

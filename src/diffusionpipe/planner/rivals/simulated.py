@@ -19,7 +19,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Another system's layout, its planner's formula and our simulator's answer."""
+    """A layout that another system's planner chooses, with its formula's time and its simulation."""
 
     planner: Planner
     setting: Setting
@@ -40,27 +40,30 @@ class Rival:
 
     @property
     def step(self) -> Seconds:
-        """Time of the asked batch: encoders, iteration, update."""
+        """The seconds of a step for the asked batch: encoders, iteration and update."""
         return self.scale * self.proposal.iteration + self.proposal.update
 
     @property
     def encoding(self) -> Seconds:
-        """The part of the step in which only encoders run."""
+        """The seconds of a step in which only encoders run."""
         return self.scale * self.proposal.exposed
 
     @property
     def pipeline(self) -> Seconds:
-        """The rest of the iteration: that which the formula predicts."""
+        """The seconds of the iteration without encoders, which the formula predicts."""
         return self.scale * self.proposal.iteration - self.encoding
 
     def plan(self, *, sample_batch: int = 0) -> Plan:
-        """The layout as a plan that trains."""
+        """The layout as a plan that trains; `sample_batch`: samples drawn at a time, 0 for one per stage."""
         layout = replace(self.candidate.layout(self.setting), sample_batch=sample_batch)
         return build_plan(self.setting.graph, layout, pricing=pricing_of(self.setting))
 
 
 def simulated(names: Sequence[str], setting: Setting) -> tuple[Rival, ...]:
-    """The named systems, fastest first, those that do not fit last; without those that cannot share the batch."""
+    """The simulated layouts of these systems' planners, fastest first, ones that do not fit last.
+
+    `names` are keys of `PLANNERS`. Systems that cannot share the batch are left out.
+    """
     found = [one for name in names if (one := _rival(PLANNERS[name], setting))]
     return tuple(sorted(found, key=lambda one: (one.proposal.overflow > 0, one.step)))
 

@@ -24,7 +24,10 @@ Place = tuple[Seconds, Arrangement, int]
 
 
 def least_step(judge: Judge, places: Iterable[Place], reached: Seconds) -> Seconds:
-    """A lower bound of the step of every plan at these places; `reached` is the step of one of them, or infinite."""
+    """A lower bound in seconds of the step of all plans at these places.
+
+    `reached` is the step of one of them, or infinite.
+    """
     least = reached
     for bound, arrangement, microbatches in sorted(places, key=lambda place: place[0]):
         if bound >= least:
@@ -34,7 +37,7 @@ def least_step(judge: Judge, places: Iterable[Place], reached: Seconds) -> Secon
 
 
 def is_step_possible(judge: Judge, places: Iterable[Place], step: Seconds) -> bool:
-    """Whether `least_step` is below this step: whether some place may have a plan that takes less."""
+    """Whether `least_step` is below `step` seconds: some of these places may have a plan that takes less."""
     return any(
         bound < step and _least_of_place(judge, arrangement, microbatches, step) < step
         for bound, arrangement, microbatches in sorted(places, key=lambda place: place[0])
@@ -42,7 +45,7 @@ def is_step_possible(judge: Judge, places: Iterable[Place], step: Seconds) -> bo
 
 
 def may_fit(setting: Setting) -> bool:
-    """Whether all devices together have room for what is trained, once: else no plan fits."""
+    """Whether all devices together have room for the trained parameters and states once; if not, no plan fits."""
     held = use_of(setting.table.held(0, len(setting.table.names)), frozen=setting.table.frozen_bytes[-1])
     return held.total <= sum(device.memory for device in setting.cluster.devices)
 
@@ -64,7 +67,7 @@ def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, l
 
 
 def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) -> bool:
-    """Whether a device has room for a copy of the model, or for its part of one, and for one micro-batch."""
+    """Whether a device has room for a copy of the model, or its part of one, and one micro-batch's activations."""
     table, setting = judge.tables.table, judge.setting
     samples, parts = judge.tables.unit_samples(arrangement, microbatches), 1
     activations = table.activation(0, judge.tables.num_layers, samples)

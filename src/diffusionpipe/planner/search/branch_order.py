@@ -19,15 +19,16 @@ from diffusionpipe.units import Seconds
 
 
 def tree_of_branches(setting: Setting) -> Tree | None:
-    """The tree of the trained layers, by their numbers; None where branches gain too little or there is none.
+    """The series-parallel tree of the trained layers, by their numbers; None where branches gain too little.
 
-    A layer may wait in it for one that it does not read. Waits only group layers: no message follows from them.
+    None also where no such tree is hardly longer. A layer may wait in it for one that it does not read. Waits only
+    group layers: no message follows from them.
     """
     return _tree(tuple(_edges(setting.graph)), _seconds(setting)) if has_branches(setting) else None
 
 
 def has_branches(setting: Setting) -> bool:
-    """Whether a part of the layers' time worth looking at could pass beside the longest way through them."""
+    """Whether at least 1.5 % of the trained layers' time could pass beside the longest way through them."""
     graph = setting.graph
     if not setting.may_branch or len(graph.backbones) > 1 or graph.estimates or not graph.backbone_layers:
         return False
@@ -35,7 +36,7 @@ def has_branches(setting: Setting) -> bool:
 
 
 def part_in_a_row(setting: Setting) -> float:
-    """The part of the trained layers' time that the longest way through them takes."""
+    """The part, 0 to 1, of the trained layers' time that the longest way through them takes."""
     seconds = _seconds(setting)
     return longest(_edges(setting.graph), seconds) / sum(seconds)
 
@@ -71,7 +72,7 @@ def in_branch_order(setting: Setting) -> Setting:
 
 
 def unbranched(setting: Setting) -> str:
-    """A sentence, if layers could run beside each other but waits for a tree would take too long; else ""."""
+    """A sentence why a model with branches is planned as a chain: they are not series-parallel; "" for other models."""
     if not has_branches(setting) or tree_of_branches(setting) is not None:
         return ""
     graph = setting.graph

@@ -67,7 +67,7 @@ _Cuts: TypeAlias = dict[int, list[_Cut]]
 
 
 def best_branches(question: Question, tree: Tree, num_microbatches: int, *, width: int = 16) -> tuple[Partition, ...]:
-    """The partitions that no other beats, the least time first; () where nothing fits.
+    """The partitions into stages on branches that no other beats, the least time first; () where nothing fits.
 
     The layers of the tree are numbered as they are listed. `question.stage` is asked with the number of stages on the
     longest path from a stage to the end, itself included; links, `reach` and `is_hopeless` are not asked. The first

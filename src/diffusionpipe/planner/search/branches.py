@@ -18,7 +18,10 @@ from diffusionpipe.schedules.building.branches import GRAPHPIPE
 
 
 def add_branches(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
-    """Judge the program's partitions at these places, where the model has branches and no other schedule is given."""
+    """Add candidates with stages on branches to the pool, at these (arrangement, micro-batches).
+
+    Nothing where the model has no branches, or where another schedule is given.
+    """
     judge = pool.judge
     if judge.tables.tree is None or judge.setting.given.schedule not in (None, GRAPHPIPE):
         return

@@ -16,7 +16,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Everything that makes a plan but its fills."""
+    """All sizes of a plan but its fills: arrangement, schedule, micro-batches, cuts and replicas."""
 
     arrangement: Arrangement
     schedule: str
@@ -37,12 +37,12 @@ class Candidate:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Micro-batches of each backbone."""
+        """The number of micro-batches of each backbone."""
         return tuple(own.microbatches for own in self.backbones) or (self.microbatches,)
 
     @cached_property
     def backbones(self) -> tuple[BackboneLayout, ...]:
-        """The sizes of each of several backbones, but for their cuts; () for one."""
+        """The name and the micro-batches of each of several backbones, without cuts; () for one backbone."""
         found: Counter[str] = Counter()
         for pipeline in self.orders.placement.pipelines if self.orders else ():
             found[pipeline.model] += len(pipeline.microbatches)
@@ -51,12 +51,12 @@ class Candidate:
 
     @property
     def is_copy(self) -> bool:
-        """Whether every device holds the whole model, or a part of its parameters."""
+        """Whether it has no pipeline: every device holds the whole model, or a part of its parameters."""
         return self.workers == 1
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Stages of each backbone, before buckets."""
+        """The number of stages of each backbone, before buckets."""
         if not self.backbones:
             return (len(self.starts),)
         assert self.orders, "several backbones have orders of their own"
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def workers(self) -> int:
-        """Workers of the schedule, each of which stands for one or more units."""
+        """The number of workers of the schedule, each of which stands for one or more units."""
         return len(self.replicas)
 
     def divides(self, batch: int) -> bool:
@@ -72,7 +72,7 @@ class Candidate:
         return batch % (self.arrangement.data_parallel * self.microbatches * lcm(*self.replicas)) == 0
 
     def layout(self, setting: Setting) -> Layout:
-        """The layout that `build_plan` makes the plan of."""
+        """The layout of which `build_plan` makes the candidate's plan."""
         return Layout(
             batch=setting.workload.batch,
             stages=self.workers,
@@ -104,7 +104,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The result of a quick simulation of a candidate."""
+    """The times and the memory of a candidate by a quick simulation."""
 
     pipeline: Seconds
     """The iteration without the frozen work: forwards, backwards, reductions; where that is done before the pipeline,

@@ -64,7 +64,7 @@ Starts = tuple[Sequence[int], Sequence[int]]
 
 
 def add_pairs(pool: Pool) -> None:
-    """Judge every kind at its most promising sizes, then improve the best."""
+    """Add candidates for two backbones to the pool, of every kind at its best sizes, then improve the best ones."""
     judge = pool.judge
     ways: list[tuple[Seconds, int, PairPlace, _Kind]] = []
     for arrangement in arrangements(judge.setting.cluster):
@@ -114,7 +114,10 @@ def _to_improve(pool: Pool) -> list[Judged]:
 
 
 def least_time(judge: Judge) -> Seconds:
-    """No iteration takes less: all devices compute all the time, the frozen work included. Infinite: no way exists."""
+    """A lower bound in seconds of an iteration of two backbones, as if all devices computed all the time.
+
+    Infinite where no layout cuts the batch.
+    """
     times = [
         sum(m * time for m, time in totals(place)) * max(place.ground.speeds) / sum(place.ground.speeds)
         for arrangement in arrangements(judge.setting.cluster)
@@ -309,7 +312,7 @@ def _replicas(place: PairPlace) -> tuple[int, ...]:
 
 
 def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
-    """The candidates with least memory, whether they fit or not: of each arrangement the smallest micro-batches."""
+    """The candidates for two backbones with the least memory, one for each arrangement, whether they fit or not."""
     for arrangement in arrangements(judge.setting.cluster):
         found = sorted(_places(judge, arrangement), key=lambda place: sum(place.microbatches))
         for place in found[-1:]:
@@ -317,7 +320,7 @@ def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
 
 
 def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
-    """Copies of both with parameters in parts, one backbone after the other, the most promising numbers first."""
+    """Candidates of sharded copies that train two backbones one after the other, most promising micro-batches first."""
     ranks, given = judge.setting.cluster.num_ranks, judge.setting.given
     if ranks == 1 or not judge.setting.may_shard or given.schedule is not None:
         return

@@ -47,7 +47,7 @@ def add_chains(
     hosts: tuple[int, ...] | None = None,
     is_lean: bool = False,
 ) -> Judged | None:
-    """Judge the partitions of a place that may be better than the best; returns the best of them.
+    """Add chains of stages at a place that may beat the pool's best; return the best that fits, None without one.
 
     `is_lean`: as a schedule that has one micro-batch under way at a time, which holds least.
     """
@@ -79,7 +79,7 @@ def add_chains(
 
 
 def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
-    """Whether no other arrangement stands for these replicas: one does if they have a common divisor.
+    """Whether no other arrangement stands for these replicas: another one does if they have a common divisor.
 
     But where devices are unequal, all units of one pipeline share its frozen work as they have time, and groups do not.
     """
@@ -108,7 +108,7 @@ def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> 
 
 
 def sets_of_hosts(pool: Pool, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
-    """Units that may encode for all, where fills let them and encoders take much of a device's memory."""
+    """Sets of units that may encode for all; () without fills, or where encoders are light."""
     memories = pool.judge.tables.ground(arrangement).memories
     is_heavy = pool.judge.footprint.frozen_bytes >= HEAVY * max(memories)
     return host_sets(memories) if pool.is_filled and is_heavy else ()
@@ -156,7 +156,10 @@ def _limit(pool: Pool) -> Seconds:
 
 
 def replicas_of(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:
-    """Numbers of replicas that can share a micro-batch."""
+    """The numbers of replicas of a stage that can share a micro-batch.
+
+    Only 1 where stages are given, states are in parts or there are many units; () where that needs more layers.
+    """
     given, units = judge.setting.given, arrangement.units
     if given.stages is not None or judge.setting.owners > 1 or units > MAX_UNEQUAL_UNITS:
         return (1,) if units <= judge.tables.num_layers else ()

@@ -55,7 +55,7 @@ samples at the emptier end; the same where they are not given."""
 
 
 class PartitionObjective(Protocol):
-    """The function by which a partition is judged."""
+    """A function by which a partition into stages is judged, built up from its last stage to its first."""
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """The numbers of a suffix with one more stage at its front; `rest` None: the stage is the last of all.
@@ -64,12 +64,15 @@ class PartitionObjective(Protocol):
         """
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The objective of a whole partition; must not get smaller when a number gets larger."""
+        """The objective in seconds of a whole partition; it must not get smaller when a number gets larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The layers to cut, and the devices to cut them over. Devices are in a row; each stage takes the next ones."""
+    """The layers to cut into stages, the devices to cut them over, and the functions that price stages and links.
+
+    Devices are in a row; each stage takes the next ones.
+    """
 
     num_layers: int
     num_devices: int
@@ -93,7 +96,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Where stages start, how many devices each takes, and the value of the objective."""
+    """The first layer of each stage, its number of devices, and the value of the objective."""
 
     starts: tuple[int, ...]
     replicas: tuple[int, ...]

@@ -33,7 +33,7 @@ Flows = dict[tuple[int, int], tuple[Load, Load]]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """Estimates candidates of one setting; parts that several of them share are made once."""
+    """A maker of quick estimates for candidates of one setting, which keeps parts that several of them share."""
 
     tables: Tables
     footprint: Footprint
@@ -50,7 +50,7 @@ class Estimates:
         head: Seconds = 0.0,
         is_hopeless: Callable[[Estimate], bool] | None = None,
     ) -> Estimate:
-        """The time of the plan, and its memory.
+        """The time and the memory of a candidate's plan by a quick simulation.
 
         Args:
             candidate: the layout to plan.
@@ -86,7 +86,7 @@ class Estimates:
         return estimate(queued[0], queued[-1])
 
     def timed(self, candidate: Candidate, *, is_encoding: bool = False) -> Times:
-        """When everything happens in its iteration, without frozen work or with that of its batch before it."""
+        """The times of all events of a candidate's iteration, without frozen work or with this batch's before it."""
         structure, costs = self._priced(candidate, 0.0, is_encoding=is_encoding)
         return structure.queued(costs, structure.unqueued(costs))
 
@@ -98,7 +98,7 @@ class Estimates:
         return structure, self._with_frozen(candidate, structure, costs) if is_encoding else costs
 
     def structure(self, candidate: Candidate, flows: Flows, starts: tuple[int, ...] | None = None) -> Structure:
-        """The candidate's schedule with edges between the blocks between which something flows; each is made once.
+        """The structure of the candidate's schedule, with edges between the blocks of `flows`; each is made once.
 
         With the first layers of its blocks its frozen work comes first.
         """

@@ -33,18 +33,18 @@ _Stage = tuple[int, int, int, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Peak memory of candidates of one setting; parts that several of them share are made once."""
+    """A counter of the peak memory of candidates of one setting, which keeps parts that several of them share."""
 
     tables: Tables
 
     @cached_property
     def frozen_bytes(self) -> Bytes:
-        """Bytes of the frozen components on every rank that runs them."""
+        """The bytes of the frozen part's weights on every rank that runs them."""
         return encoder_bytes(self.tables.setting)
 
     @cached_property
     def frozen_workspace(self) -> Bytes:
-        """The most that frozen layers hold while a chunk runs through them."""
+        """The most bytes that frozen layers hold while a chunk runs through them."""
         rows = -(-self.tables.setting.workload.batch // self.tables.setting.cluster.num_ranks)
         return max(
             (frozen_workspace(self.tables.setting, layers, min(rows, chunk)) for layers, chunk in self.tables.encoders),
@@ -53,13 +53,13 @@ class Footprint:
 
     @cached_property
     def raw_inputs(self) -> Bytes:
-        """Raw inputs that frozen layers alone read, of a host's equal share of the batch."""
+        """The bytes of raw inputs that frozen layers alone read, for a host's equal share of the batch."""
         setting = self.tables.setting
         graph, rows = setting.graph, setting.workload.batch // setting.cluster.num_ranks
         return rows * sum(graph.tensor(n).num_bytes for n in {*graph.inputs} - {*graph.reads_of(graph.backbone_layers)})
 
     def may_fit(self, arrangement: Arrangement, *, times: int = 1) -> bool:
-        """Whether a pipeline's devices have room for `times` times its parameters and all that counts with them."""
+        """Whether a pipeline's devices have room for `times` times its parameters and states."""
         table = self.tables.table
         held = use_of(table.held(0, self.tables.num_layers), frozen=table.frozen_bytes[-1])
         return times * held.total <= sum(self.tables.ground(arrangement).memories)
@@ -67,7 +67,10 @@ class Footprint:
     def stage_bytes(
         self, first: int, stop: int, samples: float, microbatches: int, in_flight: int, *, is_host: bool = True
     ) -> Bytes:
-        """Peak memory of a rank that holds these layers; a host also encodes."""
+        """The peak bytes of a rank with layers `first`, ..., `stop` - 1 and `in_flight` micro-batches in flight.
+
+        `samples`: of a micro-batch. `is_host`: it also encodes.
+        """
         return self._stage_bytes(first, stop, samples, microbatches, in_flight, is_host)
 
     @cached_property
@@ -88,10 +91,12 @@ class Footprint:
         *,
         is_host: bool = True,
     ) -> MemoryUse:
-        """The memory of a rank with these stages.
+        """The memory of a rank with these stages at its peak, item by item.
 
-        `peaks` are numbers of micro-batches whose activations it holds at the same time, and of micro-batches of
-        which it holds the tensors for W, stage by stage (`Holding.peaks`).
+        A stage is (first layer, layer after the last, micro-batches, samples of each).
+
+        `peaks` are numbers of micro-batches whose activations it holds at the same time, and of micro-batches of which
+        it holds the tensors for W, stage by stage (`Holding.peaks`).
         """
         table, held, copies = self.tables.table, self.tables.setting.ledger.base, 0
         frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
@@ -116,27 +121,27 @@ class Footprint:
         )
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether it fits in memory, without the simulation of an estimate."""
+        """Whether the candidate fits in memory, without a simulation."""
         return self.overflow(candidate, self.held(candidate)) <= 0
 
     def overflow(self, candidate: Candidate, held: Sequence[Bytes]) -> Bytes:
-        """Bytes that the fullest device lacks for the memory of its units; negative: bytes that are left."""
+        """The bytes that the fullest device lacks for this memory of its units; negative: bytes that are left."""
         memories = self.tables.ground(candidate.arrangement).memories
         return max(one - memory for one, memory in zip(held, memories, strict=True))
 
     def held(self, candidate: Candidate) -> tuple[Bytes, ...]:
-        """Peak memory of each unit."""
+        """The peak bytes of each unit of a candidate, by unit."""
         return tuple(use.total for use in self.uses(candidate))
 
     def uses(self, candidate: Candidate) -> tuple[MemoryUse, ...]:
-        """The memory of each unit at its peak."""
+        """The memory of each unit of a candidate at its peak, item by item, by unit."""
         uses: list[MemoryUse] = []
         for count, own, peaks in self._workers(candidate):
             uses += [self.use(own, peaks, is_host=are_hosts(candidate.hosts, len(uses), count))] * count
         return tuple(uses)
 
     def hosts_and_chunk(self, candidate: Candidate) -> tuple[tuple[int, ...] | None, int]:
-        """Units that can hold the frozen layers beside training, None for all, and the most samples of a fill.
+        """(units that can hold the frozen layers beside training, None for all; the most samples of a fill).
 
         The filler asks the plan for the same (`Needs`) where no messages wait, and where waits hold no activations: how
         many they do is known of no order before it is timed, and a guess too high would lose plans. Of sharded copies
@@ -157,7 +162,7 @@ class Footprint:
         return tables.needs(batch).hosts_and_chunk([rooms], others, batch)
 
     def blocks(self, candidate: Candidate) -> list[frozenset[int]]:
-        """The blocks that each worker holds."""
+        """The indices of the blocks that each worker of a candidate holds, by worker."""
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         return [frozenset(block for block, _ in own) for own in holding.blocks]
 
@@ -182,5 +187,5 @@ def _holding(schedule: Schedule | str, workers: int, microbatches: int) -> Holdi
 
 
 def are_hosts(hosts: tuple[int, ...] | None, unit: int, count: int) -> bool:
-    """Whether one of these units holds the frozen layers."""
+    """Whether one of the units `unit`, ..., `unit` + `count` - 1 is in `hosts`; None: all are."""
     return hosts is None or any(unit <= host < unit + count for host in hosts)

@@ -42,7 +42,7 @@ Move = Mapping[int, int]
 
 
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
-    """Judge the dynamic program's partitions and the partition of equal times, as 1F1B: no schedule needs less memory.
+    """Add candidates of one place to the pool: partitions of the dynamic program, and of equal times, as 1F1B.
 
     The best one of each replicas and the one of equal times are also judged with the other schedules. If one is given,
     it is the only one. Where nothing fits because every rank holds the encoders, some ranks hold them for all.
@@ -80,7 +80,7 @@ def add_cuts(
     *,
     hosts: tuple[int, ...] | None = None,
 ) -> None:
-    """Judge partitions: first layers and replicas of their stages."""
+    """Add candidates with these (first layers, replicas) to the pool, the best of them with other schedules too."""
     schedule = pool.judge.setting.given.schedule or CHAIN
     known = set[tuple[int, ...]]()
     for index, (starts, counts) in enumerate(found):
@@ -106,7 +106,9 @@ def add_cuts(
 
 
 def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
-    """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders.
+    """Add better candidates to the pool, made from its best ones.
+
+    Changes are unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders.
 
     `places`, most promising first, get several stages on a worker too: few micro-batches rank low as 1F1B.
     """
@@ -163,7 +165,7 @@ def _waiting_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
 
 
 def add_schedules(pool: Pool, one: Judged) -> None:
-    """The other families of schedules that put one stage on each worker, where they are better."""
+    """Add the candidate with the other schedules of one stage on each worker to the pool, where they are faster."""
     if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
         return
     if one.score > HOPELESS * pool.score:
@@ -205,7 +207,10 @@ def _add_placed(
 
 
 def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
-    """At the first places where no chain fits, the families with several stages on a worker: some of them hold less."""
+    """Add candidates with several stages on a worker to the pool, at the first places where no chain fits.
+
+    Some of these schedules hold less memory.
+    """
     if pool.judge.setting.given.schedule is not None:
         return
     taken = {(one.candidate.arrangement, one.candidate.microbatches) for one in pool.judged.values() if one.fits}
@@ -297,7 +302,7 @@ def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Se
 
 
 def move_cuts(pool: Pool, one: Judged) -> Judged:
-    """The candidate with its cuts moved by a layer at a time for as long as that helps.
+    """The candidate with its cuts moved by a layer at a time, for as long as that makes it faster; else itself.
 
     Where no cut by itself helps, two are moved that leave every worker as many layers as before.
     """
@@ -348,7 +353,7 @@ def _moved(judge: Judge, starts: tuple[int, ...], moves: Iterable[Move]) -> Iter
 
 
 def bucketed(pool: Pool, one: Judged) -> Judged:
-    """The candidate with the number of buckets that is best, the fewest of equally good ones."""
+    """The candidate with the fastest number of buckets, the fewest of equally fast ones."""
     if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
         return one  # no gradient is summed
     for buckets in (*BUCKETS, pool.judge.tables.num_layers):

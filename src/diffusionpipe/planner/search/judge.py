@@ -20,38 +20,38 @@ from diffusionpipe.planner.search.two_sided import PairPartition
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """All three, made once for a setting."""
+    """The estimates of candidates of one setting: time, memory and cuts; each part is made once."""
 
     setting: Setting
 
     @cached_property
     def has_ties(self) -> bool:
-        """Whether several layers train a parameter in common."""
+        """Whether several trained layers share a trained parameter."""
         return bool(tied_blocks(self.setting.graph, [(name,) for name in self.setting.graph.backbone_layers]))
 
     @cached_property
     def tables(self) -> Tables:
-        """The sums that the candidates share."""
+        """The sums of times and bytes that all candidates of the setting share."""
         return Tables(setting=self.setting)
 
     @cached_property
     def footprint(self) -> Footprint:
-        """The estimates of the candidates' memory."""
+        """The counter of the candidates' memory."""
         return Footprint(tables=self.tables)
 
     @cached_property
     def estimates(self) -> Estimates:
-        """The estimates of the candidates' time."""
+        """The maker of quick estimates of the candidates' times."""
         return Estimates(tables=self.tables, footprint=self.footprint)
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions to the dynamic programs that cut the model into stages."""
+        """The questions to the dynamic program that cuts the model into stages."""
         return Questions(tables=self.tables, footprint=self.footprint)
 
     @cached_property
     def cuts(self) -> Callable[[Arrangement, int, tuple[int, ...]], tuple[int, ...]]:
-        """First layers of stages on these workers, by what a micro-batch takes: each is looked for once."""
+        """A function (arrangement, micro-batches, worker of each stage) -> first layer of each stage, cut by time."""
         found = cache(partial(stage_starts, self.setting.graph))
 
         def cuts(arrangement: Arrangement, microbatches: int, workers: tuple[int, ...]) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class Judge:
 
     @cached_property
     def orders(self) -> Callable[[Instance], Schedule | None]:
-        """The best orders that a search of orders finds; None where one micro-batch is too much for the memory.
+        """A function from an instance of the order search to its best schedule; None if one micro-batch does not fit.
 
         Each is searched once: with fills and without, the same stages are often asked about.
         """
@@ -77,5 +77,5 @@ class Judge:
 
     @cached_property
     def pairs(self) -> dict[object, tuple[PairPartition, ...]]:
-        """Partitions of two backbones by what was asked, which a search with fills asks as one without."""
+        """A store of partitions of two backbones, by the question, which searches with and without fills share."""
         return {}

@@ -12,7 +12,7 @@ SHARDED = "sharded data parallel"
 
 
 def name_of(candidate: Candidate) -> str:
-    """The candidate's schedule, or data parallelism where there is one stage."""
+    """The name of a candidate's layout: its schedule, or "data parallel" or "sharded data parallel" for copies."""
     if candidate.workers > 1:
         return candidate.schedule
     return SHARDED if candidate.sharded is Sharded.ALL else DATA_PARALLEL
@@ -36,7 +36,7 @@ def sizes_of(candidate: Candidate) -> str:
 
 
 def name_of_plan(plan: Plan) -> str:
-    """The schedule of a plan's pipelines, or data parallelism where every rank holds all layers."""
+    """The name of a plan's layout: its schedule, "one device", "data parallel" or "sharded data parallel"."""
     if plan.mesh.pipeline * plan.mesh.data_parallel == 1:
         return "one device"
     if plan.mesh.pipeline > 1 and len({one.blocks for one in stages_of_plan(plan)}) > 1:
@@ -45,7 +45,7 @@ def name_of_plan(plan: Plan) -> str:
 
 
 def sizes_of_plan(plan: Plan) -> str:
-    """A plan's sizes in the words of `sizes_of`."""
+    """A plan's sizes in words, e.g. "4 stages x 2 groups, 16 micro-batches", as `sizes_of` writes them."""
     of_backbone: dict[str, list[PlannedStage]] = {}
     directions: dict[str, int] = {}
     for one in stages_of_plan(plan):
@@ -76,7 +76,7 @@ def sizes_of_plan(plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """One stage of a plan on one worker; its buckets together."""
+    """One trained stage of a plan on one worker, all its buckets together."""
 
     direction: int
     """The trained pipeline that it belongs to; 0 where there is one."""

@@ -23,13 +23,19 @@ from diffusionpipe.schedules.traits import holds_one
 
 
 def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
-    """The pipeline or the data parallelism that misses the memory by least."""
+    """(candidate, simulation) of the layout that misses the memory by least; None where the batch cannot be cut.
+
+    Pipelines and whole copies are looked at.
+    """
     best = least_estimated_overflow(setting)
     return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
 
 
 def least_estimated_overflow(setting: Setting) -> Judged | None:
-    """The layout that misses the memory by least in its estimate alone, which takes a fraction of the time."""
+    """The estimated layout that misses the memory by least; None where the batch cannot be cut.
+
+    Nothing is simulated in full, so it takes a fraction of the time of `least_overflow`.
+    """
     pool = Pool(judge=Judge(setting=setting), is_filled=False)
     if len(setting.graph.backbones) > 1:
         found = [pool.judged_of(candidate) for candidate in roomy_pairs(pool.judge)]

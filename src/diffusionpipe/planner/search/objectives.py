@@ -15,7 +15,10 @@ ROUNDED = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """DiffusionPipe's T^max = (M + 2 S - 2) T0 + T_gap (Tian et al., MLSys 2024; reconstructed).
+    """The objective of DiffusionPipe's planner: (M + 2 S - 2) T0 + T_gap for S stages and M micro-batches.
+
+    Tian et al., MLSys 2024; reconstructed. F, B: forward and backward of a stage, R its reduction, c a transfer both
+    ways.
 
         T0      the largest of all F_s + B_s and all c_s: each link counts as one more stage
         T_gap   max over s of max(0, R_s - sum over j < s of (B_j + backward transfer j)): what of a reduction is left
@@ -28,7 +31,7 @@ class CriticalPath:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(T0, T_gap) of the longer suffix."""
+        """The numbers (T0, T_gap) of the suffix `rest` with one more stage before it."""
         forward, backward, reduce, *_ = stage
         if rest is None:
             return forward + backward, reduce
@@ -42,7 +45,7 @@ class CriticalPath:
 
 @dataclass(frozen=True, slots=True)
 class PlanningBound:
-    """SPP's bound (1 + (4 S - 4) / M) M W + A.
+    """SPP's objective, a bound of the time: (1 + (4 S - 4) / M) M W + A for S stages and M micro-batches.
 
     Luo et al., "Efficient Pipeline Planning for Expedited Distributed DNN Training", INFOCOM 2022. W is the largest of
     all F_s + B_s and all c_s, A the longest reduction, which overlaps nothing.
@@ -51,7 +54,7 @@ class PlanningBound:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(W, A) of the longer suffix."""
+        """The numbers (W, A) of the suffix `rest` with one more stage before it."""
         forward, backward, reduce, *_ = stage
         if rest is None:
             return forward + backward, reduce
@@ -64,7 +67,9 @@ class PlanningBound:
 
 @dataclass(frozen=True, slots=True)
 class PivotLatency:
-    """DAPPLE's L = Tw + Ts + Te around a pivot stage Q (Fan et al., PPoPP 2021, section 4). Links count as stages.
+    """DAPPLE's objective, the latency L = Tw + Ts + Te around a pivot stage Q; links count as stages.
+
+    Fan et al., PPoPP 2021, section 4.
 
         Tw   sum of F_a, a <= Q                    warm-up until Q has done its first forward
         Ts   (M - 1) (F_Q + B_Q)                   steady phase
@@ -79,7 +84,7 @@ class PivotLatency:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(L, the longest way in and back to the first stage, the longest reduction after it) of the longer suffix."""
+        """(L, longest way to the first stage and back, longest reduction after it) of one more stage before `rest`."""
         forward, backward, reduce, *_ = stage
         if rest is not None:
             rest = self._before(rest, link[0], link[1], None)
@@ -122,7 +127,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class LeastOneForwardOneBackward:
-    """About what 1F1B takes at least, transfers included: no longer suffix has smaller numbers than its parts.
+    """An objective close to the least time of 1F1B, transfers included; longer suffixes never have smaller numbers.
 
     It fails to be a bound in two cases. A first stage with much longer forwards than the others hides the path after
     it, and a skip over several stages goes past the links between them, which count it. Such cuts are seldom the best
@@ -146,7 +151,7 @@ class LeastOneForwardOneBackward:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(total, end, path, stages) of the longer suffix."""
+        """(total, end, path, stages) of the suffix `rest` with one more stage before it."""
         forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
         both, count = forward + backward, self.num_microbatches
         late = reduce - backward if reduce > backward else 0.0
@@ -168,11 +173,11 @@ class LeastOneForwardOneBackward:
         return max(forward * ease + ahead_one + total, end + late), end, own, stages + 1
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The time until all work is done, the sums of gradients included."""
+        """The seconds until all work is done, the sums of gradients included."""
         return numbers[0]
 
     def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:
-        """The value of no partition that ends in this suffix is less.
+        """A lower bound in seconds of all partitions that end in this suffix; `before` describes the layers before.
 
         The layers before it add their forwards to its total, forwards and backwards to its end and to its path. The
         slowest of their stages computes all micro-batches, the suffix and the other stages pass one of them meanwhile.
@@ -188,7 +193,7 @@ class LeastOneForwardOneBackward:
 
 @dataclass(frozen=True, slots=True)
 class LeastInAnyOrder:
-    """The least time of a chain in any order, with whole or split backwards.
+    """An objective below the time of a chain of stages in any order, with whole or split backwards.
 
     Each stage computes all micro-batches after the first one came to it, and a link carries them one after the other:
     the tensors that the layer before the cut writes for the layer after it. Sums of gradients may overlap all
@@ -198,7 +203,7 @@ class LeastInAnyOrder:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """The time of the longer suffix, from the moment in which its first micro-batch comes."""
+        """The seconds of the longer suffix, from the moment in which its first micro-batch comes."""
         forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
         count = self.num_microbatches
         own = count * (forward + backward) + max(0.0, reduce - count * backward)
@@ -212,16 +217,16 @@ class LeastInAnyOrder:
         return numbers[0]
 
     def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:
-        """The value of no partition that ends in this suffix is less: the forwards before it come on top."""
+        """A lower bound in seconds of all partitions that end in this suffix: the forwards before it come on top."""
         return ROUNDED * (numbers[0] + before.forward) if before.num_stages else numbers[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Fullest:
-    """The largest number of a stage, in place of its forward time: of `Questions.room` bytes beyond its memory."""
+    """An objective that makes the largest number of a stage small: of `Questions.room`, bytes beyond its memory."""
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """The largest of the longer suffix."""
+        """The largest number of the suffix `rest` with one more stage before it."""
         return (stage[0],) if rest is None else (max(rest[0], stage[0]),)
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:

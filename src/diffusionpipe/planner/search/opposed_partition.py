@@ -91,7 +91,7 @@ def _pairs_of(program: "_Program") -> tuple[PairPartition, ...]:
 def first_pairs(
     question: TwoSidedQuestion, objective: PairObjective, *, width: int, effort: float = float("inf")
 ) -> tuple[PairPartition, ...]:
-    """Pairs under the least cap under which there are any, best first.
+    """The best pairs of partitions under the smallest cap under which any fit, best first; () if none is found.
 
     The cap starts a little above the even share and is raised faster and faster until something is found, but never
     beyond the question's own. Where memory refuses what the caps allow, many states are looked at before: with more
@@ -108,7 +108,7 @@ def first_pairs(
 
 
 def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
-    """The best pairs and others near them, best first; optimal as `best_pairs` is, for any cap.
+    """The best pairs of partitions and others within 1 % of them, best first, for any cap; () if none fits.
 
     Branch and bound: a pair found with fewer places to cut is the limit of the next search. Without limits almost all
     pairs would have to be looked at: a dearer device may have a shorter ramp. Where too many have to be in spite of
@@ -126,7 +126,7 @@ def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width
 
 
 def quick_pairs(question: TwoSidedQuestion, objective: PairObjective) -> tuple[PairPartition, ...]:
-    """The best pairs that cut each backbone at some of its layers alone; where there are none, the first that fit."""
+    """The best pairs of partitions with cuts at only some layers; if there are none, the first that fit."""
     places = _few(question)
     coarse, ends = _coarse(question, places)
     first = first_pairs(coarse, objective, width=1)

@@ -17,24 +17,24 @@ Links: TypeAlias = tuple[LinkTime, LinkTime]
 
 
 class PairObjective(Protocol):
-    """The function by which a pair of partitions is judged; see `dynamic_program.PartitionObjective`."""
+    """A function by which a pair of partitions of two backbones is judged, built up block by block."""
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """The load that a cap limits, of a pair of stages whose F + B take `first` and `second`.
+        """The load that a cap limits, of two stages on one device whose forward and backward take these seconds.
 
         Adds up over stages, or less than that.
         """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """The numbers with one more device block in front; `is_whole`: nothing comes before it."""
+        """The numbers with one more block of devices before `rest`; `is_whole`: nothing comes before the new block."""
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The objective; must not get smaller when a number gets larger."""
+        """The objective in seconds; it must not get smaller when a number gets larger."""
 
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """The most that the first number may be if the value of all that a state becomes is to keep within the limit.
+        """The largest first number with which a state's value can stay within `limit`.
 
         Args:
             numbers: the state's, None where nothing is on devices yet.
@@ -46,20 +46,20 @@ class PairObjective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OppositePath:
-    """DiffusionPipe's T = (M_A + M_B + 2 S - 2) T0 + T_gap for two backbones in opposite directions (reconstructed).
+    """DiffusionPipe's objective for opposite directions: T = (M_A + M_B + 2 S - 2) T0 + T_gap (reconstructed).
 
-    T0      the largest F + B of all stages of both backbones, and of all transfers
-    T_gap   what of a reduction is left when the later backwards of its backbone are done, the largest
+    T0      the largest F + B of all stages of both backbones, and of all transfers T_gap   what of a reduction is left
+    when the later backwards of its backbone are done, the largest
     """
 
     microbatches: tuple[int, int]
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """The larger one of the loads of both backbones' stages."""
+        """The larger one of the two times."""
         return max(first, second)
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(T0, T_gap of the first, of the second, minus the second's backwards)."""
+        """(T0, T_gap of the first, T_gap of the second, minus the second's backwards) with one more block."""
         (f, b, reduce), (g, c, sums) = pair
         if rest is None:
             return max(f + b, g + c), reduce, sums, -c
@@ -91,14 +91,16 @@ class _Loads:
 
 @dataclass(frozen=True, slots=True)
 class OppositeLoads(_Loads):
-    """The largest load of a device, the shorter of both ramps, and T_gap: opposite directions come close to their sum.
+    """The objective for opposite directions: the largest load of a device, the shorter ramp, and T_gap.
 
-    load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
-    ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
+    Opposite directions come close to their sum.
+
+    load     M_A (F + B of the first's stage) + M_B (F + B of the second's) ramp     a micro-batch's way through all
+    stages but its last: until then another backbone's work fills the wait
     """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(load, ramp of the first, way of the second so far, both gaps, minus the second's backwards)."""
+        """(load, ramp of the first, way of the second, both gaps, minus the second's backwards) with one more block."""
         (f, b, reduce), (g, c, sums) = pair
         load = self.load(f + b, g + c)
         if rest is None:
@@ -117,7 +119,7 @@ class OppositeLoads(_Loads):
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """The rest of the limit after the shorter ramp and the second's gap.
+        """The largest load with which the value can stay within `limit`: the rest after the shorter ramp and the gap.
 
         All layers are in a ramp, except the layers of its last stage.
         """
@@ -134,10 +136,13 @@ class OppositeLoads(_Loads):
 
 @dataclass(frozen=True, slots=True)
 class SameLoads(_Loads):
-    """The loads for one direction: the first backbone waits for its way in, the second for its way back."""
+    """The objective for one direction: the largest load, half of both ramps, and the gap.
+
+    The first backbone waits for its way in, the second for its way back.
+    """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(load, sum of both ramps, both gaps)."""
+        """(load, sum of both ramps, both gaps) with one more block."""
         (f, b, reduce), (g, c, sums) = pair
         load = self.load(f + b, g + c)
         if rest is None:
@@ -149,9 +154,9 @@ class SameLoads(_Loads):
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """The rest of the limit after half of both ramps."""
+        """The largest load with which the value can stay within `limit`: the rest after half of both ramps."""
         return limit - (numbers[1] + sum(left)) / 2 if numbers else limit
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """Load, half of both ramps, and gap."""
+        """The sum of the largest load, half of both ramps, and the gap, in seconds."""
         return numbers[0] + numbers[1] / 2 + max(0.0, numbers[2], numbers[3])

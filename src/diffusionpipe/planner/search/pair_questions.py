@@ -15,7 +15,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class PairPlace:
-    """An arrangement of ranks and the micro-batches of both backbones."""
+    """An arrangement of ranks with the micro-batches of both backbones, which prices their stages and links."""
 
     judge: Judge
     arrangement: Arrangement
@@ -23,7 +23,7 @@ class PairPlace:
 
     @property
     def ground(self) -> RankLayout:
-        """The arrangement on the cluster."""
+        """The arrangement on the setting's cluster."""
         return self.judge.tables.ground(self.arrangement)
 
     @property
@@ -33,22 +33,25 @@ class PairPlace:
         return border, end - border
 
     def samples(self, backbone: int) -> float:
-        """Samples of a micro-batch of the backbone."""
+        """The samples of a micro-batch of this backbone, in a stage of one unit."""
         return self.judge.tables.unit_samples(self.arrangement, self.microbatches[backbone])
 
     def sums(self, backbone: int, replicas: int = 1) -> LayerSums:
-        """Sums over the layers of both for a micro-batch of one of them."""
+        """The sums over all trained layers for a micro-batch of this backbone, divided by `replicas`."""
         return self.judge.tables.table.sums(self.samples(backbone) / replicas, self.microbatches[backbone])
 
     def work(self, backbone: int, replicas: int = 1) -> list[Seconds]:
-        """Running sums of F + B over the layers of a backbone."""
+        """Running sums of the seconds of forward and backward over this backbone's layers, from 0."""
         sums, start = self.sums(backbone, replicas), self.judge.tables.borders[backbone]
         first = sums.forward[start] + sums.backward[start]
         stop = start + self.num_layers[backbone] + 1
         return [f + b - first for f, b in zip(sums.forward[start:stop], sums.backward[start:stop], strict=True)]
 
     def stage(self, backbone: int, first: int, stop: int, position: int, replicas: int) -> StageTime:
-        """A stage of a backbone's layers on devices from this position on."""
+        """(forward, backward, gradient sum) in seconds of a backbone's layers `first`, ..., `stop` - 1.
+
+        They are on `replicas` devices from `position` on.
+        """
         sums, start, ground = self.sums(backbone, replicas), self.judge.tables.borders[backbone], self.ground
         first, stop = first + start, stop + start
         devices = range(position, position + replicas)
@@ -60,14 +63,17 @@ class PairPlace:
         )
 
     def link(self, backbone: int, cut: int, position: int, before: int, behind: int) -> LinkTime:
-        """The transfer that crosses a cut of a backbone between the devices before and from this position on."""
+        """(forward, back) seconds of the transfer across a cut of a backbone, before layer `cut`.
+
+        `before` devices up to `position` send to `behind` devices from it on.
+        """
         way = self.ground.link(position - before, before, position, behind)
         forward, backward = self.judge.tables.table.crossing[cut + self.judge.tables.borders[backbone]]
         amount = self.samples(backbone) / min(before, behind)
         return way.transfer(round(amount * forward)), way.transfer(round(amount * backward)) if backward else 0.0
 
     def listed(self, backbone: int, first: int, stop: int, position: int, replicas: int) -> StageTimes:
-        """A stage's times as list scheduling takes them; its messages take what the slower end's take."""
+        """The times of a stage as list scheduling takes them; its latency is the transfer at its slower end."""
         forward, backward, _ = self.stage(backbone, first, stop, position, replicas)
         inner = [cut for cut in (first, stop) if 0 < cut < self.num_layers[backbone]]
         latency = max((self.link(backbone, cut, max(position, 1), 1, 1)[0] for cut in inner), default=0.0)
@@ -88,7 +94,11 @@ class PairPlace:
         return lru_cache(maxsize=None)(span_bytes)
 
     def question(self, replicas: tuple[int, ...], *, is_opposed: bool) -> TwoSidedQuestion:
-        """Opposite directions, or the same one: then the second backbone's layers are counted from its end."""
+        """The question of cutting both backbones over the devices, in opposite directions or in the same one.
+
+        In the same direction the second backbone's layers are counted from its end. `replicas`: numbers of devices that
+        a block may take.
+        """
         footprint, memories, num_layers = self.judge.footprint, self.ground.memories, self.num_layers
         frozen = footprint.frozen_bytes + footprint.raw_inputs
         fastest = max(self.ground.speeds)

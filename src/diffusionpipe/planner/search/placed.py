@@ -32,7 +32,7 @@ PLACES: Mapping[Placing, Callable[[int], tuple[int, ...]]] = {
 
 
 def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterator[Candidate]:
-    """A candidate for each family that can do the sizes, but for those with one stage on each worker.
+    """A candidate for each published family with several stages on a worker that can do these sizes.
 
     If a family is given (`Given.schedule`), it is the only one.
     """
@@ -56,7 +56,7 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
 
 
 def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> Iterator[Candidate]:
-    """For each placement the candidate with the best order that a search finds for its own times and memory.
+    """The candidates with the best orders that searches find for their own times and memory, one a placement.
 
     All candidates of `known` have the same arrangement and micro-batches, the best ones first. The cuts come from the
     first one with this placement. `seconds` caps the effort of each search, see `ordering.Instance`. All orders that
@@ -81,11 +81,10 @@ def ordered_as(
     *,
     seconds: Seconds,
 ) -> Candidate | None:
-    """The candidate with the best order that a search finds for one placement.
+    """The candidate with the best order that a search finds for one placement of its stages.
 
-    Its stages begin at these layers, by default they are cut by time.
-
-    None where it is too large or does not fit in memory.
+    Its stages begin at the layers `starts`, by default they are cut by time. None where it is too large or does not fit
+    in memory.
     """
     workers = PLACES[placing](arrangement.units)
     if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
@@ -103,7 +102,7 @@ def ordered_as(
 
 
 def instance_of(setting: Setting, *, microbatches: int, placing: Placing, seconds: Seconds) -> Instance:
-    """The order search's question for one pipeline over all devices of a setting, its half-stages cut by time.
+    """The instance of the order search for one pipeline over all devices of a setting, half-stages cut by time.
 
     Times are in ticks, memory is in bytes: the rest of a device beside parameters, gradients and optimizer.
 

@@ -12,7 +12,9 @@ from diffusionpipe.units import Seconds
 def places_of(
     judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False, ramp: float = 0.0
 ) -> Iterator[tuple[Seconds, Arrangement, int]]:
-    """(`least_time`, arrangement, micro-batches) wherever the batch can be cut.
+    """(least time in seconds, arrangement, micro-batches) of every way to cut the batch over all ranks.
+
+    `units`: the numbers of ranks that a pipeline may have; None for any.
 
     `ramp` is the part that counts of the waits at both ends of a pipeline of stages of one unit each: with more than 0
     the time is not a bound, but an order in which good places come first.
@@ -58,7 +60,7 @@ def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> b
 
 
 def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """No plan takes less, whatever its stages, replicas, order and fills are: all devices are at work all the time."""
+    """A lower bound in seconds of every plan's iteration at a place: all devices are at work all the time."""
     tables, setting = judge.tables, judge.setting
     samples = tables.unit_samples(arrangement, microbatches)
     work = tables.least_work(samples) + tables.least_encoding

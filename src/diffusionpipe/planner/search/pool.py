@@ -11,7 +11,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A candidate with its estimate."""
+    """A candidate with its estimate and its score."""
 
     candidate: Candidate
     estimate: Estimate
@@ -26,7 +26,7 @@ class Judged:
 
 @dataclass(slots=True, kw_only=True)
 class Pool:
-    """Judged candidates, and the best of them."""
+    """The candidates that a search has judged so far, and the scores of the best ones."""
 
     judge: Judge
     is_filled: bool
@@ -40,7 +40,10 @@ class Pool:
     """Why a candidate was left out that puts layers with a parameter in common on several workers."""
 
     def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
-        """The candidate with its estimate; it is not added. An estimate at or above the limit may be too low."""
+        """The candidate with its estimate and score; it is not added to the pool.
+
+        A score at or above `limit` may be too low, as the estimate ends early then.
+        """
         estimates = self.judge.estimates
         estimate = estimates.estimate(
             candidate, is_filled=self.is_filled, is_hopeless=lambda least: self.score_of(least) >= limit
@@ -48,14 +51,14 @@ class Pool:
         return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
 
     def score_of(self, estimate: Estimate) -> Seconds:
-        """The time by which candidates are ranked: the iteration with the frozen work.
+        """The seconds by which candidates are ranked: the iteration with the frozen work.
 
         To ten digits: times that differ by rounding alone are equal.
         """
         return float(f"{estimate.iteration:.10g}")
 
     def add(self, one: Judged) -> None:
-        """Keep it, unless layers with a parameter in common are on several workers."""
+        """Add a judged candidate, unless layers with a common parameter are on several workers; then note why not."""
         if refused := self._split_ties(one.candidate):
             self.refused = refused
             return
@@ -79,14 +82,14 @@ class Pool:
         return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
 
     def diverse(self) -> list[Judged]:
-        """The best candidate of each arrangement, number of micro-batches, replicas, schedule and hosts."""
+        """The best candidate that fits of each arrangement, micro-batches, replicas, schedule and hosts, best first."""
         seen: dict[object, Judged] = {}
         for one in self.ranked():
             seen.setdefault(_kind(one), one)
         return list(seen.values())
 
     def twin(self, candidate: Candidate) -> Judged:
-        """The candidate of its kind, as good as this one, with the least frozen work after the pipeline.
+        """A candidate of the same kind and score as this one, with the least frozen work after the pipeline.
 
         Estimates of filling cannot tell which of both is better.
         """

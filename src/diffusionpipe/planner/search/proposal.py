@@ -20,7 +20,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A training schedule with everything that is predicted of it."""
+    """A training schedule with its predicted times, costs and memory, simulated in full."""
 
     train: Schedule
     blocks: Blocks
@@ -38,17 +38,17 @@ class Proposal:
 
     @property
     def iteration(self) -> Seconds:
-        """Time of one run of the schedule, without the update."""
+        """The seconds of one run of the schedule, without the update."""
         return self.timeline.makespan
 
     @property
     def step(self) -> Seconds:
-        """Time from one batch to the next: the iteration, then the update."""
+        """The seconds from one batch to the next: the iteration and the update after it."""
         return self.iteration + self.update
 
 
 def pricing_of(setting: Setting) -> Pricing:
-    """The costs of a setting, as `build_plan` asks for them."""
+    """The function that prices schedules with a setting's costs, as `build_plan` takes it."""
 
     def price(schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
         return costs_of(schedule, blocks, mesh, setting)
@@ -57,7 +57,7 @@ def pricing_of(setting: Setting) -> Pricing:
 
 
 def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> Proposal:
-    """The time and memory of the plan of a layout.
+    """The training schedule of a layout, simulated in full, with its times and memory.
 
     Raises:
         ConfigError: the layout does not fit the model or the batch.
@@ -67,18 +67,17 @@ def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> P
 
 
 def proposals(setting: Setting, filler: Filler | None) -> Callable[[Candidate], Proposal]:
-    """A function that gives the time and memory of a candidate's plan.
+    """A function from a candidate to the simulation of its plan.
 
-    Candidates whose layouts are equal share a plan, which is simulated once.
-
-    The layouts of candidates that differ in their hosts alone are equal: the filler chooses the hosts.
+    Candidates whose layouts are equal share a plan, which is simulated once; ones that differ only in their hosts are
+    such.
     """
     made = cache(partial(propose, setting, filler=filler))
     return lambda candidate: made(candidate.layout(setting))
 
 
 def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Proposal:
-    """The time and memory of a training schedule.
+    """The simulated times and the memory of a training schedule.
 
     Raises:
         ScheduleError: it gets stuck.
@@ -112,7 +111,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
 
 
 def exposed_frozen_time(timeline: Timeline) -> Seconds:
-    """Time in which some worker runs frozen work and none trains or reduces."""
+    """The seconds in which some worker runs frozen work and none trains, reduces or gathers."""
     frozen = [(s.start, s.end) for s in timeline.spans if s.action.op is Op.ENCODE]
     ops = {Op.F, Op.B, Op.I, Op.W, Op.REDUCE_GRAD, Op.UNSHARD}
     trained = [(s.start, s.end) for s in timeline.spans if s.action.op in ops]

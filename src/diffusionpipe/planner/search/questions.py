@@ -27,7 +27,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Questions about one setting."""
+    """The questions about one setting to the dynamic program that cuts layers into stages."""
 
     tables: Tables
     footprint: Footprint
@@ -45,7 +45,7 @@ class Questions:
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
     ) -> Question:
-        """The question to the dynamic program: stages dearer than `cap` are left out, and those that do not fit.
+        """The question for a place: stages that take longer than `cap` seconds or do not fit in memory are left out.
 
         A stage keeps `in_flight` micro-batches, None for as many as 1F1B keeps.
         """
@@ -168,7 +168,7 @@ class Questions:
         hosts: tuple[int, ...] | None = None,
         is_lean: bool = False,
     ) -> tuple[Partition, ...]:
-        """Partitions that take less than `limit` as 1F1B, as far as a lower bound of it says; best first.
+        """The partitions whose lower bound as 1F1B is below `limit` seconds, best first.
 
         `is_lean`: with one micro-batch under way at a time.
         """
@@ -188,7 +188,7 @@ class Questions:
     def least_chains(
         self, arrangement: Arrangement, microbatches: int, *, replicas: tuple[int, ...], limit: Seconds
     ) -> tuple[Partition, ...]:
-        """The partitions that take least, as far as a bound for every order of one stage on a unit says.
+        """The partitions with the least lower bound over all orders of one stage on a unit, best first.
 
         A stage that holds one micro-batch and encodes nothing must fit in memory.
         """
@@ -200,7 +200,7 @@ class Questions:
         return best_partitions(limited, objective, width=1)
 
     def room(self, arrangement: Arrangement, microbatches: int, *, in_flight: int | None = None) -> Question:
-        """Stages of one unit each with the bytes that they lack in place of times: negative where some are left."""
+        """The question with the bytes that stages of one unit lack in place of their times; negative: bytes left."""
         ground, samples = self.tables.ground(arrangement), self.tables.unit_samples(arrangement, microbatches)
 
         def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage:
@@ -231,7 +231,7 @@ class Questions:
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
     ) -> tuple[Partition, ...]:
-        """Good partitions, best first.
+        """The best partitions of a place by an objective, best first; () where none fits in memory.
 
         The dearest stage allowed starts at `slack` times the even share and is doubled until something is found, but
         never beyond `limit`.

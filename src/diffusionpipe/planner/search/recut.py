@@ -11,9 +11,9 @@ _branched = lru_cache(maxsize=1024)(branched)
 
 
 def recut(judge: Judge, candidate: Candidate, **sizes: object) -> Candidate:
-    """The candidate with other cuts or micro-batches, and orders for the graph that its stages form then.
+    """The candidate with other sizes, such as `starts` or `microbatches`, and orders for its graph of stages.
 
-    A candidate of another schedule keeps its orders.
+    A candidate of another schedule than graphpipe keeps its orders.
     """
     candidate = replace(candidate, **sizes)  # type: ignore[arg-type]  # fields of a candidate
     if candidate.schedule != GRAPHPIPE:

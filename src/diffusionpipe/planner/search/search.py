@@ -95,7 +95,7 @@ Proposed = Callable[[Candidate], Proposal]
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The result of a search."""
+    """The result of a search: simulated candidates, estimated ones, and the places that were looked at."""
 
     judge: Judge
 
@@ -110,7 +110,7 @@ class Search:
 
     @cached_property
     def bound(self) -> Seconds:
-        """No iteration of pipelines with the frozen work takes less. Takes about as long as a part of the search."""
+        """A lower bound in seconds of all layouts' iterations; it takes about as long as a part of the search."""
         if not self.places:
             return least_time(self.judge)
         return least_step(self.judge, self.places, self.winner[1].step if self.winner else float("inf"))
@@ -123,7 +123,10 @@ class Search:
 
     @property
     def winner(self) -> tuple[Candidate, Proposal] | None:
-        """The fastest that fits, None where nothing does. `planner.choosing.best` may choose a near-tie of it."""
+        """The fastest candidate that fits, with its simulation; None where nothing fits.
+
+        `planner.choosing.best` may choose a near-tie of it.
+        """
         fitting = [one for one in self.finalists if one[1].overflow <= 0]
         return fitting[0] if fitting else None
 
@@ -392,12 +395,15 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 
 
 def uncuttable(setting: Setting) -> str:
-    """That no arrangement of all ranks cuts the batch, and which batch it would cut."""
+    """A sentence that no arrangement of all ranks cuts the setting's batch, with a batch that can be cut."""
     return uncuttable_batch(setting.workload.batch, setting.cluster.num_ranks, len(setting.graph.backbone_layers))
 
 
 def uncuttable_batch(batch: int, num_ranks: int, num_layers: int) -> str:
-    """A sentence: no arrangement of `num_ranks` ranks cuts the batch, and which batch it would cut."""
+    """A sentence that no arrangement of `num_ranks` ranks cuts the batch, with a batch that can be cut.
+
+    For a model without trained layers it says that there is nothing to cut.
+    """
     if not num_layers:
         return "the model has no trained layers, so there is nothing to cut into stages; profile one that trains some"
     multiple = -(-batch // num_ranks) * num_ranks

@@ -40,10 +40,12 @@ Tree: TypeAlias = int | Series | Parallel
 
 
 def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
-    """The tree of layers 0, 1, ..., of which each depends on earlier ones alone; None if the order is not one.
+    """The series-parallel tree of layers 0, 1, ...; None if their order of dependence has none.
 
-    `edges`: (a layer, one that reads what it writes). Branches come in the order of their first layers. Cost:
-    O(layers² x depth of the tree) operations on sets of layers, which are integers.
+    Each layer depends on earlier ones alone.
+
+    `edges`: (a layer, one that reads what it writes). Branches come in the order of their first layers. Cost: O(layers²
+    x depth of the tree) operations on sets of layers, which are integers.
 
     >>> tree_of(5, [(0, 2), (1, 3), (2, 4), (3, 4)])
     Series(parts=(Parallel(branches=(Series(parts=(0, 2)), Series(parts=(1, 3)))), 4))
@@ -55,7 +57,7 @@ def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
 
 
 def tree_with_waits(num_layers: int, edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Tree:
-    """The tree of any order: where layers cross, some wait for others that they do not read.
+    """The series-parallel tree of layers in any order; some may wait in it for others that they do not read.
 
     Layers that neither fall apart into branches nor into a series are cut in two, and all of the second part wait for
     all of the first: for the layers on which one that joins branches depends. It is the cut with the shortest longest
@@ -71,7 +73,7 @@ def tree_with_waits(num_layers: int, edges: Iterable[tuple[int, int]], seconds: 
 
 
 def crossing_of(before: Sequence[int]) -> tuple[int, int, int, int] | None:
-    """An N: layers a, b, c, d of which c depends on a and b, d on b, and nothing else on each other; None without.
+    """Layers (a, b, c, d) that form an N: c depends on a and b, d on b, nothing else; None if there are none.
 
     `before` has for each layer the set of those on which it depends.
     """
@@ -85,7 +87,7 @@ def crossing_of(before: Sequence[int]) -> tuple[int, int, int, int] | None:
 
 
 def before_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """For each layer the set of those on which it depends, as bits; edges form no circle."""
+    """For each layer the set of layers on which it depends, as bits of an integer; edges must form no circle."""
     readers: list[list[int]] = [[] for _ in range(num_layers)]
     waiting = [0] * num_layers
     for writer, reader in set(edges):
@@ -112,7 +114,7 @@ def _related(before: Sequence[int]) -> list[int]:
 
 
 def listed(tree: Tree) -> tuple[int, ...]:
-    """The layers branch by branch, an order in which they can run."""
+    """The numbers of the tree's layers branch by branch, an order in which they can run."""
     match tree:
         case Series(parts) | Parallel(parts):
             return tuple(layer for part in parts for layer in listed(part))
@@ -121,7 +123,7 @@ def listed(tree: Tree) -> tuple[int, ...]:
 
 
 def longest(edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Seconds:
-    """The time of the longest way along the edges, beside which all other layers can run.
+    """The seconds of the longest way along the edges, beside which all other layers can run.
 
     >>> longest([(0, 2), (1, 3), (2, 4), (3, 4)], [1, 2, 1, 2, 1])
     5
@@ -130,7 +132,7 @@ def longest(edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Sec
 
 
 def longest_of(tree: Tree, seconds: Sequence[Seconds]) -> Seconds:
-    """The time of the longest way through a tree's layers."""
+    """The seconds of the longest way through the tree's layers."""
     match tree:
         case Series(parts):
             return sum(longest_of(part, seconds) for part in parts)

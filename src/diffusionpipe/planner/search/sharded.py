@@ -37,14 +37,17 @@ def with_sharded(
     *,
     limit: Seconds = float("inf"),
 ) -> Finalists:
-    """The finalists of a search and the sharded ones that beat them and the limit, or what `setting.given` allows."""
+    """The finalists of a search and the sharded ones that are faster than them and the limit.
+
+    Only sharded ones where `setting.given` demands them.
+    """
     others = [] if setting.given.sharded is Sharded.ALL else list(finalists)
     fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
     return [*others, *(pair for pair in sharded if pair[1].step < fastest)]
 
 
 def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Seconds = float("inf")) -> Finalists:
-    """The best sharded candidate that fits in memory; none where none does, or none can be faster than `fastest`.
+    """The fastest sharded candidate that fits in memory, alone in a list; [] where none does or beats `fastest`.
 
     Each is estimated, and from the best estimate on made into plans, as long as another one could be faster.
     """
@@ -66,7 +69,10 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
 
 
 def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
-    """The sharded candidate with the least memory, whether it fits or not; None where the batch cannot be cut."""
+    """(candidate, simulation) of the sharded candidate with the least memory, whether it fits or not.
+
+    None where the batch cannot be cut, copies may not be sharded, or there are several backbones.
+    """
     judge = Judge(setting=setting)
     if not setting.may_shard:
         return None
@@ -164,7 +170,7 @@ def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Ca
 
 
 def numbers_of_blocks(num_layers: int) -> list[int]:
-    """The numbers of blocks that are tried, from a block for each layer to a few."""
+    """The numbers of blocks that are tried: one for each layer, halved again and again, down to four or fewer."""
     counts = [num_layers]
     while counts[-1] > 4:
         counts.append(counts[-1] // 2)

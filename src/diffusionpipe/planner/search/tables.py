@@ -31,31 +31,31 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenWork:
-    """The time of some layers of the frozen block on a device of speed 1."""
+    """Some layers of the frozen block, with their times on a device of speed 1."""
 
     names: tuple[str, ...]
     profile: Profile
 
     @cached_property
     def host(self) -> Seconds:
-        """The time in which a host issues them."""
+        """The seconds in which a host issues these layers."""
         return sum(self.profile.layer(name).host.forward for name in self.names)
 
     @cached_property
     def seconds(self) -> Callable[[int], Seconds]:
-        """A function: the time for a number of samples."""
+        """A function from a number of samples to the seconds of these layers."""
         return lru_cache(maxsize=None)(lambda samples: frozen_time(self.profile, self.names, samples))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The figures that are made once for all candidates of a setting."""
+    """The sums and functions that are made once for all candidates of a setting."""
 
     setting: Setting
 
     @property
     def table(self) -> LayerTable:
-        """Sums over the trained part's layers."""
+        """The sums of times and bytes over ranges of the trained part's layers."""
         return self.setting.table
 
     @cached_property
@@ -65,30 +65,30 @@ class Tables:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The tree of the trained layers, where branches may gain and the layers are listed branch by branch."""
+        """The tree of the trained layers where branches may gain and they are listed branch by branch; else None."""
         tree = tree_of_branches(self.setting)
         return tree if tree is not None and listed(tree) == tuple(range(self.num_layers)) else None
 
     @cached_property
     def borders(self) -> tuple[int, ...]:
-        """First layer of each backbone, and the number of all layers."""
+        """The position of each backbone's first layer in the trained part, then the number of all its layers."""
         graph = self.setting.graph
         return tuple(accumulate((len(graph.layers_of(backbone)) for backbone in graph.backbones), initial=0))
 
     @cached_property
     def ground(self) -> Callable[[Arrangement], RankLayout]:
-        """An arrangement on the setting's cluster; each is made once."""
+        """A function from an arrangement to its layout on the setting's cluster; each is made once."""
         return lru_cache(maxsize=None)(lambda a: RankLayout(arrangement=a, cluster=self.setting.cluster))
 
     @cached_property
     def encoders(self) -> list[tuple[Sequence[str], int]]:
-        """Layers of each frozen component, and the samples that go through them at a time."""
+        """(layers, samples that go through them at a time) of each frozen component."""
         chunks = encode_chunks_of(self.setting)
         return [(layers, chunks[name]) for name, layers in components_of(self.setting.graph).items()]
 
     @cached_property
     def frozen_seconds(self) -> Seconds:
-        """Frozen work of one rank's equal share, in chunks, on the slowest device."""
+        """The seconds of frozen work for one rank's equal share of the batch, in chunks, on the slowest device."""
         return self._equal_share(self.encoding)
 
     @cached_property
@@ -106,12 +106,15 @@ class Tables:
 
     @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
-        """Frozen work of a number of samples, in chunks, on a device of speed 1, with the start of each fill."""
+        """A function from a number of samples to the seconds of their frozen work, with the start of each fill.
+
+        In chunks, on a device of speed 1.
+        """
         return self._encoding(self.setting.profile.forward)
 
     @cached_property
     def encoding_ahead(self) -> Callable[[int], Seconds]:
-        """Frozen work of a number of samples, with the start of each fill, without waits for weights in host memory."""
+        """A function like `encoding`, but without waits for weights that come from host memory."""
         if not isinstance(self.setting.profile, CopiedProfile):
             return self.encoding
         return self._encoding(partial(computing, self.setting.profile))
@@ -141,18 +144,18 @@ class Tables:
 
     @cached_property
     def frozen_outputs(self) -> Callable[[int, int], tuple[str, ...]]:
-        """The frozen tensors that layers first, ..., stop - 1 read."""
+        """A function (first, stop) -> the frozen tensors that layers first, ..., stop - 1 read."""
         graph, names = self.setting.graph, self.table.names
         return lru_cache(maxsize=None)(lambda first, stop: graph.frozen_outputs(names[first:stop]))
 
     @cached_property
     def needs(self) -> Callable[[int], Needs]:
-        """The memory that the frozen layers need to encode a number of samples."""
+        """A function from a number of samples to the memory that the frozen layers need to encode them."""
         return lru_cache(maxsize=None)(lambda batch: needs_of(self.setting, batch))
 
     @cached_property
     def kept_for_others(self) -> Callable[[tuple[tuple[int, int], ...]], Bytes]:
-        """Bytes of a sample that a worker with these spans of layers holds only because it encodes it."""
+        """A function from spans of layers to the bytes of a sample that a worker holds only as it encodes it."""
         graph = self.setting.graph
         return lru_cache(maxsize=1 << 14)(
             lambda spans: kept_for_others(graph, {name for span in spans for name in self.frozen_outputs(*span)})
@@ -160,9 +163,9 @@ class Tables:
 
     @cached_property
     def seconds_a_sample(self) -> Callable[[int, bool], Seconds]:
-        """Frozen work of one sample in fills of a number of samples, on a device of speed 1.
+        """A function (samples of a fill, whether without waits for weights) -> seconds of frozen work a sample.
 
-        Without waits for weights or with.
+        On a device of speed 1.
         """
         setting, profile = self.setting, self.setting.profile
         options = FillOptions(overhead=setting.fill_start)
@@ -175,23 +178,23 @@ class Tables:
 
     @cached_property
     def frozen_outputs_bytes(self) -> dict[str, Bytes]:
-        """Bytes of a sample, by name: all frozen tensors that trained layers read."""
+        """Name of each frozen tensor that trained layers read -> its bytes for one sample."""
         return {name: self.setting.graph.tensor(name).num_bytes for name in self.frozen_outputs(0, self.num_layers)}
 
     @cached_property
     def frozen_work(self) -> Callable[[Range], FrozenWork]:
-        """The work of these layers of the frozen block; each is made once."""
+        """A function from a range of the frozen block's layers to their work; each is made once."""
         names, profile = self.setting.graph.frozen_layers, self.setting.profile
         return lru_cache(maxsize=None)(lambda r: FrozenWork(names=names[r.start : r.stop], profile=profile))
 
     def reduction(self, ground: RankLayout, first: int, stop: int, units: Sequence[int]) -> Seconds:
-        """Time of the sum of these layers' gradients over all that hold them."""
+        """The seconds of the sum of the gradients of layers `first`, ..., `stop` - 1 over all groups of these units."""
         num_bytes = self.table.held(first, stop).gradients
         rate, holders = ground.reduction(units)
         return rate.seconds(num_bytes, holders) if num_bytes else 0.0
 
     def at_owners(self, ground: RankLayout, first: int, stop: int, units: Sequence[int]) -> tuple[Seconds, Seconds]:
-        """Times in which these layers' gradients go to their owners, and parameters come from them, in equal parts."""
+        """(seconds in which these layers' gradients go to their owners, seconds in which parameters come back)."""
         held, ranks, cluster = self.table.held(first, stop), ground.ranks(units), self.setting.cluster
         gradients, parameters = (
             rooted(cluster, [size // len(ranks)] * len(ranks), ranks) for size in (held.gradients, held.parameters)
@@ -203,7 +206,7 @@ class Tables:
         return self.setting.workload.batch / (arrangement.data_parallel * microbatches)
 
     def least_times(self, arrangement: Arrangement, microbatches: int) -> tuple[Seconds, Seconds]:
-        """The least compute of a unit, and its least wait in a pipeline of stages of one unit each.
+        """(least compute of a unit, its least wait in a pipeline of stages of one unit each), in seconds.
 
         One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
         """
@@ -217,7 +220,7 @@ class Tables:
 
     @cached_property
     def least_work(self) -> Callable[[float], Seconds]:
-        """The least time of a sample, forward and backward, in pieces of a number of samples or of fewer.
+        """A function from a number of samples to the least seconds of one sample, in pieces of as many or fewer.
 
         Replicas of a stage share a micro-batch, so a layer may run on any part of it.
         """
@@ -232,7 +235,7 @@ class Tables:
 
     @cached_property
     def least_encoding(self) -> Seconds:
-        """The least time of a sample's frozen work, on a device of speed 1."""
+        """The least seconds of frozen work for one sample, on a device of speed 1."""
         profile = self.setting.profile
         return sum(
             min(computing(profile, name, size) / size for size in profile.batch_sizes)
@@ -241,7 +244,7 @@ class Tables:
         )
 
     def block_starts(self, candidate: Candidate) -> tuple[int, ...]:
-        """First layer of each block: stages cut into buckets of about equal gradients, as `build_plan` cuts them."""
+        """The first layer of each block of a candidate: stages in buckets, cut as `build_plan` cuts them."""
         if candidate.buckets == 1:
             return candidate.starts
         trained = self.table.trained

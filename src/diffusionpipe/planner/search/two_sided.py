@@ -9,7 +9,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class TwoSidedQuestion:
-    """The layers to cut, and the devices to cut them over.
+    """The layers of two backbones to cut, the devices to cut them over, and the functions that price stages.
 
     Devices are in a row; each pair of stages takes the next ones.
     """
@@ -34,7 +34,7 @@ class TwoSidedQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairPartition:
-    """Where the stages of both backbones start, each in its own forward order, and the devices of each block."""
+    """The first layer of each stage of two backbones, the devices of each block, and the objective's value."""
 
     starts: tuple[tuple[int, ...], tuple[int, ...]]
     replicas: tuple[int, ...]

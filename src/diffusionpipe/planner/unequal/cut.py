@@ -28,7 +28,9 @@ Room = Callable[[int], int]
 
 
 def best_cut(sizes: Sequence[int], price: Price, room: Room, num_stages: int) -> tuple[Cell, ...]:
-    """The micro-batches of samples of these sizes; samples of one size lie side by side.
+    """The micro-batches into which samples of these sizes are cut, so that a pipeline's time is least.
+
+    `sizes` has the size number of each sample; equal ones lie side by side.
 
     With three stages a longer micro-batch costs more than the call that it saves, so that the cut is even:
 

@@ -23,7 +23,9 @@ _BACKWARD = 2
 
 
 def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
-    """The cut of every step, by the number of samples of each size; `models`: the model for each, largest first.
+    """A function from the number of samples of each size to the training schedule of such a step.
+
+    `models`: the model for each size, largest first.
 
     Raises:
         ConfigError: the plan has other stages than one a worker, or fills, or has no flush.
@@ -44,7 +46,7 @@ def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
 
 
 def numbered_by_size(step: UnequalStep) -> Schedule:
-    """The orders of a step over one stage on each worker, with micro-batches numbered size by size."""
+    """The schedule of a step over one stage on each worker, with micro-batches numbered size by size."""
     by_size = sorted(range(len(step.cells)), key=step.cells.__getitem__)
     number_of = {microbatch: number for number, microbatch in enumerate(by_size)}
     orders = [[numbered(action, action.stage, number_of) for action in order] for order in step.orders]
@@ -52,7 +54,7 @@ def numbered_by_size(step: UnequalStep) -> Schedule:
 
 
 def counted_prices(models: Sequence[ModelGraph], plan: Plan) -> Prices:
-    """The prices of micro-batches of each size by counted operations, and the bytes of the tensors between layers."""
+    """The prices of micro-batches of each size, by counted operations; memory is bytes of tensors between layers."""
     most = max(plan.train.placement.pipelines[0].microbatches)
     again = frozenset(plan.checkpointed)
     held = [[_written(model, block) for block in plan.blocks[:-1]] for model in models]

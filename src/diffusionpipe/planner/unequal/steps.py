@@ -28,7 +28,7 @@ Orders = Sequence[Sequence[Action]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The costs of micro-batches of every size on a chain of stages."""
+    """The costs of micro-batches of every size on a chain of stages, and the workers' memory limits."""
 
     stages: Callable[[Cell], tuple[StageCosts, ...]]
     """The costs of each stage."""
@@ -40,13 +40,13 @@ class Prices:
     link: Link = field(default_factory=Link)
 
     def price(self, size: int, samples: int) -> Seconds:
-        """Forward and backward of a micro-batch on the slowest stage."""
+        """The time of forward and backward of a micro-batch on its slowest stage."""
         return max(own.forward + own.backward for own in self.stages(Cell(size, samples)))
 
     def room(self, size: int) -> int:
-        """The most samples of a micro-batch of which each stage holds as many as it has stages to its end, itself too.
+        """The most samples of a micro-batch of this size with which 1F1B keeps to the limits of all workers.
 
-        1F1B holds this number of micro-batches, and would wait with fewer.
+        1F1B holds as many micro-batches on a stage as there are stages from it to the end.
         """
         own = self.stages(Cell(size, 1))
         each = [
@@ -67,17 +67,17 @@ class UnequalStep:
 
     @property
     def time(self) -> Seconds:
-        """The time of its iteration."""
+        """The time of the step's iteration, in the unit of the prices."""
         return self.timeline.makespan
 
     @property
     def peaks(self) -> tuple[Bytes, ...]:
-        """The most activations that each worker holds."""
+        """The most bytes of activations that each worker holds, by worker."""
         return tuple(map(self.timeline.peak_memory, range(self.timeline.num_workers)))
 
 
 def best_step(counts: Sequence[int], prices: Prices) -> UnequalStep:
-    """The step with this number of samples of each size, cut and ordered.
+    """The fastest step with this number of samples of each size, cut into micro-batches and ordered.
 
     Raises:
         ValueError: there is no sample, or one does not fit in memory alone.
@@ -89,7 +89,7 @@ def best_step(counts: Sequence[int], prices: Prices) -> UnequalStep:
 
 
 def ordered(cells: Sequence[Cell], prices: Prices) -> UnequalStep:
-    """The fastest of several orders of these micro-batches, none of which holds more than the limits."""
+    """The fastest step of several orders of these micro-batches, of the ones that keep to the memory limits."""
     steps = (simulated(own, orders, prices) for own, orders in _candidates(cells, prices))
     able = [step for step in steps if all(map(le, step.peaks, prices.limits))]
     return min(able, key=lambda step: step.time)
@@ -123,19 +123,19 @@ def _one_after_the_other(cells: Sequence[Cell], num_stages: int) -> Orders:
 
 
 def numbered(action: Action, stage: int, number_of: Mapping[int, int] | Sequence[int]) -> Action:
-    """A compute action on another stage, with the number of its micro-batch in place of it."""
+    """The compute action on stage `stage`, with `number_of[m]` in place of its micro-batch m."""
     assert action.microbatch is not None
     return compute_action(stage, action.op, number_of[action.microbatch])
 
 
 def simulated(cells: Sequence[Cell], orders: Orders, prices: Prices) -> UnequalStep:
-    """A step in one order of its micro-batches."""
+    """The step with these micro-batches in this order, simulated."""
     schedule, costs = mixed(cells, orders, prices)
     return UnequalStep(cells=tuple(cells), orders=tuple(map(tuple, orders)), timeline=simulate(schedule, costs))
 
 
 def mixed(cells: Sequence[Cell], orders: Orders, prices: Prices) -> tuple[Schedule, Costs]:
-    """The schedule in which micro-batches that are alike have stages of their own, and its costs."""
+    """(schedule in which equal micro-batches have a pipeline of their own, costs of that schedule)."""
     alike = list(dict.fromkeys(cells))
     number_of = {place: cells[:place].count(cell) for place, cell in enumerate(cells)}
 

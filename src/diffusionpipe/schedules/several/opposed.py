@@ -60,7 +60,10 @@ def pipe_of(model: str, workers: Sequence[int], microbatches: Sequence[int], fir
 def opposed(
     num_workers: int, microbatches: tuple[int, int], times: Sequence[StageTimes] = (), *, slack: int = 0
 ) -> Schedule:
-    """Two backbones in opposite directions, the first one down the workers; micro-batches of one sample.
+    """The schedule of two backbones in opposite directions, the first one down the workers.
+
+    `microbatches`: the number of each, of one sample. `times`: one for each stage of the first, then of the second
+    backbone; all equal by default. `slack`: micro-batches by which a stage may hold more than in 1F1B.
 
     >>> for order in opposed(2, (2, 2)).orders:
     ...     print(*order)
