@@ -28,11 +28,15 @@ settings.register_profile("explore", deadline=None, max_examples=600)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 LIST = Path(__file__).parent / "slow_tests.txt"
+LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+"""As the launcher gives it to ranks: no stack traces of c10d."""
 SIGNS = ("", "!", "*", "+")
 """How a line of it begins; see there."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault(LOG_LEVEL, "FATAL")  # torch reads it at its import, and ranks are forked later
     config.pluginmanager.register(CpuSeconds())
     keeping = results_kept()  # before xdist starts its workers, and they their ranks
     keeping.__enter__()
@@ -70,17 +74,22 @@ def names_with(sign: str, lines: list[str]) -> tuple[str, ...]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # torch and the tests themselves are no garbage: looking at them again and again takes 7 % of the time
+    gc.set_threshold(50_000, 50, 100)  # and at young objects of models another 4 %
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
+    os.environ.pop(LOG_LEVEL, None)  # launchers have to set it for their ranks
     if session.config.getvalue("loadgroup"):
         apart = [item for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
         if apart:  # pytest 9.2 has a name that pytest-xdist 3.8 cannot change
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist; install what constraints.txt names")
     if "torch" not in sys.modules:
         return  # none of these tests has ranks
-    from crew import start_fork_server
+    from crew import fork_server_of_this_process, start_fork_server
 
-    start_fork_server()  # before a test starts it with fewer imports: ranks are then forked in milliseconds
+    if sys.platform == "linux":
+        fork_server_of_this_process()  # all is imported, and no test has computed
+    else:
+        start_fork_server()  # before a test starts it with fewer imports
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,19 @@ process that has imported both, and a test module starts its ranks once. What th
 function of a module in this folder.
 """
 
+import faulthandler
 import gc
 import multiprocessing
 import os
 import socket
+import stat
+import sys
 import traceback
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from importlib import import_module
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
@@ -68,6 +73,56 @@ def start_fork_server(*more: str) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload([*more, *IMPORTED])
     with mock.patch.dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"):  # as the launcher does: no stack traces of c10d
         forkserver.ensure_running()
+
+
+def fork_server_of_this_process() -> None:
+    """Makes the fork server by forking this process, which then imports nothing twice; it must not have computed yet.
+
+    As `ForkServer.ensure_running` of CPython 3.11, but for the fork in place of a new interpreter.
+    """
+    for name in IMPORTED:
+        import_module(name)
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    resource_tracker.ensure_running()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")  # Linux chooses a free address
+        address = listener.getsockname()
+        listener.listen()
+        alive, alive_here = os.pipe()  # the server ends when all processes that hold the second end have closed it
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(alive_here)
+                _forget_the_parent(kept=(listener.fileno(), alive))
+                forkserver.main(listener.fileno(), alive, ())
+            finally:
+                os._exit(0)
+        os.close(alive)
+    vars(server).update(_forkserver_address=address, _forkserver_alive_fd=alive_here, _forkserver_pid=pid)
+
+
+def _forget_the_parent(kept: Collection[int]) -> None:
+    """What a new interpreter would not have: pytest's streams, pipes to other processes, files to remove at the end."""
+    faulthandler.disable()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    tracker = resource_tracker.getfd()
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2 and descriptor not in (*kept, tracker) and _is_pipe(descriptor):
+                os.dup2(nothing.fileno(), descriptor)
+
+
+def _is_pipe(descriptor: int) -> bool:
+    """Whether a descriptor is open and leads to another process."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # the folder of descriptors has been closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -138,9 +138,13 @@ def train(
     announce: Callable[[Start], None] | None = None,
     tell_data: Callable[[Sequence[Line]], None] | None = None,
     judge_cache: JudgeCache | None = None,
+    exports: bool = True,
+    saves: bool = True,
 ) -> int:
     """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
 
+    A tiny run takes a fourth of its time to export and a third to save. `exports`: False for a test that reads no
+    export, `saves`: False for one that reads neither checkpoint nor timeline nor export.
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
     where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is,
     `tell_data`: what its data are. `judge_cache`: who says what a cache is worth.
@@ -168,7 +172,10 @@ def train(
         mock.patch.object(members, "describe", described),
         traced_once(),
         measured_briefly(),
+        ExitStack() as left_out,
     ):
+        for name in (() if exports else ("_export",)) + (() if saves else ("_save", "_finish")):
+            left_out.enter_context(mock.patch.object(run_module, name, return_value=None))
         return run_module.run(recipe, job, hooks, resume=resume)
 
 
@@ -241,6 +248,12 @@ def ask_to_save(job: Job, recipe: Recipe) -> None:
 def ask_to_save_and_quit(job: Job, recipe: Recipe) -> None:
     """As a person does."""
     (recipe.run.folder / "save_quit").touch()
+
+
+def opened_here(recipe: Recipe) -> members.RecipeModels:
+    """The models of a recipe as `build_model` opens them; those that are alike are described and traced once."""
+    with mock.patch.object(members, "describe", described), traced_once():
+        return members.build_model(recipe, "cpu")
 
 
 def train_here(recipe: Recipe, resume: str | None = None, **options: Any) -> int:

@@ -1,7 +1,7 @@
 """`plan --weights bfloat16`: the bytes of a recipe's training, and the keys that a plan file hands to recipes."""
 
 import pytest
-from tiny_runs import save_pictures, save_stable_diffusion
+from tiny_runs import opened_here, save_pictures, save_stable_diffusion
 
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.holding import Ledger
@@ -9,7 +9,6 @@ from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.search.search import search
-from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.model.workload import workload_of
 from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.workflows.planning.question import (
@@ -64,7 +63,7 @@ def test_a_recipe_that_trains_by_the_plan_holds_the_bytes_that_the_plan_counts(p
     expected = {"--weights=bfloat16", "training.weights=bfloat16", f"training.gradients={gradients or 'float32'}"}
     assert expected <= set(stated)
     recipe = decided_for(load_recipe(place / "recipe.toml"), asked.setting.cluster)
-    model = build_model(recipe, "cpu").model
+    model = opened_here(recipe).model
     assert model.parameters == asked.setting.graph.parameters
     own, workload = Ledger(graph=model, workload=workload_of(recipe, model)), asked.setting.workload
     names = [p.name for p in model.parameters]

@@ -123,7 +123,7 @@ def test_an_encoder_has_a_rate_of_its_own(recipe):
     for rate in (0.2, 0.1):
         own = {"components": {"text_encoder": {"learning_rate": rate}}}
         made = recipe(f"rate-{rate}", model=own, training={"steps": 1})
-        assert train_here(made) == 1
+        assert train_here(made, exports=False) == 1
         found.append({n: t for n, t in weights_of(latest(made.run.folder)).items() if is_second_matrix(n)})
     double, single = found
     for name, tensor in single.items():

@@ -84,7 +84,7 @@ def test_epochs_from_the_cache_have_the_losses_of_encoded_ones(make, plain, tmp_
     caplog.set_level(logging.INFO)
     recipe = make(tmp_path / "run", "cache")
     with small_shards():
-        train_here(recipe)
+        train_here(recipe, exports=False)
     assert_close(recipe, plain)
     entries = entries_of(tmp_path / "run" / "cache")
     kinds = {name.partition("-")[0] for name, _ in entries}
@@ -95,7 +95,7 @@ def test_epochs_from_the_cache_have_the_losses_of_encoded_ones(make, plain, tmp_
     assert counts["read"] + counts["encoded"] == 2 * 8 * BATCH
     assert counts["read"] >= counts["encoded"]
     again = make(tmp_path / "again", "cache", pipeline={"cache": str(tmp_path / "run" / "cache")})
-    train_here(again)  # a second run computes nothing
+    train_here(again, exports=False)  # a second run computes nothing
     assert_close(again, plain)
     assert counts_in(caplog) == {"encoded": 0, "read": 2 * 8 * BATCH, "written": 0}
 
@@ -144,13 +144,15 @@ def test_the_last_rows_of_a_cache_of_one_run_do_not_hide_another_picture(make, d
     pictures = shutil.copytree(data, tmp_path / "pictures")
     cache = {"encoders": "cache", "fill": False, "cache": str(tmp_path / "cache")}
     training = {"steps": 2, "batch": BATCH}
-    train_here(recipe_of(model, pictures, tmp_path / "one", training=training, pipeline={**LAYOUT, **cache}))
+    train_here(
+        recipe_of(model, pictures, tmp_path / "one", training=training, pipeline={**LAYOUT, **cache}), exports=False
+    )
     other = save_pictures(tmp_path / "other", 1, seed=5)
     shutil.copy(other / "000.png", pictures / "003.png")
     cached = recipe_of(model, pictures, tmp_path / "two", training=training, pipeline={**LAYOUT, **cache})
     plain = recipe_of(model, pictures, tmp_path / "three", training=training, pipeline=LAYOUT)
-    train_here(cached)
-    train_here(plain)
+    train_here(cached, exports=False)
+    train_here(plain, exports=False)
     assert_close(cached, plain)
     assert len(entries_of(tmp_path / "cache")) == 2 * PICTURES + 1
 
@@ -182,7 +184,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_run(make, plain, tmp_path, cap
     folder.mkdir()
     with full_disk(folder, free=16384), small_shards(), mock.patch.object(setup, "problem_of_cache", return_value=None):
         recipe = make(tmp_path / "run", "cache", pipeline={"cache": str(folder)}, checkpoint={"every": 1000})
-        train_here(recipe)
+        train_here(recipe, exports=False)
         assert not list(folder.glob("*/.*.tmp"))
     assert_close(recipe, plain)
     said = [one.getMessage() for one in caplog.records if "training continues without" in one.getMessage()]
@@ -203,7 +205,7 @@ def test_damaged_shards_are_computed_again(make, plain, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     recipe = make(tmp_path / "run", "cache")
     with small_shards():
-        train_here(recipe)
+        train_here(recipe, exports=False)
     shards = sorted((tmp_path / "run" / "cache").glob("*/*.safetensors"))
     shards[0].write_bytes(shards[0].read_bytes()[:-4])
     shards[1].write_bytes(b"")
@@ -213,7 +215,7 @@ def test_damaged_shards_are_computed_again(make, plain, tmp_path, caplog):
     (shards[2].parent / ".draft.safetensors.1.tmp").write_bytes(b"x")
     shards_of.cache_clear()  # the run is another process
     again = make(tmp_path / "again", "cache", pipeline={"cache": str(tmp_path / "run" / "cache")})
-    train_here(again)
+    train_here(again, exports=False)
     assert_close(again, plain)
     assert counts_in(caplog)["written"] > 0
     for shard in (shards[1], shards[3]):

@@ -56,7 +56,7 @@ def continued(place, name, copy):
 
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(recipe, place):
     """Kahan's second numbers are states that must be saved, so they stand for both ways here."""
-    assert train_here(recipe("one", KAHAN)) == 6
+    assert train_here(recipe("one", KAHAN), exports=False) == 6
     saved = tensors_of(latest(place / "one"))
     assert {saved[name].dtype for name in saved if name.startswith("model.") and "attn1.to_q" in name} == {
         torch.bfloat16
@@ -64,7 +64,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(recipe, pla
     assert {saved[name].dtype for name in saved if name.endswith("exp_avg")} == {torch.float32}
     assert any(saved[name].any() for name in saved if name.endswith("rounding_error"))
     continued(place, "one", "one-on")
-    assert train_here(recipe("one-on", KAHAN), "3") == 6
+    assert train_here(recipe("one-on", KAHAN), "3", exports=False) == 6
     assert differing(place / "one-on", place / "one") == []
 
 
@@ -182,9 +182,9 @@ def test_one_micro_batch_has_gradients_of_two_bytes_and_nearly_the_losses_of_flo
     update = Stepper._update
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "_update", noted)
-        assert train_here(own) == 3
+        assert train_here(own, saves=False) == 3
     assert set(gradients) == {torch.bfloat16}
-    assert train_here(recipe("wide", NARROW | {"weights": "float32", "steps": 3}, **one)) == 3
+    assert train_here(recipe("wide", NARROW | {"weights": "float32", "steps": 3}, **one), saves=False) == 3
     wide = losses_of(place / "wide")
     assert losses_of(place / "single") == pytest.approx(wide, rel=0.01)
     assert losses_of(place / "single") != wide
@@ -198,23 +198,23 @@ def averages(folder):
 @pytest.mark.parametrize("kept", [pytest.param("host", marks=pytest.mark.slow), pytest.param("bfloat16")])
 def test_an_average_kept_otherwise_is_saved_counted_and_resumed(recipe, place, kept):
     own = {"precision": "float32", "clip_norm": "none", "ema_decay": 0.9}
-    assert train_here(recipe(f"of {kept}", own | {"ema_states": kept})) == 6
+    assert train_here(recipe(f"of {kept}", own | {"ema_states": kept}), exports=False) == 6
     continued(place, f"of {kept}", f"of {kept} on")
-    assert train_here(recipe(f"of {kept} on", own | {"ema_states": kept}), "3") == 6
+    assert train_here(recipe(f"of {kept} on", own | {"ema_states": kept}), "3", exports=False) == 6
     assert differing(place / f"of {kept} on", place / f"of {kept}") == []
     found = averages(place / f"of {kept}")
     made = recipe(f"of {kept}", own | {"ema_states": kept})
     (state,) = [state for state in workload_of(made).states if state.item is Item.EMA]
     assert {tensor.element_size() for tensor in found.values()} == {state.width}
     assert state.is_hosted == (kept == "host")
-    assert train_here(recipe(f"beside {kept}", own)) == 6
+    assert train_here(recipe(f"beside {kept}", own), exports=False) == 6
     plain = averages(place / f"beside {kept}")
     if kept == "host":
         assert all(torch.equal(found[name], plain[name]) for name in plain)
     else:
         assert all(torch.allclose(found[name].float(), plain[name], rtol=2**-5, atol=1e-3) for name in plain)
         with pytest.raises(CheckpointError, match="the checkpoint's average has other numbers"):
-            train_here(recipe(f"of {kept} on", own), "6")
+            train_here(recipe(f"of {kept} on", own), "6", exports=False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
+from tiny_runs import losses_of, opened_here, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.cli import main
 from diffusionpipe.cli.text.plan_memory import check_plan_memory
@@ -19,7 +19,6 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.setup import planning, session
 from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
@@ -51,7 +50,7 @@ def recipe(place):
 @pytest.fixture(scope="module")
 def in_one(recipe, place):
     """The losses of one process."""
-    assert train_here(recipe(place / "one")) == 4
+    assert train_here(recipe(place / "one"), saves=False) == 4
     return losses_of(place / "one")
 
 
@@ -85,7 +84,7 @@ def problem_of(results):
 
 
 def test_a_searched_run_in_one_process_measures_and_learns_the_same(recipe, in_one, tmp_path):
-    assert train_here(recipe(tmp_path / "run", plan="auto")) == 4
+    assert train_here(recipe(tmp_path / "run", plan="auto"), exports=False) == 4
     assert read_profile(tmp_path / "run" / "profile.json").source == "measured"
     assert read_plan(tmp_path / "run" / "plan.json").mesh.num_ranks == 1
     assert_learns_the_same(tmp_path / "run", in_one)
@@ -107,7 +106,7 @@ def test_a_searched_plan_learns_what_one_process_learns(searched, in_one):
     ids=["filled pipeline", "filled copies", "all but the cuts"],
 )
 def test_given_sizes_are_kept_and_change_no_loss(crew, recipe, measured, in_one, given):
-    assert crew.run(train, recipe(measured, plan="auto", **given)) == [4, 4]
+    assert crew.run(train, recipe(measured, plan="auto", **given), exports=False) == [4, 4]
     plan = read_plan(measured / "plan.json")
     assert plan.mesh.data_parallel == given.get("data_parallel", 1)
     assert (plan.prologue is not None) == given["fill"]
@@ -138,7 +137,7 @@ def test_a_resumed_run_trains_by_the_plan_in_its_folder_though_planning_anew_fin
     (measured / "plan.json").write_bytes(other)
     assert crew.run(train, recipe(measured, plan="auto", steps=3), "latest") == [3, 3]
     assert (measured / "plan.json").read_bytes() == other
-    assert crew.run(train, recipe(measured, plan="auto", steps=4, data_parallel=1), "latest") == [4, 4]
+    assert crew.run(train, recipe(measured, plan="auto", steps=4, data_parallel=1), "latest", exports=False) == [4, 4]
     assert read_plan(measured / "plan.json").mesh.data_parallel == 1
 
 
@@ -226,7 +225,7 @@ def test_a_plan_file_that_plan_has_written_is_trained_by(crew, recipe, searched,
 @pytest.fixture(scope="module")
 def plan_of_copies(recipe, place):
     """A plan file of two ranks: copies, with three buckets of gradients and groups side by side."""
-    model = build_model(recipe(place / "described"), "cpu").model
+    model = opened_here(recipe(place / "described")).model
     layout = Layout(batch=4, stages=1, microbatches=2, data_parallel=2, adjacent=2, buckets=3)
     plan = build_plan(model, layout)
     assert sum(action.op is Op.REDUCE_GRAD for action in plan.train.orders[0]) == 3
@@ -242,7 +241,7 @@ def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe,
 def test_a_plan_that_does_not_fit_is_refused_with_what_it_needs_before_weights_are_loaded(
     recipe, place, measured, tmp_path, monkeypatch
 ):
-    opened = build_model(recipe(place / "described"), "cpu")
+    opened = opened_here(recipe(place / "described"))
     path = tmp_path / "given.json"
     plan = build_plan(opened.model, Layout(batch=4, stages=1, microbatches=2))
     write_plan(plan, path)

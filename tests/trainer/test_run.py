@@ -111,7 +111,7 @@ def in_one(recipe, place):
 @pytest.fixture(scope="module")
 def exact(recipe, place):
     """The same run with float64: Adam enlarges the rounding of float32 until no close tolerance holds everywhere."""
-    assert train_here(recipe("exact", training={"precision": "float64"})) == 6
+    assert train_here(recipe("exact", training={"precision": "float64"}), exports=False) == 6
     return place / "exact"
 
 
@@ -173,9 +173,9 @@ def test_pictures_that_travel_as_levels_train_the_same_bits(recipe, in_one, plac
     fed = []
     write = RowStore.write
     monkeypatch.setattr(RowStore, "write", lambda *given: fed.append(given[3].dtype) or write(*given))
-    assert train_here(recipe("levels", training={"steps": 2}, learning_rate={"warmup_steps": 0})) == 2
+    assert train_here(recipe("levels", training={"steps": 2}, learning_rate={"warmup_steps": 0}), saves=False) == 2
     monkeypatch.undo()
-    assert train_here(recipe("values", training={"steps": 2}, learning_rate={"warmup_steps": 0})) == 2
+    assert train_here(recipe("values", training={"steps": 2}, learning_rate={"warmup_steps": 0}), saves=False) == 2
     assert fed.count(torch.uint8) == 2, "the pixels of two steps"
     assert losses_of(place / "levels") == losses_of(place / "values")
 
@@ -209,8 +209,8 @@ def test_two_stages_give_the_losses_of_one_process_for_every_key_of_the_objectiv
     make = preparation.BatchSource
     monkeypatch.setattr(preparation, "BatchSource", lambda **given: made.append(given["augmentation"]) or make(**given))
     changed = {"objective": OBJECTIVES[kind], "sampling": {"every": "none"}, "training": {"steps": 3}}
-    assert crew.run(train, recipe(f"{kind}-over-two", **changed)) == [3, 3]
-    assert train_here(recipe(f"{kind}-in-one", **changed)) == 3
+    assert crew.run(train, recipe(f"{kind}-over-two", **changed), saves=False) == [3, 3]
+    assert train_here(recipe(f"{kind}-in-one", **changed), saves=False) == 3
     assert_same_losses(place / f"{kind}-over-two", place / f"{kind}-in-one")
     assert [augmentation.offset_noise for augmentation in made] == [0.1, 0.0], "of training, of validation"
     settings = objective_of(recipe("any", **changed), place / "sd")
@@ -227,7 +227,10 @@ def test_the_timeline_of_ranks_that_start_apart_has_no_message_that_is_read_befo
 
 
 def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, tmp_path):
-    assert crew.run(train, recipe(tmp_path, pipeline={"data_parallel": 2}, training={"steps": 3})) == [3, 3]
+    assert crew.run(train, recipe(tmp_path, pipeline={"data_parallel": 2}, training={"steps": 3}), exports=False) == [
+        3,
+        3,
+    ]
     timeline = read_timeline(tmp_path / "timeline.json")
     assert timeline.num_workers == 2
     assert timeline.copies == ((0,), (1,))
@@ -291,14 +294,17 @@ def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, t
 )
 def test_other_layouts_change_nothing(crew, recipe, profiles, exact, tmp_path, sections):
     training = {"precision": "float64"} | sections.get("training", {})
-    assert crew.run(train, recipe(tmp_path, **sections | {"training": training}), profiles=profiles) == [6, 6]
+    assert crew.run(train, recipe(tmp_path, **sections | {"training": training}), profiles=profiles, exports=False) == [
+        6,
+        6,
+    ]
     assert_same_losses(tmp_path, exact, 1e-10)
     assert_same_weights(tmp_path, exact, 1e-3)
     assert_same_pictures(pictures_of(tmp_path), pictures_of(exact))
 
 
 def test_frozen_weights_in_host_memory_change_no_bit(crew, recipe, over_two, tmp_path):
-    assert crew.run(train, recipe(tmp_path, pipeline={"offload_frozen": True})) == [6, 6]
+    assert crew.run(train, recipe(tmp_path, pipeline={"offload_frozen": True}), exports=False) == [6, 6]
     assert read_plan(tmp_path / "plan.json").encoders == "host"
     assert numbers_of(tmp_path) == numbers_of(over_two)
     assert_identical_checkpoints(tmp_path, over_two)
@@ -317,8 +323,8 @@ def test_a_sharded_rank_starts_with_its_part_of_the_weights_alone(crew, recipe, 
 def test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages(crew, recipe, tmp_path):
     model = {"train": ("unet", "text_encoder"), "from_scratch": True}
     options = {"training": {"steps": 3, "precision": "float64"}, "sampling": {"every": 3}, "model": model}
-    train_here(recipe(tmp_path / "one", **options))
-    assert crew.run(train, recipe(tmp_path / "two", **options)) == [3, 3]
+    train_here(recipe(tmp_path / "one", **options), exports=False)
+    assert crew.run(train, recipe(tmp_path / "two", **options), exports=False) == [3, 3]
     assert_same_losses(tmp_path / "two", tmp_path / "one", 1e-10)
     assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-8)
     assert_same_pictures(pictures_of(tmp_path / "two", 3), pictures_of(tmp_path / "one", 3))
@@ -326,7 +332,10 @@ def test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages(
 
 @pytest.mark.parametrize("layout", [{}, {"data_parallel": 2, "sharded": True}], ids=["stages", "sharded"])
 def test_bfloat16_over_two_ranks_stays_near_float32(crew, recipe, over_two, tmp_path, layout):
-    assert crew.run(train, recipe(tmp_path, training={"precision": "bfloat16"}, pipeline=layout)) == [6, 6]
+    assert crew.run(train, recipe(tmp_path, training={"precision": "bfloat16"}, pipeline=layout), exports=False) == [
+        6,
+        6,
+    ]
     assert losses_of(tmp_path) != losses_of(over_two)
     for key in ("loss", "validation_loss"):  # gradient norms part sooner; how soon depends on the processor
         found, expected = losses_of(tmp_path, key), losses_of(over_two, key)
@@ -351,12 +360,14 @@ def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, prof
     """Clipping is needed every now and then, so that steps are taken back."""
     sections = {"pipeline": {"fill": fill}, "checkpoint": {"every": 8}, "sampling": {"every": 7}}
     common = {"steps": 14, "clip_norm": 0.66}
-    assert crew.run(train, recipe(tmp_path / "blocking", training=common, **sections), profiles=profiles) == [14, 14]
+    assert crew.run(
+        train, recipe(tmp_path / "blocking", training=common, **sections), profiles=profiles, exports=False
+    ) == [14, 14]
     if fill:
         copy_what_was_measured(tmp_path / "blocking", tmp_path / "validated")
     validated = recipe(tmp_path / "validated", training=common | {"post_validation": True}, **sections)
-    assert crew.run(train, validated, at={11: terminate_the_last_rank}) != [14, 14]
-    assert crew.run(train, validated, "latest") == [14, 14]
+    assert crew.run(train, validated, at={11: terminate_the_last_rank}, exports=False) != [14, 14]
+    assert crew.run(train, validated, "latest", exports=False) == [14, 14]
     rows = numbers_of(tmp_path / "validated")
     amended = [row.pop("amended") for row in rows if "amended" in row]
     assert 1 <= len(amended) < 10
@@ -376,7 +387,7 @@ def test_the_facts_about_the_data_are_kept_in_the_run_folder(over_two):
 
 def test_pictures_that_a_person_asks_for_change_no_bit_of_the_run(crew, recipe, over_two, tmp_path):
     drawn = recipe(tmp_path)
-    assert crew.run(train, drawn, at={2: ask_to_draw, 6: ask_to_draw}) == [6, 6]
+    assert crew.run(train, drawn, at={2: ask_to_draw, 6: ask_to_draw}, exports=False) == [6, 6]
     assert sorted(one.name for one in (tmp_path / "samples").glob("*.npy")) == [
         "step-00000002.npy",
         "step-00000006.npy",
@@ -395,7 +406,7 @@ def test_a_stop_that_is_asked_for_in_the_last_step_is_an_end(recipe, tmp_path, c
 
 
 def test_a_recipe_without_samples_says_that_it_draws_none(recipe, tmp_path, caplog):
-    assert train_here(recipe(tmp_path, sampling={"every": None}), at={1: ask_to_draw}) == 6
+    assert train_here(recipe(tmp_path, sampling={"every": None}), at={1: ask_to_draw}, saves=False) == 6
     assert "the recipe draws nothing" in caplog.text
     assert not (tmp_path / "samples").exists()
     assert not (tmp_path / "draw").exists()
@@ -408,7 +419,7 @@ def test_a_run_that_was_interrupted_twice_is_bit_for_bit_the_uninterrupted_one(c
     assert not (tmp_path / "export").exists()
     assert crew.run(train, interrupted, "latest", at={4: ask_to_save_and_quit}) == [4, 4]
     assert not (tmp_path / "save_quit").exists()
-    assert crew.run(train, interrupted, "latest") == [6, 6]
+    assert crew.run(train, interrupted, "latest", exports=False) == [6, 6]
     assert numbers_of(tmp_path) == numbers_of(over_two)
     assert_identical_checkpoints(tmp_path, over_two)
     assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))
@@ -416,10 +427,10 @@ def test_a_run_that_was_interrupted_twice_is_bit_for_bit_the_uninterrupted_one(c
 
 def test_a_filled_run_goes_on_bit_for_bit_with_the_profile_that_it_was_planned_by(crew, recipe, profiles, tmp_path):
     filled = {"pipeline": {"fill": True}}
-    assert crew.run(train, recipe(tmp_path / "whole", **filled), profiles=profiles) == [6, 6]
+    assert crew.run(train, recipe(tmp_path / "whole", **filled), profiles=profiles, exports=False) == [6, 6]
     copy_what_was_measured(tmp_path / "whole", tmp_path / "stopped")
     assert crew.run(train, recipe(tmp_path / "stopped", **filled), at={3: ask_to_save_and_quit}) == [3, 3]
-    assert crew.run(train, recipe(tmp_path / "stopped", **filled), "latest") == [6, 6]
+    assert crew.run(train, recipe(tmp_path / "stopped", **filled), "latest", exports=False) == [6, 6]
     assert (tmp_path / "stopped" / "plan.json").read_text() == (tmp_path / "whole" / "plan.json").read_text()
     assert numbers_of(tmp_path / "stopped") == numbers_of(tmp_path / "whole")
     assert_identical_checkpoints(tmp_path / "stopped", tmp_path / "whole")
@@ -427,7 +438,7 @@ def test_a_filled_run_goes_on_bit_for_bit_with_the_profile_that_it_was_planned_b
 
 def test_another_number_of_stages_may_go_on(crew, recipe, over_two, tmp_path):
     assert train_here(recipe(tmp_path), at={3: ask_to_save_and_quit}) == 3
-    assert crew.run(train, recipe(tmp_path, pipeline={"schedule": "gpipe"}), "latest") == [6, 6]
+    assert crew.run(train, recipe(tmp_path, pipeline={"schedule": "gpipe"}), "latest", exports=False) == [6, 6]
     assert_same_losses(tmp_path, over_two)
 
 
@@ -443,12 +454,12 @@ OWNED = {"data_parallel": 2, "sharded": "optimizer"}
 def test_in_float64_another_layout_changes_less_than_a_ten_billionth(crew, recipe, tmp_path, layout):
     options = {"kind": "dit", "training": {"precision": "float64"}}
     over_two = options | {"pipeline": layout}
-    assert train_here(recipe(tmp_path / "whole", **options), at={2: ask_to_save}) == 6
+    assert train_here(recipe(tmp_path / "whole", **options), at={2: ask_to_save}, exports=False) == 6
     kept = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir())
     assert kept == ["step-00000002", "step-00000003", "step-00000006"]  # so asking to save did not stop it
     assert crew.run(train, recipe(tmp_path / "cut", **over_two), at={3: ask_to_save_and_quit}) == [3, 3]
     assert train_here(recipe(tmp_path / "cut", **options), "latest", at={4: ask_to_save_and_quit}) == 4
-    assert crew.run(train, recipe(tmp_path / "cut", **over_two), "4") == [6, 6]
+    assert crew.run(train, recipe(tmp_path / "cut", **over_two), "4", exports=False) == [6, 6]
     assert_same_losses(tmp_path / "cut", tmp_path / "whole", 1e-10)
     assert_same_weights(tmp_path / "cut", tmp_path / "whole", 1e-8)
 
@@ -486,17 +497,17 @@ def test_a_run_keeps_its_timeline_on_the_same_layout_only(recipe, copied, over_t
 
 def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
     longer = recipe(copied, training={"steps": 8}, learning_rate={"schedule": "constant"})
-    assert train_here(longer, "latest") == 8
+    assert train_here(longer, "latest", exports=False) == 8
     assert list(losses_of(copied)) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_epochs_end_a_run_where_as_many_steps_do_also_when_it_goes_on(recipe, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     own = recipe(tmp_path / "epochs", training={"steps": None, "epochs": 0.6})  # of 20 pictures, 4 a step
-    assert train_here(own) == 3
+    assert train_here(own, exports=False) == 3
     assert load_recipe(tmp_path / "epochs" / "recipe.toml").training.steps == 3
     longer = recipe(tmp_path / "epochs", training={"steps": None, "epochs": 1.2})
-    assert train_here(longer, "latest") == 6
+    assert train_here(longer, "latest", exports=False) == 6
     assert "changed since step 3: training.epochs 0.6 -> 1.2" in caplog.text
     epochs = losses_of(tmp_path / "epochs", "epoch")
     assert epochs == {1: 0.2, 2: 0.4, 3: 0.6, 4: 0.8, 5: 1.0, 6: 1.2}
@@ -520,7 +531,7 @@ def test_a_warm_up_longer_than_the_epochs_is_refused_before_anything_is_measured
 def test_a_run_draws_and_validates_at_its_start_as_the_untrained_model(recipe, tmp_path):
     folder = tmp_path / "start"
     own = recipe(folder, training={"steps": 1}, learning_rate={"warmup_steps": 0}, sampling={"at_start": True})
-    assert train_here(own) == 1
+    assert train_here(own, saves=False) == 1
     with joined(membership({}), device="cpu") as job:
         assert_same_pictures(pictures_of(folder, step=0), draw_untrained(job, own))
     assert list(losses_of(folder, "validation_loss")) == [0, 1]
@@ -596,11 +607,11 @@ def test_there_must_be_something_to_resume(recipe, tmp_path, wanted):
 def test_with_auto_the_first_start_and_a_restart_with_a_damaged_checkpoint_give_one_run(recipe, tmp_path):
     """The same command both times; the steps after the older checkpoint are done again."""
     run = recipe(tmp_path / "run", sampling={"every": None})
-    assert train_here(run, "auto") == 6
+    assert train_here(run, "auto", exports=False) == 6
     before, losses = numbers_of(tmp_path / "run"), losses_of(tmp_path / "run")
     largest = max(latest(tmp_path / "run").glob("*.distcp"), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-100])
-    assert train_here(run, "auto") == 6
+    assert train_here(run, "auto", exports=False) == 6
     assert (numbers_of(tmp_path / "run"), losses_of(tmp_path / "run")) == (before, losses)
 
 
@@ -609,8 +620,8 @@ def test_a_truncated_checkpoint_is_refused_by_name_and_the_previous_one_works(re
     largest = max(damaged.glob("*.distcp"), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=rf"step-00000006 is damaged: .*{largest.name}.*\n.*--resume 3"):
-        train_here(recipe(copied), "latest")
-    assert train_here(recipe(copied), "3") == 6
+        train_here(recipe(copied), "latest", exports=False)
+    assert train_here(recipe(copied), "3", exports=False) == 6
     assert_same_losses(copied, over_two)
     verify(latest(copied))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sized_pictures import SIZED, save_sized
-from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_here
+from tiny_runs import losses_of, opened_here, recipe_of, save_stable_diffusion, train, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError, DataError
@@ -18,7 +18,6 @@ from diffusionpipe.trainer.data.batches.sized import agree_on_sizes, sized
 from diffusionpipe.trainer.data.sizes.lines import lines_of_sizes
 from diffusionpipe.trainer.data.sizes.order import SizeOrder
 from diffusionpipe.trainer.data.sizes.sizes import SizeRules, areas_of, assign
-from diffusionpipe.trainer.model.members import build_model
 from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.workflows.planning.recipe_profile import make_profile_of
 
@@ -44,7 +43,7 @@ def recipe(model, data, folder, /, **sections):
 
 def test_three_sizes_train_and_a_run_s_own_recipe_means_the_same(model, data, tmp_path):
     settings = recipe(model, data, tmp_path / "run", training={"steps": 2})
-    assert train_here(settings) == 2
+    assert train_here(settings, saves=False) == 2
     assert sorted(losses_of(tmp_path / "run")) == [1, 2]
     assert load_recipe(tmp_path / "run" / "recipe.toml").data == settings.data
 
@@ -139,8 +138,8 @@ def test_steps_cut_by_tokens_have_the_losses_of_the_same_samples_one_by_one(mode
     one_by_one = recipe(
         model, data, tmp_path / "one", data={"same_size": 1}, pipeline={"microbatches": 4}, training={"steps": 2}
     )
-    train_here(cut)
-    train_here(one_by_one)
+    train_here(cut, saves=False)
+    train_here(one_by_one, saves=False)
     assert losses(tmp_path / "cut", 2) == pytest.approx(losses(tmp_path / "one", 2), rel=1e-12)
 
 
@@ -182,7 +181,7 @@ def test_a_plan_of_a_recipe_has_the_mean_time_of_its_sizes_and_the_memory_of_the
     sizes = {"resolution": ["16x32", "32x16", "24x16", 16]}
     settings = recipe(model, data, tmp_path / "run", data=sizes, training={"precision": "float32"})
     profile = make_profile_of(settings, load_cluster("rtx3090x2"), uses_cache=False)
-    opened = build_model(settings, "cpu")
+    opened = opened_here(settings)
     graphs, models = opened.graph.of_sizes, (opened.model, *opened.others)
     assert len(profile.sizes) == len(graphs) == 4
     alone = [

@@ -10,6 +10,7 @@ from tiny_models import randomise_pipeline
 from tiny_pipelines import flux
 from tiny_runs import (
     losses_of,
+    opened_here,
     recipe_of,
     save_dit,
     save_pictures,
@@ -26,7 +27,6 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.models.parameters.lora import is_adapter
 from diffusionpipe.models.parameters.stored_linear import stored_layers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
-from diffusionpipe.trainer.model.members import build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
@@ -79,16 +79,16 @@ def test_two_stages_learn_and_draw_what_one_process_does_and_hold_adapters_alone
 
 def test_the_form_changes_the_losses_and_a_run_goes_on_with_another(recipe):
     made = recipe("changed")
-    assert train_here(made) == 2
+    assert train_here(made, exports=False) == 2
     again = recipe("changed", training={"steps": 3}, model={"frozen_dtype": "bfloat16"})
     assert train_here(again, "latest") == 3
     wide = recipe("wide", model={"frozen_dtype": "bfloat16"})
-    assert train_here(wide) == 2
+    assert train_here(wide, saves=False) == 2
     found, plain = losses_of(made.run.folder), losses_of(wide.run.folder)
     assert found[1] != plain[1]
     assert found[1] == pytest.approx(plain[1], rel=0.3)
     started = recipe("started", lora={"start": made.run.folder / "export"}, training={"steps": 1})
-    assert train_here(started) == 1  # the file of adapters knows nothing of the form
+    assert train_here(started, saves=False) == 1  # the file of adapters knows nothing of the form
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_merged_export_adds_the_adapters_to_the_wide_base(recipe, place):
 
 def test_forms_by_component_store_these_alone_and_the_description_has_their_bytes(recipe):
     forms = {"transformer": "nf4", "text_encoder": "int8"}
-    built = build_model(recipe("by-component", model={"frozen_dtype": forms}), "cpu")
+    built = opened_here(recipe("by-component", model={"frozen_dtype": forms}))
     found = {name: {one.form for one in stored_layers(part).values()} for name, part in built.graph.components.items()}
     assert {name: forms for name, forms in found.items() if forms} == {
         "transformer": {Form.NF4},
@@ -158,7 +158,7 @@ def test_forms_by_component_store_these_alone_and_the_description_has_their_byte
 )
 def test_what_is_not_frozen_is_not_stored_and_said_before_anything_is_read(recipe, kind, sections, message):
     with pytest.raises(RecipeError, match=message):
-        build_model(recipe("refused", kind=kind, **sections), "cpu")
+        opened_here(recipe("refused", kind=kind, **sections))
 
 
 def test_a_table_names_components_of_the_folder_which_is_said_before_it_is_opened(recipe, monkeypatch):
@@ -167,13 +167,13 @@ def test_a_table_names_components_of_the_folder_which_is_said_before_it_is_opene
     monkeypatch.setattr("diffusionpipe.trainer.recipe.schema.components_of_folder", lambda path: ())  # of a hub id
     made = recipe("unknown-later", model={"frozen_dtype": {"unet": "nf4"}})
     with pytest.raises(RecipeError, match="no component unet; it has text_encoder, text_encoder_2, vae, transformer"):
-        build_model(made, "cpu")
+        opened_here(made)
 
 
 def test_the_log_names_the_form_of_every_component(recipe, caplog):
     made = recipe("logged", model={"frozen_dtype": {"transformer": "nf4", "text_encoder": "int8"}})
     with caplog.at_level("INFO"):
-        assert train_here(made) == 2
+        assert train_here(made, saves=False) == 2
     (line,) = [one for one in caplog.messages if one.startswith("stored weights")]
     forms = 'forms="nf4 (transformer), int8 (text_encoder), bfloat16 (text_encoder_2, vae)"'
     reverse = 'forms="int8 (text_encoder), nf4 (transformer), bfloat16 (text_encoder_2, vae)"'
@@ -208,7 +208,7 @@ def test_a_run_multiplies_integers_where_it_is_asked_to(recipe):
     stored = {"frozen_dtype": "int8"}
     made = recipe("integers", model=stored | {"frozen_arithmetic": "int8"}, training={"steps": 1})
     wide = recipe("no-integers", model=stored, training={"steps": 1})
-    assert [train_here(made), train_here(wide)] == [1, 1]
+    assert [train_here(made, saves=False), train_here(wide, saves=False)] == [1, 1]
     found, plain = losses_of(made.run.folder)[1], losses_of(wide.run.folder)[1]
     assert found != plain
     assert found == pytest.approx(plain, rel=0.02)
