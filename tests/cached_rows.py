@@ -49,8 +49,8 @@ class OpenedRun:
 @contextmanager
 def opened_run(recipe: Recipe, *, briefly: bool = True) -> Iterator[OpenedRun]:
     """The run of a recipe on one rank; `briefly`: layers are measured once."""
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.planner.unequal.cutting import cutting_of
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     with (
         mock.patch.object(members, "describe", described),

@@ -149,9 +149,9 @@ def train(
     where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is,
     `tell_data`: what its data are. `judge_cache`: who says what a cache is worth.
     """
-    from diffusionpipe.cli.text.plan_memory import check_plan_memory
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.planner.unequal.cutting import cutting_of
+    from diffusionpipe.workflows.training.plan_memory import check_plan_memory
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     hooks = Hooks(
         make_plan=make_plan,
@@ -264,8 +264,8 @@ def train_here(recipe: Recipe, resume: str | None = None, **options: Any) -> int
 
 def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     """What the recipe would draw before its first step, on the rank that shows it."""
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.planner.unequal.cutting import cutting_of
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     session = open_session(recipe, job, Planning(make_plan=make_plan, make_cutting=cutting_of))
     wish = SampleRequest(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
@@ -295,8 +295,8 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 
 def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.planner.unequal.cutting import cutting_of
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     session = open_session(recipe, job, Planning(make_plan=make_plan, make_cutting=cutting_of))
     names = [p.name for p in session.model.parameters if p.is_trainable]

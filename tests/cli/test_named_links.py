@@ -3,7 +3,7 @@
 from planner import synthetic
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.text.planned import make_plan
+from diffusionpipe.workflows.training.run_plan import make_plan
 
 
 def test_a_run_with_given_sizes_names_slow_links(tmp_path, caplog):

@@ -6,13 +6,13 @@ import pytest
 from planner import synthetic
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.text.planned import searched_plan
 from diffusionpipe.cli.verbs.plan_asking import PlanCommand
 from diffusionpipe.costs.cluster import with_memory
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choosing.asking import IN_WORDS
 from diffusionpipe.workflows.planning.question import PlanQuestion, answered
 from diffusionpipe.workflows.planning.recipe_setting import setting_of
+from diffusionpipe.workflows.training.run_plan import searched_plan
 
 FREE = {"plan": "auto", "microbatches": None, "encode_chunk": None}
 

@@ -301,9 +301,9 @@ def test_labels_above_the_models_classes_are_refused(capsys, recipe, place, tmp_
 
 
 def test_more_stages_than_layers_are_refused(recipe, place):
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.trainer.model.members import build_model
     from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     loaded = load_recipe(recipe)
     model = build_model(loaded, "cpu").model

@@ -134,8 +134,8 @@ def test_an_encoder_has_a_rate_of_its_own(recipe):
 
 def predicted(made):
     """Raw inputs of the denoiser's conditions and times, and what our modules predict from them."""
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.planner.unequal.cutting import cutting_of
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     with joined(membership({}), device="cpu") as job:
         session = open_session(made, job, Planning(make_plan=make_plan, make_cutting=cutting_of))

@@ -127,8 +127,8 @@ def test_a_run_over_two_stages_goes_on_in_one_process(finished, recipe):
 
 def _denoise(made: Recipe):
     """Inputs of the denoiser and what our own module, with the run's averages, predicts from them."""
-    from diffusionpipe.cli.text.planned import make_plan
     from diffusionpipe.planner.unequal.cutting import cutting_of
+    from diffusionpipe.workflows.training.run_plan import make_plan
 
     with joined(membership({}), device="cpu") as job:
         session = open_session(made, job, Planning(make_plan=make_plan, make_cutting=cutting_of))

@@ -11,7 +11,6 @@ import pytest
 from tiny_runs import losses_of, opened_here, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.cli import main
-from diffusionpipe.cli.text.plan_memory import check_plan_memory
 from diffusionpipe.costs import Device
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
@@ -23,6 +22,7 @@ from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.setup import planning, session
 from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
 from diffusionpipe.workflows.planning.prediction_file import read_prediction
+from diffusionpipe.workflows.training.plan_memory import check_plan_memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.text.stated_values import stated_values
 from diffusionpipe.errors import CheckpointError, RecipeError
 from diffusionpipe.trainer.course.recipe_changes import Settled, settle, shown, state_of
 from diffusionpipe.trainer.recipe import Effect, effect_of, load_recipe, recipe_to_toml, values_of
+from diffusionpipe.workflows.training.stated_values import stated_values
 
 SOURCE = Path("runs/x/checkpoints/step-00000049")
 

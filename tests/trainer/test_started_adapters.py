@@ -14,7 +14,6 @@ from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
-from diffusionpipe.cli.text.planned import make_plan
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names import Adapter
 from diffusionpipe.models.parameters.lora_start import resized
@@ -24,6 +23,7 @@ from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.setup.planning import Planning
 from diffusionpipe.trainer.setup.session import open_session
+from diffusionpipe.workflows.training.run_plan import make_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"unet": ["to_q", "to_k", "to_v", "to_out.0"], "text_encoder": ["q_proj", "k_proj", "v_proj", "out_proj"]}

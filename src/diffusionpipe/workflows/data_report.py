@@ -66,6 +66,18 @@ def report_on_folder(
     return replace(found, lines=(*found.lines, line))
 
 
+def report_on_file(recipe: Path, overrides: Sequence[str], *, tell: Telling = SILENCE) -> DataReport:
+    """The facts about the data of the recipe in a file, some of whose keys are changed.
+
+    Raises:
+        RecipeError: the file or a changed key is wrong.
+        ConfigError: as `report_on_recipe`.
+    """
+    from diffusionpipe.trainer.recipe import load_recipe
+
+    return report_on_recipe(load_recipe(recipe, overrides), tell=tell)
+
+
 def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport:
     """The facts about the data of a recipe, as its run would begin.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,13 +122,11 @@ def _write(cluster: Cluster, out: Path | None) -> None:
 
 def _measure(out: Path | None, ranks: int | None, device: str, port: int | None) -> None:
     """Start the ranks, or be one of them."""
-    from tempfile import TemporaryDirectory
-
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.launching.launch import is_under_torchrun, launch
     from diffusionpipe.workflows.machine import check_processes
+    from diffusionpipe.workflows.ranks import is_rank, run_on_ranks
 
-    if is_under_torchrun(os.environ):
+    if is_rank():
         if ranks is not None or port is not None:
             raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
         _join(out, device)
@@ -139,15 +136,7 @@ def _measure(out: Path | None, ranks: int | None, device: str, port: int | None)
     if count < 2:
         raise ConfigError("one rank has no links to measure; use --ranks 2 or more, or --list for known clusters")
     arguments = ["cluster", "--device", device, *(["--out", str(out)] if out is not None else [])]
-    with TemporaryDirectory() as logs:
-        status = launch(
-            [sys.executable, "-m", "diffusionpipe", *arguments],
-            ranks=count,
-            log_folder=Path(logs),
-            environ=os.environ,
-            port=port,
-        )
-    if status:
+    if status := run_on_ranks(arguments, count, port):
         raise typer.Exit(status)
 
 
@@ -161,19 +150,17 @@ def _join(out: Path | None, device: str) -> None:
     """Be one rank of the measurement."""
     import socket
 
-    from diffusionpipe.profiler import measure_links
     from diffusionpipe.runtime.job.membership import membership
     from diffusionpipe.runtime.job.process_group import joined, leave
-    from diffusionpipe.trainer.setup.job_cluster import with_host_bandwidth
+    from diffusionpipe.workflows.ranks import measured_cluster
 
     member = membership(os.environ)
     try:
         with joined(member, device=device) as job:
             name = out.stem if out is not None else socket.gethostname()
-            links = measure_links(job, name=name)
-            measured = with_host_bandwidth(links.cluster, job)
+            trials, measured = measured_cluster(job, name)
             if member.rank == 0:
-                _print_trials(links.trials)
+                _print_trials(trials)
                 _print_cluster(measured)
                 _write(measured, out)
     except (Exception, KeyboardInterrupt) as error:

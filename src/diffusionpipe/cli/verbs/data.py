@@ -34,8 +34,7 @@ def data(
     from diffusionpipe.cli.verbs.run_report import print_data
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.recipe import load_recipe
-    from diffusionpipe.workflows.data_report import ASPECTS, report_on_folder, report_on_recipe, write_sheet
+    from diffusionpipe.workflows.data_report import ASPECTS, report_on_file, report_on_folder, write_sheet
 
     check_outputs(out)
     if place.is_dir() or place.suffix != ".toml":
@@ -48,7 +47,7 @@ def data(
     else:
         if resolution or aspects:
             raise ConfigError("--resolution and --aspects are for folders; a recipe has its sizes: data.resolution=768")
-        report = report_on_recipe(load_recipe(place, settings or []), tell=TERMINAL)
+        report = report_on_file(place, settings or [], tell=TERMINAL)
     print_data(report.lines)
     if out is not None:
         typer.echo(f"{out} shows {write_sheet(report, out, count=count)} of them")

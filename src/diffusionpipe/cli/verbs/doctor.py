@@ -37,12 +37,12 @@ def doctor(
     """Check machines, devices, links, a small pipeline and a checkpoint; each line is ok, warn or fail."""
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.launching.launch import is_under_torchrun
+    from diffusionpipe.workflows.ranks import is_rank, run_on_ranks
 
     check_outputs(out)
     if not folder.is_dir():
         raise ConfigError(f"the folder {folder} does not exist; make it, or choose another with --folder")
-    if is_under_torchrun(os.environ):
+    if is_rank():
         if ranks is not None or port is not None:
             raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
         _join(device, folder, Report(out, full))
@@ -53,7 +53,8 @@ def doctor(
         Report(out, full).write((), faults)
         raise typer.Exit(1)
     options = ["--device", device, "--folder", str(folder), *(["--out", str(out)] if out is not None else [])]
-    _launch([*options, *(["--full"] if full else [])], count, port)
+    if status := run_on_ranks(["doctor", *options, *(["--full"] if full else [])], count, port):
+        raise typer.Exit(status)
 
 
 def _before_start(ranks: int, port: int | None) -> list[Finding]:
@@ -86,18 +87,6 @@ def _before_start(ranks: int, port: int | None) -> list[Finding]:
             text, _, remedy = str(error).partition("; ")
             found.append(Finding(name=name, status=Status.FAIL, text=text, remedy=remedy))
     return found
-
-
-def _launch(options: Sequence[str], ranks: int, port: int | None) -> None:
-    from tempfile import TemporaryDirectory
-
-    from diffusionpipe.trainer.launching.launch import launch
-
-    with TemporaryDirectory() as logs:
-        command = [sys.executable, "-m", "diffusionpipe", "doctor", *options]
-        status = launch(command, ranks=ranks, log_folder=Path(logs), environ=os.environ, port=port)
-    if status:
-        raise typer.Exit(status)
 
 
 def _default_ranks(device: str) -> int:

@@ -32,12 +32,10 @@ def print_drawing(setting: Setting, *, steps: int, rows_a_picture: int, out: Pat
     from rich.console import Console
 
     from diffusionpipe.ir.files import write_file
-    from diffusionpipe.planner.drawing.forecast import DRAWING, forecast_drawing
-    from diffusionpipe.trainer.inference.ranks_drawing import rows_together
+    from diffusionpipe.planner.drawing.forecast import DRAWING
+    from diffusionpipe.workflows.drawing.forecast import forecast_of_batch
 
-    pictures = setting.workload.batch
-    rows = pictures * rows_a_picture
-    forecast = forecast_drawing(setting, steps=steps, pictures=pictures, rows=rows, size=rows_together(rows))
+    forecast = forecast_of_batch(setting, steps=steps, rows_a_picture=rows_a_picture)
     check_room(forecast.drawing.memory, [device.memory for device in setting.cluster.devices])
     console = Console(highlight=False)
     for line in drawing_lines(forecast, setting, width=max(console.width, 72)):

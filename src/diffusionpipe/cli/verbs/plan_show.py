@@ -91,7 +91,7 @@ def show(
 
 def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
     """That a plan does not fit, with what the rank needs that lacks most."""
-    from diffusionpipe.cli.text.plan_memory import lack_of
+    from diffusionpipe.workflows.training.plan_memory import lack_of
 
     needs = [use.total for use in proposal.memory]
     return (

@@ -147,16 +147,9 @@ def _check_scales(scales: Mapping[str, float | None]) -> None:
 def _profile_of_recipe(recipe: Path, overrides: Sequence[str], cluster: str | None) -> Profile:
     """The profile of the recipe from which the plan was made."""
     from diffusionpipe.cli.verbs.terminal import TERMINAL
-    from diffusionpipe.costs.clusters import load_cluster
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.recipe import load_recipe
-    from diffusionpipe.workflows.planning.recipe_profile import make_profile_of
+    from diffusionpipe.workflows.planning.recipe_profile import profile_of_file
 
-    loaded = load_recipe(recipe, overrides)
-    name = cluster or loaded.pipeline.cluster
-    if name is None:
-        raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
-    return make_profile_of(loaded, load_cluster(name), uses_cache=True, tell=TERMINAL)
+    return profile_of_file(recipe, overrides, cluster, tell=TERMINAL)
 
 
 def _profile(

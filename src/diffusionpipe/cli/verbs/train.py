@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FEW = 8
-"""Up to this number, ranks start at once, and rank 0 checks the model's layers as soon as the launcher could."""
-
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
 OverridesArgument = Annotated[
     list[str] | None,
@@ -85,20 +82,20 @@ def train(
     cache: CacheOption = True,
 ) -> None:
     """Train a diffusion model by pipeline parallelism."""
-    from diffusionpipe.trainer.launching.launch import is_under_torchrun
+    from diffusionpipe.workflows.ranks import is_rank
     from diffusionpipe.workflows.training.job import TrainingJob
     from diffusionpipe.workflows.training.run_check import Command
 
-    is_rank = is_under_torchrun(os.environ)
-    screen = _screen_of(os.environ["RANK"] if is_rank else "")
+    is_one = is_rank()
+    screen = _screen_of(os.environ["RANK"] if is_one else "")
     with screen.work("starting"):  # torch takes seconds to import
         from diffusionpipe.runtime.job.membership import Membership, membership
         from diffusionpipe.trainer.course.resuming import resume_of_attempt
         from diffusionpipe.trainer.recipe import load_recipe, ranks_that_train
         from diffusionpipe.workflows.training.recipe_checks import checks_of_run
 
-        member = membership(os.environ) if is_rank else Membership()
-        count = member.world_size if is_rank else ranks or _default_ranks(device)
+        member = membership(os.environ) if is_one else Membership()
+        count = member.world_size if is_one else ranks or _default_ranks(device)
         if (restarted := resume_of_attempt(resume, member.attempt)) != resume:
             resume = restarted
             logger.info("restarted=%d resume=%s", member.attempt, resume)
@@ -107,12 +104,12 @@ def train(
     # A launched rank does not know how many were asked for. We assume the fewest that the recipe's keys allow.
     started = max([count, *(rank + 1 for rank in loaded.pipeline.use)]) if member.is_launched else count
     used = ranks_that_train(loaded.pipeline, started)
-    if is_rank:
+    if is_one:
         _refuse_launch_options(ranks, port, max_restarts)
     elif left_out := [str(number) for number in range(count) if number not in used]:
         logger.info("left out, as pipeline.use asks: %s", ", ".join(left_out))
-    if is_rank or (len(used) == 1 and port is None and not max_restarts):
-        member = member if is_rank else replace(member, local_rank=used[0])
+    if is_one or (len(used) == 1 and port is None and not max_restarts):
+        member = member if is_one else replace(member, local_rank=used[0])
         command = Command(recipe=recipe, overrides=overrides or (), ranks=started, device=device)
         part = _Part(loaded, resume, device, command, member, take_over=take_over, uses_cache=cache)
         _take_place(part, used, screen)
@@ -160,19 +157,9 @@ def _take_place(part: "_Part", used: Sequence[int], screen: "Screen") -> None:
 
 def _launch(job: "TrainingJob", recipe: "Recipe") -> None:
     """Start the ranks, and end as they end."""
-    from diffusionpipe.cli.text.planned import check_ranks
-    from diffusionpipe.trainer.model.decisions import has_bfloat16
-    from diffusionpipe.trainer.model.members import build_model
-    from diffusionpipe.trainer.recipe import decided
-    from diffusionpipe.workflows.device import chosen_device
-    from diffusionpipe.workflows.machine import check_processes
-    from diffusionpipe.workflows.training.job import start
+    from diffusionpipe.workflows.training.job import check_start, start
 
-    if job.resume is None:  # a run that continues has the arithmetic that it began with
-        decided(recipe, has_bfloat16=has_bfloat16(chosen_device(job.device)))
-    if len(job.devices) > _FEW:
-        check_ranks(build_model(recipe, "cpu").model, recipe, len(job.devices))
-    check_processes(len(job.devices), 1 if recipe.data.workers is None else recipe.data.workers)
+    check_start(job, recipe)
     logger.info("starting ranks=%d run=%s", len(job.devices), recipe.run.folder)
     if status := start(job):
         _end_with(status)
@@ -219,9 +206,6 @@ class _Part:
 def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     from diffusionpipe.cli.text.check_text import ConsoleReport
-    from diffusionpipe.cli.text.plan_memory import check_plan_memory
-    from diffusionpipe.cli.text.planned import make_plan
-    from diffusionpipe.cli.text.stated_values import stated_values
     from diffusionpipe.cli.verbs.run_report import RunReport
     from diffusionpipe.errors import TrainingError
     from diffusionpipe.planner.unequal.cutting import cutting_of
@@ -233,7 +217,10 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
     from diffusionpipe.workflows.planning.profile_cache import cache_folder
     from diffusionpipe.workflows.training.cache_worth import verdict_of_run
+    from diffusionpipe.workflows.training.plan_memory import check_plan_memory
     from diffusionpipe.workflows.training.run_check import RunCheck
+    from diffusionpipe.workflows.training.run_plan import make_plan
+    from diffusionpipe.workflows.training.stated_values import stated_values
 
     member, recipe, device = part.member, part.recipe, part.device
     check = RunCheck(ConsoleReport(screen.console), part.command)

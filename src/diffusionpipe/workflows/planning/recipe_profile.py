@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.devices import DEVICES, device_rates
 from diffusionpipe.costs.files import (
     ANY_CPU,
@@ -81,6 +82,22 @@ def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
     if recipe.training.precision is RecipePrecision.AUTO:
         return decided(recipe, has_bfloat16=profile.precision == "bfloat16")
     return recipe
+
+
+def profile_of_file(recipe: Path, overrides: Sequence[str], cluster: str | None, tell: Telling = SILENCE) -> Profile:
+    """The profile of the recipe in a file, some of whose keys are changed; a kept one is used.
+
+    `cluster`: a name or a file; None for the cluster that the recipe names.
+
+    Raises:
+        RecipeError: the file or a changed key is wrong.
+        ConfigError: no cluster is named, or as `make_profile_of`.
+    """
+    loaded = load_recipe(recipe, overrides)
+    name = cluster or loaded.pipeline.cluster
+    if name is None:
+        raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
+    return make_profile_of(loaded, load_cluster(name), uses_cache=True, tell=tell)
 
 
 def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell: Telling = SILENCE) -> Profile:

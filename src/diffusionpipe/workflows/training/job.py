@@ -5,6 +5,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.recipe import Recipe
+
+_FEW = 8
+"""Up to this number, ranks start at once, and rank 0 checks the model's layers as soon as the launcher could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +30,27 @@ class TrainingJob:
     port: int | None
     max_restarts: int
     uses_cache: bool
+
+
+def check_start(job: TrainingJob, recipe: "Recipe") -> None:
+    """Refuse a job whose ranks could not train the recipe, as far as that can be seen before they start.
+
+    Raises:
+        ConfigError: this machine's device lacks the arithmetic, or its memory is too small for the processes; or the
+            ranks are more than the model's layers can occupy.
+    """
+    from diffusionpipe.trainer.model.decisions import has_bfloat16
+    from diffusionpipe.trainer.model.members import build_model
+    from diffusionpipe.trainer.recipe import decided
+    from diffusionpipe.workflows.device import chosen_device
+    from diffusionpipe.workflows.machine import check_processes
+    from diffusionpipe.workflows.training.run_plan import check_ranks
+
+    if job.resume is None:  # a run that continues has the arithmetic that it began with
+        decided(recipe, has_bfloat16=has_bfloat16(chosen_device(job.device)))
+    if len(job.devices) > _FEW:
+        check_ranks(build_model(recipe, "cpu").model, recipe, len(job.devices))
+    check_processes(len(job.devices), 1 if recipe.data.workers is None else recipe.data.workers)
 
 
 def start(job: TrainingJob) -> int:
