@@ -44,6 +44,11 @@ FORBIDDEN = [
     ),
     ("runtime/engine/executor.py", "from diffusionpipe.passes import communicate", "Execution never imports planning"),
     ("workflows/device.py", "import typer", "print nothing"),
+    (
+        "cli/verbs/doctor.py",
+        "from diffusionpipe.trainer.launching.launch import launch",
+        "The command line reaches the trainer through workflows",
+    ),
     ("trainer/optim/ema.py", "from diffusionpipe.trainer.course import run", "The trainer, from top to bottom"),
     ("files/unlisted.py", "from diffusionpipe.ir import Plan", "The hourglass, from top to bottom"),
     ("runtime/unlisted.py", "", "The runtime, from top to bottom"),
