@@ -131,10 +131,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_trace() -> Iterator[None]:
-    """Models that are alike are traced once, see cuts.py."""
-    from cuts import traced_once
+    """Models that are alike are traced and described once, see cuts.py and descriptions.py."""
+    from unittest import mock
 
-    with traced_once():
+    from cuts import traced_once
+    from descriptions import described
+
+    from diffusionpipe.trainer.model import members
+
+    with traced_once(), mock.patch.object(members, "describe", described):
         yield
 
 

@@ -24,6 +24,8 @@ from diffusionpipe.workflows.training import cache_worth
 from diffusionpipe.workflows.training.cache_worth import KeptShare, break_even, verdict_of_run, worth_of, writing_rate
 from diffusionpipe.workflows.training.expectation import setting_of_plan
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 PASSES = 50
 
 

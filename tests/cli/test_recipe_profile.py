@@ -15,6 +15,8 @@ from diffusionpipe.ir.files import read_file, read_plan
 from diffusionpipe.timing.legal import check
 from diffusionpipe.trainer.recipe import recipe_to_toml
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):

@@ -9,6 +9,8 @@ from diffusionpipe import cli
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.inference.sample_file import read_origin, write_sample
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 PROMPTS = ("a b", "c d e")
 
 

@@ -11,6 +11,8 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.workflows.drawing.memory import named_shortage
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

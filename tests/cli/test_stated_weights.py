@@ -21,6 +21,8 @@ from diffusionpipe.workflows.planning.recipe_setting import decided_for
 from diffusionpipe.workflows.planning.stated_model import StatedModel, named_model, stated_graph
 from diffusionpipe.workflows.telling import SILENCE
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 RECIPE = """
 [model]
 path = "{0}/sd"

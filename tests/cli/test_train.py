@@ -26,6 +26,8 @@ from diffusionpipe.trainer.step.loop import Stepper
 from diffusionpipe.workflows.training import job as training_job
 from diffusionpipe.workflows.training.job import TrainingJob, arguments_of_rank
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 NUMBERS = {
     r"(?m)^\d\d:\d\d:\d\d ": "hh:mm:ss ",
     r"(?<=_s=)[0-9.e-]+": "#",

@@ -33,7 +33,7 @@ from diffusionpipe.trainer.data.text.tokens import token_ids
 from diffusionpipe.trainer.inference.conditions import SampleRequest, tokenizers_of
 from diffusionpipe.trainer.inference.folder_drawing import Source
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
 BEGIN, END = CLIP["bos_token_id"], CLIP["eos_token_id"]
 PADDING = WORDS.index("z</w>")

@@ -29,7 +29,7 @@ from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, open_source
 from diffusionpipe.trainer.inference.known_pixels import KnownPixels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
 
 @pytest.fixture(scope="module")

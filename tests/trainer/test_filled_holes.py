@@ -19,7 +19,7 @@ from diffusionpipe.trainer.inference.drawing import PLAIN
 from diffusionpipe.trainer.inference.folder_drawing import Source, draw_from_folder, latents_from_folder, open_source
 from diffusionpipe.trainer.inference.known_pixels import KnownPixels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 SIDE, STEPS, SEED = 16, 3, 5
 CPU = torch.device("cpu")
 

@@ -35,6 +35,8 @@ from diffusionpipe.trainer.model.guidance import guidance_of, trained_guidance
 from diffusionpipe.trainer.model.members import build_model, objective_of
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler, shift_contradiction
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 SCHEDULERS = {
     "sd3": {"shift": 3.0},
     "flux": {"shift": 3.0, "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15},

@@ -22,7 +22,7 @@ from diffusionpipe.trainer.data.sizes.patches import patch_sizes, shares_of
 from diffusionpipe.trainer.model.members import check_masks
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 SIDE = 16
 
 

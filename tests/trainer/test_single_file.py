@@ -39,7 +39,7 @@ from diffusionpipe.models.parameters.stored import opened, stored_weights
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.trainer.exports.single_file import write_single_file
 
-pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace", "offline")
 
 
 @pytest.fixture(scope="module")

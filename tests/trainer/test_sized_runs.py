@@ -21,6 +21,8 @@ from diffusionpipe.trainer.data.sizes.sizes import SizeRules, areas_of, assign
 from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.workflows.planning.recipe_profile import make_profile_of
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
