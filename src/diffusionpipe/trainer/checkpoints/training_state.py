@@ -104,10 +104,11 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 def load_training(
     path: Path, state: TrainingState, *, is_verified: bool = False, group: dist.ProcessGroup | None = None
 ) -> State:
-    """Puts a checkpoint into this rank's model, optimizer and average, and returns what else was saved with it.
+    """Puts a checkpoint into this rank's model, optimizer and average, and returns the rest of its state.
 
-    Every rank of the group calls it; the ranks that saved may have been more or fewer, and split otherwise.
-    `is_verified`: `resuming.checkpoint_of` has compared its checksums already.
+    The rest are the values that were saved beside the tensors, as in state.json. Every rank of the group calls it; the
+    ranks that saved may have been more or fewer, and split otherwise. `is_verified`: `resuming.checkpoint_of` has
+    compared its checksums already.
 
     Raises:
         CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.

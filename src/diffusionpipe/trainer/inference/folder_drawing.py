@@ -61,7 +61,7 @@ class Predictor:
         self._estimate: Tensor | None = None
 
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
-        """The prediction of the denoiser for noisy samples at a time step; see `sampling.Predict`."""
+        """The prediction of the denoiser for noisy samples at a time step; see `denoise.Predict`."""
         assert noisy is not None
         times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
         inputs = {"noisy": noisy, "timesteps": times}

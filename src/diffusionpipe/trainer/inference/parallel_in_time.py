@@ -42,7 +42,10 @@ class Walk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DdimWalk:
-    """Steps of DDIM without noise (Song et al., 2021, https://arxiv.org/abs/2010.02502, equation 12)."""
+    """The times of a drawing by DDIM without noise, and its step (Song et al., 2021, equation 12).
+
+    The paper: https://arxiv.org/abs/2010.02502.
+    """
 
     timesteps: Tensor
     before: Tensor
@@ -72,7 +75,7 @@ class DdimWalk:
 
 @dataclass(frozen=True, slots=True)
 class FlowWalk:
-    """Steps of Euler along a flow."""
+    """The times and noise levels of a drawing by Euler along a flow, and its step."""
 
     timesteps: Tensor
     sigmas: Tensor

@@ -68,7 +68,7 @@ _OF_ALL = ("fused", "foreach", "capturable", "differentiable")
 
 
 class GroupSection(Section):
-    """How one group of parameters is trained."""
+    """The keys that one group of parameters may have for itself; "auto" is then the value for all groups."""
 
     learning_rate: Auto[Positive] = None
     """Its highest learning rate; "auto": optimizer.learning_rate."""

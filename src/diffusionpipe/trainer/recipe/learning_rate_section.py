@@ -9,7 +9,7 @@ from diffusionpipe.trainer.recipe.section import Arguments, Choice, Count, Fract
 
 
 class LearningRateSection(Section):
-    """[learning_rate]: the learning rate schedule."""
+    """[learning_rate]: how the learning rate warms up and decays."""
 
     schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
     """The schedule: constant, linear or cosine after the warm-up, or one of transformers' get_scheduler."""

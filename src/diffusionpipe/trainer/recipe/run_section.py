@@ -49,7 +49,7 @@ _Tracker = Annotated[Choice[TrackerName], WrapValidator(_or_offered), PlainSeria
 
 
 class RunSection(Section):
-    """[run]: where results go."""
+    """[run]: where results go, and who records them besides."""
 
     folder: Place
     """Folder of metrics, checkpoints, samples and the export. If the file leaves it out: runs/<name of the file>."""

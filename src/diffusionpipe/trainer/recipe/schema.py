@@ -394,7 +394,7 @@ class ValidationSection(Section):
 
 
 class Recipe(Section):
-    """A whole recipe."""
+    """The sections of one recipe, checked each and against one another."""
 
     model: ModelSection
     """The section [model]; of several models only their paths, one after the other: see `alone`."""

@@ -79,7 +79,7 @@ class Rounded(StrEnum):
 
 
 class TrainingSection(Section):
-    """[training]: the loop."""
+    """[training]: how long a run trains, on how large batches, in which arithmetic, and its moving average."""
 
     seed: Seed = 0
     """Seed of all random numbers of the run."""

@@ -62,7 +62,7 @@ class NoiseMeter:
 
 
 def both_of(of_small: Tensor, of_whole: Tensor, small: float, whole: float) -> tuple[Tensor, Tensor]:
-    """|G|² and tr S from the squared norms of the gradients over `small` and over `whole` samples."""
+    """Estimates of |G|² and tr S without bias from squared norms of gradients over `small` and `whole` samples."""
     square = (whole * of_whole - small * of_small) / (whole - small)
     trace = (of_small - of_whole) / (1 / small - 1 / whole)
     return square, trace

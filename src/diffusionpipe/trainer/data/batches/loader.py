@@ -153,6 +153,9 @@ def fixed_batches(
 
     `held`: the sizes of the samples, where there are several; `group` are then the positions of all rows of this rank's
     pipeline.
+
+    Raises, while iterating:
+        DataError: for a sample that cannot be read.
     """
 
     def made(of: BatchSource, numbers: Sequence[int]) -> dict[str, Tensor]:

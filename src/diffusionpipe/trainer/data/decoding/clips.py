@@ -113,7 +113,7 @@ def check_decoder() -> None:
 
 
 def problem_of_clip(path: Path, taken: FrameSelection) -> str | None:
-    """Why a clip cannot be trained on, or None if it can."""
+    """A sentence on why a clip cannot be trained on; None if it can."""
     return clip_header(path, taken).problem
 
 
