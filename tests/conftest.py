@@ -93,11 +93,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def untouched_log() -> None:
-    """The logger as it is after an import: the command line gives it a level and a handler, which would stay."""
+def untouched_log() -> "Iterator[None]":
+    """The logger as it is after an import: the command line gives it a level and a handler, which would stay.
+
+    A test that leaves the log of the whole process off fails: a later one would find no message.
+    """
     package = logging.getLogger("diffusionpipe")
     package.handlers.clear()
     package.setLevel(logging.NOTSET)
+    off = logging.root.manager.disable
+    yield
+    left, logging.root.manager.disable = logging.root.manager.disable, off
+    assert left == off, f"logging.disable({left}) is still in force"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,15 @@ import pytest
 from torch.distributed import HashStore
 
 from diffusionpipe.runtime.job.progress import PLANNING, STEP, Moment, Progress, Whereabouts, is_in_collective
-from diffusionpipe.runtime.job.stall import dump_stacks, may_judge, moment_to_text, parse_moment, reason_of, root_cause
+from diffusionpipe.runtime.job.stall import (
+    are_settled,
+    dump_stacks,
+    may_judge,
+    moment_to_text,
+    parse_moment,
+    reason_of,
+    root_cause,
+)
 from diffusionpipe.runtime.job.watch_post import Post
 from diffusionpipe.runtime.job.watchdog import Watchdog
 from diffusionpipe.runtime.recording.trace import marks_of, position_of
@@ -51,6 +59,12 @@ def test_a_waiting_rank_leaves_the_verdict_to_the_one_it_waits_for_for_a_while()
     assert may_judge(working, grace=3)
     assert not may_judge(waiting, grace=3)
     assert may_judge(waiting, grace=0.5)
+
+
+def test_a_verdict_waits_for_ranks_that_are_on_their_way_to_a_wait():
+    assert are_settled(moments((None, 11), ((0,), 4), ((), 0)))
+    assert are_settled(moments((None, 11), (None, 12)))
+    assert not are_settled(moments((None, 11), (None, 4)))
 
 
 def test_a_moment_survives_the_store():

@@ -3,6 +3,7 @@
 import ast
 import gc
 import json
+import logging
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -109,6 +111,27 @@ def test_the_launcher_closes_the_logs_of_its_ranks(tmp_path: Path) -> None:
         assert launch([sys.executable, "-c", ""], ranks=2, log_folder=tmp_path, environ=os.environ) == 0
         gc.collect()
     assert [str(warning.message) for warning in found if warning.category is ResourceWarning] == []
+
+
+def test_a_programs_own_messages_are_logged_while_its_ranks_run_and_the_agents_are_not(tmp_path: Path, caplog) -> None:
+    said = threading.Event()
+
+    def speak() -> None:
+        while not said.wait(0.1):
+            logging.getLogger("of.a.user").error("a callback speaks")
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    try:
+        with caplog.at_level(logging.DEBUG), pytest.raises(PeerError):
+            launch([sys.executable, "-c", "raise SystemExit(1)"], ranks=2, log_folder=tmp_path, environ=os.environ)
+    finally:
+        said.set()
+        speaker.join()
+    assert {record.name for record in caplog.records} == {"of.a.user"}
+    agents = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    assert agents
+    assert not any(logging.getLogger(name).filters for name in agents)
 
 
 def test_a_terminal_stays_a_terminal_for_rank_0(tmp_path: Path) -> None:

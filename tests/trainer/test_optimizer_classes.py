@@ -1,6 +1,8 @@
 """Classes of other packages: found by their paths, restored exactly, and refused with the reason."""
 
+import logging
 import sys
+import warnings
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from diffusionpipe.errors import CheckpointError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint import resolve, save
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState, load_training, training_tensors
-from diffusionpipe.trainer.optim.classes import optimizer_class
+from diffusionpipe.trainer.optim.classes import optimizer_class, quiet
 from diffusionpipe.trainer.optim.optimizer import build_optimizer, problem_of_step
 from diffusionpipe.trainer.optim.undo import Backup
 
@@ -182,3 +184,24 @@ def test_a_step_is_taken_back_with_lists_numbers_and_groups(name):
     after = training_tensors(state)
     assert after.keys() == before.keys()
     assert [key for key in before if not torch.equal(after[key], before[key])] == []
+
+
+def test_threads_that_try_optimizers_at_once_leave_the_process_as_it_was(capsys, caplog):
+    """In any order: a thread that enters first may leave first."""
+    before, first, second = sys.stdout, quiet(), quiet()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        sys.stdout.write("hidden")
+        logging.getLogger("a.library").warning("hidden")
+        warnings.warn("hidden", stacklevel=1)
+        second.__exit__(None, None, None)
+        assert sys.stdout is before
+        sys.stdout.write("shown")
+        logging.getLogger("a.library").warning("shown")
+        warnings.warn("shown", stacklevel=1)
+    assert capsys.readouterr().out == "shown"
+    assert caplog.messages == ["shown"]
+    assert [str(one.message) for one in found] == ["shown"]

@@ -2,10 +2,10 @@
 
     rank 0  waits for rank 1      rank 1  waits for rank 2      rank 2  waits for none: it hangs
 
-A rank that waits for none judges itself, as soon as its time without progress is over its limit. A rank that waits
-judges only if its own limit is long over: it follows the waits to their root. If a rank on the way still makes
-progress, or has time left, the job is slow, not stuck [1]. If ranks wait for each other in a circle, the one with
-the least progress is named [3].
+A rank that waits for none judges itself once its time without progress is over its limit and all others wait or hang
+too; it gives them a short time for that, so that the message can name them. A rank that waits judges only if its own
+limit is long over: it follows the waits to their root. If a rank on the way still makes progress, or has time left, the
+job is slow, not stuck [1]. If ranks wait for each other in a circle, the one with the least progress is named [3].
 
 >>> stuck = {rank: Moment(rank=rank, phase="step", step=7, waits=waits, still=90.0, limit=60.0)
 ...          for rank, waits in enumerate([(1,), (2,), None])}
@@ -55,6 +55,11 @@ def may_judge(mine: Moment, grace: Seconds) -> bool:
     if mine.limit is None or not mine.is_over_limit:
         return False
     return mine.waits is None or mine.still > mine.limit + grace
+
+
+def are_settled(moments: Mapping[int, Moment]) -> bool:
+    """Whether each rank waits or hangs, so that none of them is still on its way to a wait."""
+    return all(moment.waits is not None or moment.is_over_limit for moment in moments.values())
 
 
 def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:

@@ -39,7 +39,15 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import DiffusionPipeError, PeerError
 from diffusionpipe.runtime.job.progress import Moment, Progress
-from diffusionpipe.runtime.job.stall import dump_stacks, may_judge, moment_to_text, parse_moment, reason_of, root_cause
+from diffusionpipe.runtime.job.stall import (
+    are_settled,
+    dump_stacks,
+    may_judge,
+    moment_to_text,
+    parse_moment,
+    reason_of,
+    root_cause,
+)
 from diffusionpipe.runtime.job.verdict import (
     ExitReason,
     RankProcess,
@@ -230,11 +238,15 @@ class Watchdog:
         return self._progress.look(min(time.monotonic() - last, 2 * self._post.interval))
 
     def _judge_progress(self, mine: Moment) -> Verdict | None:
-        if not may_judge(mine, grace=3 * self._post.interval):
+        grace = 3 * self._post.interval
+        if not may_judge(mine, grace):
             return None
         beats = {rank: self._peek(f"beat/{rank}") for rank in range(self._post.world_size)}
         moments = {rank: parse_moment(beat.partition(" ")[2]) for rank, beat in beats.items() if beat}
-        culprit = root_cause({**moments, self._post.rank: mine}, self._post.rank)
+        moments[self._post.rank] = mine
+        if mine.limit is not None and mine.still <= mine.limit + grace and not are_settled(moments):
+            return None
+        culprit = root_cause(moments, self._post.rank)
         if culprit is None or self._all_done():
             return None
         member = parse_member(self._peek(f"member/{culprit.rank}"))

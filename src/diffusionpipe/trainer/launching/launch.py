@@ -273,12 +273,23 @@ def _close_logs(agent: "LocalElasticAgent") -> None:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
+    """Hides messages of the agent of torch. This process can log its own meanwhile, e.g. in callbacks."""
+    from torch.distributed.elastic.agent.server import local_elastic_agent  # each module makes its logger on import
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    package = local_elastic_agent.__name__.partition(".agent.")[0]
+    assert static_tcp_rendezvous.__name__.startswith(package)
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(f"{package}.")]
+    names.append("torchelastic-events-null")  # it is made with the first event
+    with contextlib.ExitStack() as stack:
+        for logger in map(logging.getLogger, names):
+            logger.addFilter(_hidden)
+            stack.callback(logger.removeFilter, _hidden)
         yield
-    finally:
-        logging.disable(before)
+
+
+def _hidden(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _error_file(log_folder: Path, rank: int) -> Path:

@@ -5,9 +5,10 @@ import importlib
 import inspect
 import io
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 
 import torch
 from torch import nn
@@ -167,17 +168,39 @@ def with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """A context that hides output and warnings of a library, while its optimizers are only tried."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+class _Quiet:
+    """Hides prints and warnings of this process while any thread is inside.
+
+    Each of them is a setting of the whole process. Were each thread to restore what it had found, the thread that
+    leaves last could restore the silence of another. So the first thread that enters saves and the last one restores.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._restoring = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._restoring.callback(logging.disable, logging.root.manager.disable)
+                logging.disable(logging.WARNING)
+                self._restoring.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+                self._restoring.enter_context(redirect_stdout(io.StringIO()))
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._restoring.close()
+
+
+_quiet = _Quiet()
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Hides what a library prints and warns of while its optimizers are only tried. Threads may enter at any time."""
+    return _quiet
 
 
 @contextmanager
