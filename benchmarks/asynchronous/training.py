@@ -15,7 +15,7 @@ from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.trainer.model.parameter_groups import learning_rates
 from diffusionpipe.trainer.optim.ema import Ema
-from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.optim.gradient_norm import clip_alone
 from diffusionpipe.trainer.optim.learning_rate import learning_rate_at
 from diffusionpipe.trainer.optim.optimizer import Group, RankOptimizer, build_optimizer
 from diffusionpipe.trainer.optim.staleness_rates import factor_at
@@ -85,7 +85,7 @@ class Stages:
         if not self.setting.is_clipped_by_block:
             blocks = [[parameter for block in blocks for parameter in block]]
         for block in blocks:
-            global_norm_clip(block, self.recipe.training.clip_norm, lambda norm: norm)
+            clip_alone(block, self.recipe.training.clip_norm)
 
     def set_rates(self, step: int, steps: int) -> None:
         """The recipe's curve, and what the stage's age leaves of it."""

@@ -137,7 +137,7 @@ WRONG = {
     "must hold one loss a sample": _graph(_layer("a", torch.relu)),
     "changes in place what it reads: x": _graph(_layer("a", lambda x: x.mul_(2).sum(1))),
     "loss cannot run on x (2, 3)": _graph(_layer("loss", lambda x: x @ x)),
-    "returned 1 tensors for its 2 writes": _graph(replace(LOSS, writes=("loss", "more"))),
+    "returned 1 tensors, but it writes 2 (": _graph(replace(LOSS, writes=("loss", "more"))),
     "dtype complex64": _graph(_layer("a", lambda x: x.to(torch.complex64), writes="y"), LOSS),
 }
 

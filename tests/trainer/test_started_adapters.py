@@ -300,7 +300,7 @@ def of_other_layers(place, folder):
         (
             save_kohya,
             {"model": {"train": ("unet",)}},
-            "has adapters of text_encoder, which have none here; add them to",
+            "has adapters of text_encoder, for which this run trains none; add them to",
         ),
         (
             of_other_layers,

@@ -99,7 +99,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
-            raise ValueError(f"{len(self.devices)} devices and {len(self.nodes)} nodes; give one node per device")
+            raise ValueError(
+                f'"nodes" has {len(self.nodes)} numbers for {len(self.devices)} devices; give each device the number '
+                "of its node, e.g. [0, 0, 1, 1]"
+            )
         if list(self.nodes) != sorted(self.nodes) or self.nodes[0] != 0:
             raise ValueError(f"nodes must ascend from 0; got {self.nodes}")
         lines = {name: getattr(self, name) for name in ("intra", "inter", "intra_reduce", "inter_reduce")}

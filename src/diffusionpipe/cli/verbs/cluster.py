@@ -37,7 +37,7 @@ def cluster(
         ),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the clusters that come with DiffusionPipe.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
     port: Annotated[
         int | None,
         typer.Option(

@@ -23,7 +23,7 @@ def doctor(
         int | None,
         typer.Option(min=1, max=1024, help="Processes to start; default: one per GPU, or 2. Not under torchrun."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
     folder: Annotated[
         Path, typer.Option(help="A folder on the disk of the runs, where a checkpoint is tried.")
     ] = Path(),

@@ -36,7 +36,7 @@ def export(
         str | None,
         typer.Option(help="The variant of a folder's weights, e.g. fp16; default: plain files.", show_default=False),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; with w8a8.")] = "auto",
+    device: Annotated[str, typer.Option(help="With w8a8: cpu, cuda, or auto: a GPU where there is one.")] = "auto",
 ) -> None:
     """Write a model into one file, as ComfyUI and diffusers read it (SD 1, 2, XL, 3; FLUX.1), or in 8 or 4 bits."""
     from diffusionpipe.errors import ConfigError

@@ -37,7 +37,7 @@ def profile(
         ),
     ] = None,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes to measure, separated by commas.")] = "1,2,4,8,16,32",
-    device: Annotated[str, typer.Option(help="Where to measure: auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     repeats: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Minimum number of measurements of each layer.")
     ] = 5,

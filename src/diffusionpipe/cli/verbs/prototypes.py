@@ -17,7 +17,7 @@ def prototypes(
     resolution: Annotated[int, typer.Option(min=1, max=65_536, help="Side of the pictures.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The .safetensors file to write.")] = Path("prototypes.safetensors"),
     seed: Annotated[int, typer.Option(help="Seed of the projection to the model's width.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
 ) -> None:
     """Write the mean features of each class of pictures, as embeddings of classes for training."""
     from diffusionpipe.cli.verbs.outputs import check_outputs

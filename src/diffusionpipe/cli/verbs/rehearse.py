@@ -61,7 +61,10 @@ BytesScaleOption = Annotated[
 ]
 RanksOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes to start: whole data-parallel groups of the plan; default: all ranks."),
+    typer.Option(
+        min=1,
+        help="Processes to start: the ranks of one copy of the pipeline, or more copies; default: all.",
+    ),
 ]
 IterationsOption = Annotated[int, typer.Option(min=1, max=1_000_000, help="Measured iterations.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]

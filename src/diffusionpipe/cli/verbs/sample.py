@@ -226,7 +226,7 @@ def sample(
     config: ConfigOption = None,
     caption_chunks: ChunksOption = None,
     clip_skip: ClipSkipOption = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.verbs.outputs import check_outputs

@@ -56,7 +56,8 @@ def compare(
     check_outputs(pictures=[png])
     if ranks * microbatches > MAX_COMPARED:
         raise ConfigError(
-            f"{ranks} ranks x {microbatches} micro-batches are more than {MAX_COMPARED:,} forwards; use fewer"
+            f"{ranks} ranks x {microbatches} micro-batches are {ranks * microbatches:,} forwards, and at most "
+            f"{MAX_COMPARED:,} are compared; use fewer ranks or micro-batches"
         )
     costs = WorkerCosts(forward=forward, input_grad=input_grad, weight_grad=weight_grad, latency=comm)
     comparison = compare_families(ranks, microbatches, costs)

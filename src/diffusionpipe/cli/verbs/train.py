@@ -76,7 +76,7 @@ def train(
     ranks: RanksOption = None,
     resume: ResumeOption = None,
     take_over: TakeOverOption = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
     max_restarts: MaxRestartsOption = 0,
     port: PortOption = None,
     cache: CacheOption = True,

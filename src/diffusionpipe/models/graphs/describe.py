@@ -202,9 +202,12 @@ def _run_layer(layer: Layer, graph: LayerGraph, tensors: dict[str, Tensor]) -> t
         shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in layer.reads)
         raise ModelError(f"{layer.name} cannot run on {shapes}: {error}") from error
     if odd := [type(one).__name__ for one in written if not isinstance(one, Tensor)]:
-        raise ModelError(f"{layer.name} returned a {odd[0]} where it writes a tensor")
+        raise ModelError(f"{layer.name} returned a {odd[0]}; a layer returns tensors, one for each name that it writes")
     if len(written) != len(layer.writes):
-        raise ModelError(f"{layer.name} returned {len(written)} tensors for its {len(layer.writes)} writes")
+        writes = f"{len(layer.writes)} ({', '.join(layer.writes)})"
+        raise ModelError(
+            f"{layer.name} returned {len(written)} tensors, but it writes {writes}; return one for each name"
+        )
     changed = [name for name, tensor, v in zip(layer.reads, reads, versions, strict=True) if tensor._version != v]
     if changed:
         raise ModelError(f"{layer.name} changes in place what it reads: {', '.join(changed)}")

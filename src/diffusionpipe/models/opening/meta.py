@@ -63,7 +63,8 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
         if kind in _OF_TRANSFORMERS:
             module.tie_weights()  # accelerate makes a new meta parameter at every place that a tied one stands
     except Exception as error:  # the libraries' constructors raise whatever a wrong value leads to
-        raise ModelError(f"{source} does not make a {kind}: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{source} is no configuration of a {kind} ({reason}); get the model again") from error
     assert isinstance(module, nn.Module)
     return module
 

@@ -175,8 +175,8 @@ def _those_wanted(file: str, read: Adapters, wanted: Mapping[str, Mapping[str, i
     components = {name.partition(".")[0] for name in lost}
     if others := sorted(components - wanted.keys()):
         raise ModelError(
-            f"lora.start: {file} has adapters of {', '.join(others)}, which have none here; add them to model.train, "
-            "or start from a file without them"
+            f"lora.start: {file} has adapters of {', '.join(others)}, for which this run trains none; add them to "
+            "model.train, or start from a file without them"
         )
     if lost:
         raise ModelError(

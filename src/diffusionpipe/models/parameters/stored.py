@@ -268,7 +268,7 @@ def _shards(index: Path) -> list[str]:
         raise ModelError(f"{index} cannot be read: {error}") from error
     table = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(table, dict) or not table:
-        raise ModelError(f"{index} is not an index of shards: it has no weight_map")
+        raise ModelError(f"{index} is not an index of shards: it has no weight_map; get the model again")
     for name, shard in table.items():
         if not isinstance(shard, str) or shard != Path(shard).name or shard in ("", ".."):
             raise ModelError(f"{index}: the shard of {name} is {shard!r}; it must be the name of a file beside it")

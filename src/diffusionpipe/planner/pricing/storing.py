@@ -85,11 +85,11 @@ def check_storage(setting: Setting) -> None:
     if setting.given.encoders is None or not storage_of(setting.given.encoders).brings:
         return
     if not setting.graph.frozen_layers:
-        raise ConfigError(f"offload_frozen: {refusal(Feature.OFFLOAD, Feature.NO_ENCODERS)}")
+        raise ConfigError(f"pipeline.offload_frozen: {refusal(Feature.OFFLOAD, Feature.NO_ENCODERS)}")
     if not can_store(setting, storage_of(setting.given.encoders)):
         raise ConfigError(
-            f"offload_frozen: the cluster {setting.cluster.name} does not say how fast its devices copy from host "
-            'memory; give every device a "host_bandwidth" in bytes per second, or measure: diffusionpipe cluster'
+            f"pipeline.offload_frozen: the cluster {setting.cluster.name} does not say how fast its devices copy from "
+            'host memory; give every device a "host_bandwidth" in bytes per second, or measure: diffusionpipe cluster'
         )
 
 

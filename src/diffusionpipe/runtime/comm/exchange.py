@@ -120,7 +120,8 @@ def _plain(value: object) -> object:
                     raise TypeError("a key is not a text")
                 _plain(item)
         case _:
-            raise TypeError(f"{type(value).__name__} has no plain form; give the values a Form")
+            name = type(value).__name__
+            raise TypeError(f"a {name} cannot travel as JSON; give the exchange form=form_of({name})")
     return value
 
 

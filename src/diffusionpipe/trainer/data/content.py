@@ -112,7 +112,9 @@ def opened_table(table: SampleTable) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # readers of formats raise all kinds of errors
-        raise ConfigError(f"{first}: the table cannot be read: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{first}: the table cannot be read: {type(error).__name__}: {error}; write it again"
+        ) from error
     if isinstance(found.features.get(table.image), datasets.Image):
         found = found.cast_column(table.image, datasets.Image(decode=False))
     return found

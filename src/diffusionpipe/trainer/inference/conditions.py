@@ -291,7 +291,8 @@ def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
     try:
         tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
     except Exception as error:  # a damaged file raises nearly anything
-        raise ModelError(f"{path} does not hold a {kind}: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{path} does not hold a {kind} ({reason}); get this folder again") from error
     family = family_of(folder)
     if family.zeroed is not None and model_index(folder).get(family.zeroed, True):
         return _Marked(tokenizer)

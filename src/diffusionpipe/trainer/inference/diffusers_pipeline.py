@@ -146,7 +146,8 @@ def draw_by_pipeline(
             raise
         raise RecipeError(
             f"diffusers' {type(pipeline).__name__} cannot draw with a {type(scheduler).__name__} of "
-            f"scheduler_config.json, {settings.steps} steps and {_named(order)}: {error}"
+            f"scheduler_config.json, {settings.steps} steps and {_named(order)}: {error}; change the number of steps "
+            "or the scheduler"
         ) from error
     if not decodes:
         return None

@@ -25,7 +25,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.members import RecipeModels, rounding_of, trained_dtype
 from diffusionpipe.trainer.model.parameter_groups import has_average
 from diffusionpipe.trainer.optim.ema import Ema
-from diffusionpipe.trainer.optim.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.optim.gradient_norm import clip_alone
 from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.training_section import Average
@@ -250,7 +250,7 @@ def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callabl
     clip_norm, listed = recipe.training.clip_norm, list(names.values())
 
     def update() -> None:
-        global_norm_clip(listed, clip_norm, lambda squares: squares)
+        clip_alone(listed, clip_norm)
         if optimizer is not None:
             optimizer.step()
         if ema is not None:

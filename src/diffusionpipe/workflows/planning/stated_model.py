@@ -119,7 +119,10 @@ def named_model(
         options = {"--resolution": resolution, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
         options |= {"--weights": weights, "--caption-chunks": caption_chunks}
         if given := [option for option, value in options.items() if value is not None]:
-            raise ConfigError(f"{', '.join(given)}: only a model that --model or --model-class names takes this")
+            raise ConfigError(
+                f"{', '.join(given)}: only for a model that --model or --model-class names; with a recipe set its "
+                "keys, e.g. data.resolution=512"
+            )
         return None
     if profile is not None:
         option = "--model" if kind is None else "--model-class"
