@@ -32,7 +32,7 @@ _FADED = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReport:
-    """The facts about the data of a folder or of a recipe."""
+    """The lines about the data of a folder or of a recipe, with its samples and the size of each."""
 
     lines: "tuple[Line, ...]"
     train: "Folder"
@@ -45,7 +45,10 @@ class DataReport:
 def report_on_folder(
     folder: Path, *, resolutions: Sequence[int] = (), aspects: tuple[float, float] = ASPECTS, tell: Telling = SILENCE
 ) -> DataReport:
-    """The facts about a folder, with the sizes that its pictures would have.
+    """The facts about a folder of pictures or clips, with the sizes that they would have in training.
+
+    `resolutions`: sides in pixels of the squares whose areas the sizes have; () for the default. `aspects`: the
+    smallest and the largest ratio of width to height.
 
     Raises:
         ConfigError: it holds no pictures, or none that can be read.
@@ -79,7 +82,7 @@ def report_on_file(recipe: Path, overrides: Sequence[str], *, tell: Telling = SI
 
 
 def report_on_recipe(recipe: "Recipe", *, tell: Telling = SILENCE) -> DataReport:
-    """The facts about the data of a recipe, as its run would begin.
+    """The facts about the data of a recipe, as its run would have them at its begin.
 
     Raises:
         ConfigError: a folder holds no pictures, or none that can be read.
@@ -200,7 +203,7 @@ def _sizes_of(use: "SampleUse") -> "dict[int, Clip]":
 
 
 def write_sheet(report: DataReport, path: Path, *, count: int) -> int:
-    """Write a contact sheet of at most `count` samples, spread evenly over the data; the number of its pictures.
+    """Write a contact sheet of at most `count` samples, spread evenly over the data; returns how many it shows.
 
     Each picture is shown whole, with the parts faded that are cut away, over its name and a caption.
 

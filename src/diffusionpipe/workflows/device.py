@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def chosen_device(name: str) -> "torch.device":
-    """The device: "auto" is a GPU where there is one.
+    """The torch device of this name; "auto" is a GPU where there is one, else the CPU.
 
     Raises:
         ConfigError: there is no such device here.

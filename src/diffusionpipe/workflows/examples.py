@@ -11,7 +11,7 @@ _PACKAGED, _CHECKOUT = Path(__file__).parents[1] / "examples", Path(__file__).pa
 
 
 def examples() -> dict[str, Path]:
-    """The folder or the recipe of each example, by name: folders first."""
+    """Name -> the folder or the recipe file of each example in the package; folders come first."""
     home = next((folder for folder in (_PACKAGED, _CHECKOUT) if (folder / _RECIPES).is_dir()), None)
     if home is None:
         raise ConfigError("this installation has no examples; install the package again, or use a checkout")
@@ -20,7 +20,7 @@ def examples() -> dict[str, Path]:
 
 
 def write_example(name: str, into: Path) -> Path:
-    """Writes an example below the folder `into`, where its own commands find it, and returns its place.
+    """Write an example below the folder `into`, where its own commands find it; returns its path.
 
     Folders go to examples/NAME, recipes to examples/recipes/NAME.toml.
 
@@ -50,7 +50,10 @@ def write_example(name: str, into: Path) -> Path:
 
 
 def first_words(path: Path) -> str:
-    """The subject of an example, from the first line of its recipe; of a folder without a recipe its file names."""
+    """The subject of an example, from the first line of its recipe; of a folder without a recipe its file names.
+
+    `path`: of the example.
+    """
     recipe = path / "recipe.toml" if path.is_dir() else path
     if not recipe.is_file():
         return ", ".join(sorted(one.name for one in path.iterdir()))
@@ -59,7 +62,7 @@ def first_words(path: Path) -> str:
 
 
 def commands_of(place: Path) -> list[str]:
-    """The commands that the recipe of a written example names in its first lines."""
+    """The commands in the comments of an example's recipe; [] without a recipe."""
     recipe = place / "recipe.toml" if place.is_dir() else place
     if not recipe.is_file():
         return []

@@ -11,12 +11,12 @@ _WORKER: Bytes = 2**26
 
 
 def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:
-    """Refuse a job whose Python processes alone do not fit in memory, before any model is loaded.
+    """Check, before any model is loaded, that a job's Python processes alone fit in memory.
 
     Args:
         ranks: processes of the job.
         workers: data workers of each.
-        free: memory that is left; None: measured.
+        free: bytes of memory that are left; None: measured.
 
     Raises:
         ConfigError: names the needed and the free memory.

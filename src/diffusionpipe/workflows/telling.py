@@ -9,24 +9,24 @@ Progress = Callable[[int, int], None]
 
 
 class Telling(Protocol):
-    """A place for the words of a workflow."""
+    """Shows the words and progress of a workflow to its user."""
 
     def say(self, text: str) -> None:
-        """Show a line beside the results."""
+        """Show a line of text beside the results."""
 
     def progress(self) -> AbstractContextManager[Progress]:
-        """Show a bar while the block runs."""
+        """A context in whose block a progress bar is shown; it gives a function to call with the progress."""
 
 
 class Silence:
-    """Says nothing."""
+    """A `Telling` that shows nothing."""
 
     def say(self, text: str) -> None:
         """Show nothing."""
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Show no bar."""
+        """Give a function that does nothing with the progress, and show no bar."""
         yield lambda done, total: None
 
 

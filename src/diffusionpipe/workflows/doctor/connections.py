@@ -21,7 +21,10 @@ UNKNOWN = ("", "unknown")
 
 
 def connections(meeting: "Meeting", facts: Sequence[Facts]) -> Finding:
-    """Connect one rank of each machine with one of each other, where gloo would listen; every rank calls it."""
+    """Connect one rank of each machine with one of each other, where gloo would listen; returns the finding.
+
+    Every rank calls it. `facts`: of all ranks.
+    """
     own = meeting.membership.rank
     places: dict[tuple[str, str], int] = {}
     for rank, one in enumerate(facts):

@@ -25,7 +25,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts of one rank."""
+    """The facts about one rank's machine on which a job depends: network, versions, device, memory, disk."""
 
     host: str
     addresses: tuple[str, ...]
@@ -60,7 +60,10 @@ class Facts:
 
 
 def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
-    """The view of this process, and the device on which it would compute."""
+    """The facts about this process, its machine, and the device on which it would compute.
+
+    `folder`: the run folder, on whose disk the free bytes are counted.
+    """
     import resource
 
     host = socket.gethostname()
@@ -95,7 +98,7 @@ def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
 
 
 def without_names(facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """The facts with numbers in the place of names of hosts, devices and interfaces, and of addresses."""
+    """The facts with numbers in place of the names of hosts, devices and interfaces, and of addresses."""
     hosts = {host: f"host-{number}" for number, host in enumerate(dict.fromkeys(one.host for one in facts))}
     devices = dict.fromkeys((one.host, one.device_id) for one in facts)
     numbers = {device: f"gpu-{number}" if device[1] else "" for number, device in enumerate(devices)}

@@ -24,7 +24,7 @@ SLOWEST = 1e8
 
 
 class Status(StrEnum):
-    """The gravity of a finding."""
+    """How bad a finding is: fine, a warning, or a fault that stops a job."""
 
     OK = "ok"
     WARN = "warn"
@@ -33,7 +33,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the report."""
+    """One line of the doctor's report: a name, its status, a text, and a remedy."""
 
     name: str
     status: Status
@@ -212,7 +212,10 @@ NEEDED = ("versions", "devices", "names", "interfaces", "connections")
 
 
 def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) -> Finding:
-    """The finding about the bytes a second between pairs of ranks."""
+    """The finding about slow connections between pairs of ranks.
+
+    `rates`: bytes a second of each pair. `hosts`: of each rank.
+    """
     if not rates:
         return Finding(name="links", status=Status.OK, text="one rank has none")
     relative = slow_pairs(rates, hosts)
@@ -231,5 +234,5 @@ def _rate(rate: float) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Ranks in words."""
+    """The ranks in words: "rank 1", or "ranks 0, 2"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -42,7 +42,10 @@ WIDTH = 8
 
 
 def opened_group(meeting: "Meeting", timeout: Seconds, found: list[Finding], late: Late) -> "Job | None":
-    """The job, with its process group; None where there is none, and then the reason is added to what was `found`."""
+    """Open the job's process group; returns the job, or None after adding the reason to `found`.
+
+    `late`: called, in another thread, with the finding if it does not end within `timeout`.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.runtime.job.process_group import opened
 
@@ -62,9 +65,10 @@ def opened_group(meeting: "Meeting", timeout: Seconds, found: list[Finding], lat
 
 
 def trials(job: "Job", folder: Path, facts: Sequence[Facts], found: list[Finding], late: Late) -> None:
-    """Add the working trials to `found`; every rank calls it, and all get the same.
+    """Try messages, sums, links, a pipeline and the run folder, and add a finding for each to `found`.
 
-    `late` is called, in another thread, with the finding of a trial that does not end.
+    Every rank calls it, and all get the same findings. After a fault the rest is not tried. `late` is called, in
+    another thread, with the finding of a trial that does not end.
     """
     from diffusionpipe.runtime.comm.transport import ProcessTransport
 
@@ -98,7 +102,7 @@ def trials(job: "Job", folder: Path, facts: Sequence[Facts], found: list[Finding
 
 
 def not_tried(name: str, why: str) -> Finding:
-    """The finding about a trial that has no sense after a fault."""
+    """The finding that a trial was left out; `why`: the fault that makes it senseless."""
     return Finding(name=name, status=Status.WARN, text=f"not tried, because {why}", remedy="mend that first")
 
 

@@ -9,12 +9,13 @@ if TYPE_CHECKING:
 
 
 def steered(wish: "SampleRequest", run: Path, folder: Path, given: Sequence[Path], count: int) -> "SampleRequest":
-    """The wish with a conditioning picture for each of its prompts, of which each is there `count` times.
+    """The request with a conditioning picture for each of its prompts, of which each is there `count` times.
 
-    `folder`: the model's.
+    `given`: the pictures, one for each prompt or one for all; without any, from the run's validation data. `folder`:
+    the model's. For a model other than a ControlNet it is the same request.
 
     Raises:
-        ConfigError: there is no picture for each prompt, or the model is not a ControlNet.
+        ConfigError: there is no picture for each prompt, or there are some and the model is not a ControlNet.
         DataError: the run's validation data have no conditioning pictures.
     """
     from dataclasses import replace

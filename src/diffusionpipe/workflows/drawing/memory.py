@@ -16,7 +16,7 @@ _FLOAT32 = 4
 
 
 def check_memory(folder: Path, count: int, size: "Clip", device: "torch.device") -> None:
-    """Refuse pictures or clips whose decoding alone needs more memory than the device has left, even tile by tile.
+    """Check that decoding `count` pictures or clips fits in the device's free memory, at least tile by tile.
 
     Raises:
         ConfigError: names the needed and the free memory, and the largest resolution for which both are equal.
@@ -64,9 +64,9 @@ def named_shortage() -> Iterator[None]:
 
 
 def least_memory(folder: Path, count: int, size: "Clip", *, on_host: bool) -> "Bytes":
-    """The memory of decoding at its peak, tile by tile if that is less; without a VAE the pictures alone.
+    """The bytes of decoding `count` samples at its peak, tile by tile if that is less; without a VAE of these alone.
 
-    `on_host`: the pictures wait where they are decoded.
+    `on_host`: whether decoded samples wait in the memory in which they are decoded.
 
     Raises:
         ModelError: the configuration of the folder's VAE makes none.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingRequest:
-    """The pictures to draw, and how."""
+    """Pictures to draw: the model, prompts or labels, settings of sampling, size, precision and device."""
 
     model: "TrainedModel"
     wish: "SampleRequest"
@@ -38,7 +38,7 @@ class DrawingRequest:
 
     @property
     def sources(self) -> "list[Source]":
-        """The folders that are drawn from."""
+        """The folder, size and adapters of each model that draws, in the order of sampling."""
         from diffusionpipe.trainer.inference.folder_drawing import Source
         from diffusionpipe.trainer.recipe import RecipePrecision
 
@@ -59,7 +59,7 @@ class DrawingRequest:
 
 
 def is_rank() -> bool:
-    """Whether this process is one of several that draw together."""
+    """Whether this process is one of several that a launcher started to draw together."""
     from diffusionpipe.trainer.launching.launch import is_under_torchrun
 
     return is_under_torchrun(os.environ)
@@ -70,7 +70,11 @@ Work: TypeAlias = "Callable[[int | None], AbstractContextManager[OnStep]]"
 
 
 def draw_here(drawing: DrawingRequest, work: Work) -> "tuple[list[Picture], ...]":
-    """The pictures of each model, drawn in this process."""
+    """Draw in this process; returns the pictures of each model, in the order of sampling.
+
+    Raises:
+        ConfigError: the device is not here, or has too little memory.
+    """
     from diffusionpipe.trainer.inference.cascade_drawing import draw_from_folders
     from diffusionpipe.trainer.inference.drawing import Arithmetic
     from diffusionpipe.workflows.device import chosen_device
@@ -90,7 +94,7 @@ def draw_here(drawing: DrawingRequest, work: Work) -> "tuple[list[Picture], ...]
 
 
 def start_ranks(words: Sequence[str], drawing: DrawingRequest, ranks: int) -> int:
-    """Start processes that run these words of our command line, each as a rank; returns their exit status.
+    """Start a process for each rank with these words of our command line; returns their exit status.
 
     Their logs stay where a rank has crashed.
 
@@ -126,7 +130,7 @@ def start_ranks(words: Sequence[str], drawing: DrawingRequest, ranks: int) -> in
 
 
 def check_layers(drawing: DrawingRequest, ranks: int) -> None:
-    """Refuse more ranks than a model has layers, without weights.
+    """Check that no model of the drawing has fewer layers than ranks; opens the models without weights.
 
     Raises:
         ConfigError: names the model and the largest number of ranks.
@@ -156,9 +160,9 @@ def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
 
 
 def draw_as_rank(drawing: DrawingRequest, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int | None]":
-    """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time.
+    """Draw as one of several ranks; returns (pictures of each model, rows that went through the denoiser at a time).
 
-    All rows (None), where the ranks share the denoising steps.
+    The pictures are None on all ranks but 0; the rows are None, all, where the ranks share the denoising steps.
     """
     from diffusionpipe.runtime.job.membership import membership
     from diffusionpipe.runtime.job.process_group import joined, leave

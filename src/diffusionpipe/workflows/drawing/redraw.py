@@ -30,7 +30,7 @@ def redraw(
     *,
     config: str | None = None,
 ) -> str:
-    """Write the picture that `like` was, drawn again with the weights that it was drawn with; returns its caption.
+    """Draw the picture in the file `like` again, with the weights that drew it, into `out`; returns its caption.
 
     `config` as in `trained_model`.
 
@@ -112,9 +112,9 @@ def origin_of(
     rows: int | None,
     captions: "CaptionReading",
 ) -> "SampleOrigin":
-    """The common part of the origins of pictures that are drawn together from a run or a folder.
+    """The origin to write into files of pictures that are drawn together: settings, size, precision and model.
 
-    `rows` as in `SampleOrigin`.
+    `run`: the run or folder that draws. `rows` as in `SampleOrigin`.
     """
     from diffusionpipe.trainer.inference.sample_file import SampleOrigin
     from diffusionpipe.trainer.recipe import recorded_recipe

@@ -21,7 +21,7 @@ MAX_COUNT = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingOptions:
-    """The options of a drawing as a user gives them; None: as the run draws, or diffusers' pipeline."""
+    """The options of a drawing as a user gives them; None: as the run draws, or else diffusers' pipeline."""
 
     prompts: tuple[str, ...] = ()
     prompts_file: Path | None = None
@@ -60,7 +60,7 @@ class DrawingOptions:
 
 
 def drawing_of(run: Path, asked: DrawingOptions) -> "DrawingRequest":
-    """The drawing that the options ask for, from a run's folder, an export or a diffusers folder; loads no weights.
+    """The drawing for these options and a run's folder, an export or a diffusers folder; loads no weights.
 
     Raises:
         ConfigError: the folder, its recipe or an option is wrong; the message names it.
@@ -89,9 +89,12 @@ def drawing_of(run: Path, asked: DrawingOptions) -> "DrawingRequest":
 
 
 def write_drawn(drawing: "DrawingRequest", drawn: "Sequence[list[Picture]]", out: Path) -> int:
-    """Write the pictures of each model as one file, whose ending says its kind; returns their number.
+    """Write the pictures of all models into one file, a grid with captions; returns their number.
 
-    A grid with captions, but of one clip alone, in a file in which clips play, the clip itself.
+    The file's ending says its kind. In a file in which clips play, a single clip is written without a grid.
+
+    Raises:
+        ConfigError: the file cannot be written, or its ending is unknown.
     """
     from diffusionpipe.trainer.inference.cascade_drawing import captions_of, shown
     from diffusionpipe.viz.drawing_file import MOVING, write_clip
@@ -111,7 +114,7 @@ def write_drawn(drawing: "DrawingRequest", drawn: "Sequence[list[Picture]]", out
 def keep_drawn(
     drawing: "DrawingRequest", drawn: "Sequence[list[Picture]]", run: Path, rows: int | None, folder: Path
 ) -> None:
-    """Write each picture of the last model as a file that can be drawn again.
+    """Write each picture of the last model into `folder` as a file that can be drawn again.
 
     `rows`: the most that went through the stages together; None for one process.
     """

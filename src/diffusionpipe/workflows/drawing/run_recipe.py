@@ -16,7 +16,7 @@ _RECIPE = "recipe.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSize:
-    """The size of what is drawn, as the keys of [data] say it."""
+    """The size of pictures or clips to draw: side, height, frames and frames a second, as the keys of [data]."""
 
     resolution: int
     height: int | None = None
@@ -25,14 +25,14 @@ class SampleSize:
 
     @property
     def played(self) -> float | None:
-        """Frames of a second that a clip is shown with; None for a picture."""
+        """The frames a second with which a clip is shown; None for a picture."""
         from diffusionpipe.trainer.data.decoding.clips import PLAYED
 
         return None if self.frames is None else self.frame_rate or PLAYED
 
     @property
     def sample(self) -> "Clip":
-        """The size of each picture or clip."""
+        """The width, height and frames of each picture or clip."""
         from diffusionpipe.models.base.family import Clip
 
         return self.clip or Clip.square(self.resolution)
@@ -46,7 +46,7 @@ class SampleSize:
 
 
 def sampling_of(run: Path) -> "SamplingSection":
-    """[sampling] of the run's recipe, or its defaults.
+    """The section [sampling] of the run's recipe, or its defaults without one.
 
     Raises:
         ConfigError: the recipe cannot be read, or the section is wrong; the message names the file and the key.
@@ -67,7 +67,7 @@ def sampling_of(run: Path) -> "SamplingSection":
 
 
 def size_of(run: Path, folder: Path, resolution: int | None, height: int | None, frames: int | None) -> SampleSize:
-    """The given sizes, and for the rest the sizes of the run's training, or the resolution of diffusers' pipeline.
+    """The size to draw: as given, for the rest as the run was trained, else as diffusers' pipeline draws.
 
     With a resolution and no height, pictures and clips are square; 1 frame is a picture.
 
@@ -107,7 +107,7 @@ def _trained_size(recipe: Path) -> SampleSize:
 
 
 def precision_of(run: Path) -> "RecipePrecision":
-    """The precision that the run was trained in; float32 where there is no run.
+    """The precision in which the run was trained; float32 where there is no run.
 
     Raises:
         ConfigError: the run's recipe names none that there is.
@@ -125,7 +125,7 @@ def precision_of(run: Path) -> "RecipePrecision":
 
 
 def captions_of(run: Path, chunks: int | None, clip_skip: int | None) -> "CaptionReading":
-    """How texts are read: as asked for, and for the rest as the run was trained.
+    """How texts are read: with the given chunks and layer to skip, for the rest as the run was trained.
 
     Raises:
         ConfigError: the run's recipe has a value that cannot be.
@@ -160,7 +160,10 @@ def validation_of(run: Path) -> Path | None:
 
 
 def recipe_of(run: Path) -> Path:
-    """The resolved recipe of a run, of its export/ or of a folder in its adapters/; a file has none."""
+    """The path of the resolved recipe of a run, of its export/ or of a folder in its adapters/.
+
+    The file need not be there.
+    """
     if run.is_file():
         return run / _RECIPE  # which is not there: a file may lie anywhere
     places = [run, run.parent, *([run.parent.parent] if run.parent.name == _OF_CHECKPOINTS else [])]

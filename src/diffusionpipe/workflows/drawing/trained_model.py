@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """The model that draws."""
+    """A model that draws: its diffusers folder, adapters and scheduler, and the model whose pictures it enlarges."""
 
     folder: Path
     """A diffusers folder."""
@@ -31,14 +31,14 @@ class TrainedModel:
 
     @property
     def chain(self) -> "tuple[TrainedModel, ...]":
-        """The model and all models before it, in the order of sampling."""
+        """All models that draw one after the other, this one last."""
         return (*(self.before.chain if self.before is not None else ()), self)
 
 
 def trained_model(run: Path, variant: str | None = None, config: str | None = None) -> TrainedModel:
-    """The export of a run, or any diffusers folder, of which the `variant` of the weights is read, or one file.
+    """The model to draw with: the export of a run, a diffusers folder, or one file.
 
-    `config`: the diffusers folder or hub id of a model in one file.
+    `variant`: of the weights that are read. `config`: the diffusers folder or hub id of a model in one file.
 
     Raises:
         ConfigError: there is none, or adapters whose base model is not known or not there.
@@ -118,7 +118,7 @@ def _cascade(exports: Path, recipe: Path) -> TrainedModel:
 
 
 def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
-    """The base model of a run's adapters, with the scheduler that the run drew with.
+    """The base model of a folder of adapters, with these and the scheduler that the run's recipe draws with.
 
     Raises:
         ConfigError: there is no such recipe, or its model cannot be read.
@@ -143,9 +143,9 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
 
 
 def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
-    """The model of a run after a step: its export, if it ended there, or the checkpoint that it keeps of that step.
+    """The model of a run after a step: from its export, if it ended there, or from a checkpoint of that step.
 
-    `temporary`: where a checkpoint is exported to.
+    `temporary`: the folder into which a checkpoint is exported.
 
     Raises:
         ConfigError: the run keeps neither.

@@ -21,7 +21,7 @@ PICTURES = 32
 
 
 def width_named(name: str) -> "Width":
-    """The width of this name. Raises ConfigError for another name."""
+    """The width of narrow exports with this name. Raises ConfigError for another name."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.parameters.exported_layers import Width
 
@@ -42,10 +42,10 @@ def narrow_export_of(
     times: "WatchedTimes | None" = None,
     tell: Telling = SILENCE,
 ) -> "Narrowed":
-    """Writes the model of a run or of a diffusers folder with a narrow denoiser; adapters are merged.
+    """Write the model of a run or of a diffusers folder with a narrow denoiser; returns facts about its layers.
 
-    `asked`: the pictures that are drawn to see the ranges of inputs, where `width` rounds them; without prompts and
-    labels the run's own, or all classes. `work` shows the drawing. `times`: at which steps;
+    Adapters are merged. `asked`: the pictures that are drawn to see the ranges of inputs, where `width` rounds them;
+    without prompts and labels the run's own, or all classes. `work` shows the drawing. `times`: at which steps;
     normally distributed if None.
 
     Raises:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def write_prototypes(
     data: Path, model: str, out: Path, *, resolution: int, seed: int, device: str, tell: Telling = SILENCE
 ) -> "Prototypes":
-    """Write the prototypes of the labelled pictures in a folder for a model, and return them.
+    """Write the prototypes, by class, of the labelled pictures in a folder for a model; returns them.
 
     Raises:
         ConfigError: the pictures have no labels, the model no classes, or the file cannot be written.

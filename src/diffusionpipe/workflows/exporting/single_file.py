@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 
 def single_file_of(run: Path, out: Path, variant: str | None = None) -> tuple[str, ...]:
-    """Writes the model of a run or of a diffusers folder; returns the names of the components in the file.
+    """Write the model of a run or of a diffusers folder as one file; returns the components in it.
 
     Adapters are added to the weights of their base model.
 
@@ -25,7 +25,7 @@ def whole_folder(run: Path) -> Path | None:
     """The diffusers folder of a run's model, or the folder itself; None for a run of adapters.
 
     Raises:
-        ConfigError: there is none of these.
+        ConfigError: it is none of these.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.parameters.lora_read import ADAPTERS
@@ -44,7 +44,7 @@ def whole_folder(run: Path) -> Path | None:
 
 
 def merged_export(run: Path, out: Path) -> Path:
-    """Writes the last checkpoint of a run of adapters as a whole model, and returns its folder.
+    """Write the last checkpoint of a run of adapters as a whole model below `out`; returns its folder.
 
     Raises:
         ConfigError: the run keeps no checkpoint.

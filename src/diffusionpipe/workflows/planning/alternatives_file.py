@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def alternatives_file(plan_file: Path) -> Path:
-    """The file with the alternatives of a plan file."""
+    """The path of the file beside a plan file that holds the other layouts of its search."""
     return plan_file.with_suffix(".alternatives.json")
 
 
 def alternatives_of(comparison: Comparison, plan: Plan) -> Alternatives:
-    """The layouts of a comparison, for the plan that was chosen."""
+    """The layouts that a search compared, with its verdict and remarks, for the plan that was chosen."""
     tried = comparison.tried
     return Alternatives(
         plan=mark_of(plan, schedule_to_text(plan.train)),
@@ -36,7 +36,10 @@ def alternatives_of(comparison: Comparison, plan: Plan) -> Alternatives:
 
 
 def alternatives_of_rows(plan: Plan, why: str, rows: Iterable[Row]) -> Alternatives:
-    """The layouts of a plan that the library made, the plan's own among them; `why`: the verdict, then its remarks."""
+    """The layouts that the library compared, the plan's own among them, with the verdict and remarks.
+
+    `why`: lines of text, the verdict first.
+    """
     chosen = name_of_plan(plan), sizes_of_plan(plan)
     layouts = tuple(
         _layout(row, "simulated" if row.use else "estimated", is_chosen=(row.name, row.sizes) == chosen) for row in rows
@@ -70,7 +73,7 @@ def _layout(row: Row, found: str, *, is_chosen: bool) -> Alternative:
 
 
 def write_alternatives(comparison: Comparison, plan: Plan, plan_file: Path) -> None:
-    """Put the alternatives beside the plan file.
+    """Write the layouts of a comparison into the file beside the plan file.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -79,7 +82,7 @@ def write_alternatives(comparison: Comparison, plan: Plan, plan_file: Path) -> N
 
 
 def read_alternatives(plan_file: Path, plan: Plan) -> Alternatives | str:
-    """The alternatives beside a plan file, or in words why there are none."""
+    """The layouts in the file beside a plan file, or a text why there are none of this plan."""
     path = alternatives_file(plan_file)
     if not path.exists():
         return (

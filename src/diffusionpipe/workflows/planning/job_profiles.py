@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CachedProfiles:
-    """A `ProfileCache` of files; one that cannot be written is only missed later."""
+    """A `ProfileCache` of files in a folder; a folder that cannot be written gives a warning."""
 
     folder: Path
 
     def find(self, measurement: Measurement) -> Profile | None:
-        """The earlier result of the measurement.
+        """The profile that was kept for an equal measurement; None if there is none.
 
         Raises:
             FileFormatError: the kept file has been altered.
@@ -27,7 +27,7 @@ class CachedProfiles:
         return find_profile(_key(measurement), self.folder)
 
     def keep(self, measurement: Measurement, profile: Profile) -> None:
-        """Have it found from now on, if the folder can be written."""
+        """Keep the profile for later equal measurements; a folder that cannot be written gives a warning."""
         try:
             keep_profile(_key(measurement), profile, self.folder)
         except OSError as error:

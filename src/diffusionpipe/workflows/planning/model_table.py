@@ -35,7 +35,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
-    """Whether a model fits, trained in one of the two ways."""
+    """Whether one model, trained whole or by adapters, fits on a cluster: its plan, or the layout that lacks least."""
 
     model: str
     trained: str
@@ -47,7 +47,7 @@ class ModelAnswer:
 
 
 def models_named(text: str) -> tuple[str, ...]:
-    """The shipped models of an option: "all", or some with commas between.
+    """The names of shipped models in an option: of all for "all", else of some with commas between.
 
     Raises:
         ConfigError: one is not shipped.
@@ -76,7 +76,7 @@ def answers(
     tell: Telling = SILENCE,
     uses_cache: bool = True,
 ) -> Iterator[ModelAnswer]:
-    """Each model's answer as soon as it is found, at `batch` samples or one for each device.
+    """Yield, as soon as each is found, whether each model fits, at `batch` samples or one for each device.
 
     Raises:
         ConfigError: the cluster's devices are not known.
@@ -95,9 +95,10 @@ def answers(
 def profile_on(
     name: str, cluster: Cluster, folder: Path | None, tell: Telling = SILENCE, *, lora_rank: int | None = None
 ) -> Profile:
-    """The computed profile of a shipped model for a cluster; those for other cards are kept beside it.
+    """The computed profile of a shipped model for the cluster's device.
 
-    `lora_rank`: the rank of its adapters; None to train it as a whole.
+    With a `folder` it is kept there, and so are profiles for all other known cards, which are computed with it; None:
+    it is always computed. `lora_rank`: the rank of its adapters; None to train it as a whole.
 
     Raises:
         ConfigError: the cluster's devices are not known.

@@ -32,7 +32,7 @@ def options_made_with(
     cluster: str | None = None,
     used: Sequence[int] = (),
 ) -> tuple[str, ...]:
-    """The options that name the profile and the devices of a plan; None and () are left out."""
+    """The options, as "--name=value", that name the profile and the devices of a plan; None and () are left out."""
     found: dict[str, object] = {RECIPE: recipe, "profile": profile, "cluster": cluster}
     if model is not None:
         clip = "x".join(map(str, model.clip)) if model.clip is not None else None
@@ -50,7 +50,7 @@ def options_made_with(
 
 
 def keys_made_with(setting: Setting, *, optimizer: str) -> tuple[str, ...]:
-    """The keys of a recipe for the same training."""
+    """The keys of a recipe, as "key=value", for the training that was planned for."""
     return tuple(f"{key}={value}" for key, value in _keys(setting, optimizer))
 
 
@@ -78,12 +78,12 @@ def _keys(setting: Setting, optimizer: str) -> Iterator[tuple[str, object]]:
 
 
 def options_of(made_with: Sequence[str]) -> Mapping[str, str]:
-    """The options of a plan file by their names without hyphens; overrides of a recipe are left out."""
+    """Name without hyphens -> value of the options in a plan file's `made_with`; overrides are left out."""
     pairs = (text.removeprefix("--").partition("=") for text in made_with if text.startswith("--"))
     return {name: value for name, _, value in pairs if name != OVERRIDE}
 
 
 def overrides_of(made_with: Sequence[str]) -> list[str]:
-    """The overrides of the recipe with which a plan was made."""
+    """The overrides of the recipe, as "key=value", in a plan file's `made_with`."""
     begin = f"--{OVERRIDE}="
     return [text.removeprefix(begin) for text in made_with if text.startswith(begin)]

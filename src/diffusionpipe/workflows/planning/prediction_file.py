@@ -11,19 +11,22 @@ logger = logging.getLogger(__name__)
 
 
 def prediction_file(plan_file: Path) -> Path:
-    """The file with the prediction of a plan file."""
+    """The path of the file beside a plan file that holds its predicted timeline."""
     return plan_file.with_suffix(".timeline.json")
 
 
 def write_prediction(timeline: Timeline, plan_file: Path) -> Path:
-    """Put the timeline beside the plan file; its path."""
+    """Write the timeline into the file beside the plan file; returns its path."""
     path = prediction_file(plan_file)
     write_timeline(timeline, path)
     return path
 
 
 def read_prediction(plan_file: Path, plan: Plan) -> Timeline | None:
-    """The prediction beside a plan file; None, with a warning, if it is not one of this plan's training iteration."""
+    """The predicted timeline in the file beside a plan file; None if there is none.
+
+    A file that is not the prediction of this plan's training iteration gives a warning, and None.
+    """
     path = prediction_file(plan_file)
     if not path.exists():
         return None

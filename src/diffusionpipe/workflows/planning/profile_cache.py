@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileKey:
-    """All that a profile depends on."""
+    """All facts on which a profile depends: model, precision, batch sizes, device, versions."""
 
     model: ModelGraph
     precision: str
@@ -38,7 +38,7 @@ class ProfileKey:
 
     @property
     def digest(self) -> str:
-        """The name of the file."""
+        """A hash of the key, which names the profile's file."""
         content = {
             "model": encode(self.model, ModelGraph),
             "precision": self.precision,
@@ -54,12 +54,14 @@ class ProfileKey:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The folder in which profiles are kept."""
+    """The path of the folder in which profiles are kept, below XDG_CACHE_HOME or ~/.cache."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffusionpipe" / "profiles"
 
 
 def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | None) -> tuple[Profile, Path | None]:
-    """The profile of that key and its file, made and kept if the folder has it not; None for no folder: always made.
+    """(profile of that key, its file), from the folder or, if it is not there, from `make`, and kept then.
+
+    `folder`: None: always made, and the file is None.
 
     Raises:
         FileFormatError: the kept file has been altered.
@@ -68,9 +70,9 @@ def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | 
 
 
 def kept_profile(digest: str, make: Callable[[], Profile], folder: Path | None) -> tuple[Profile, Path | None]:
-    """The profile that is kept under this name, else the one that `make` gives, and its file.
+    """(profile, its file) that is kept under the name `digest`, else the profile that `make` returns, kept then.
 
-    A folder that cannot be written gives a warning, and no file.
+    The file is None without a folder, and, with a warning, for a folder that cannot be written.
 
     Raises:
         FileFormatError: the kept file has been altered.
@@ -91,7 +93,7 @@ def kept_profile(digest: str, make: Callable[[], Profile], folder: Path | None) 
 
 
 def find_profile(key: ProfileKey, folder: Path) -> Profile | None:
-    """The profile of that key, if the folder has it.
+    """The profile of that key in the folder; None if it is not there.
 
     Raises:
         FileFormatError: the kept file has been altered.
@@ -101,7 +103,11 @@ def find_profile(key: ProfileKey, folder: Path) -> Profile | None:
 
 
 def keep_profile(key: ProfileKey, profile: Profile, folder: Path) -> None:
-    """Put the profile into the folder."""
+    """Write the profile into the folder, under the name of its key.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_profile(profile, _path(key, folder))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """A question to the planner, as a recipe or options state it."""
+    """A question to the planner: the training and cluster, the batches, and the recipe or model that states them."""
 
     setting: Setting
     fill: bool | None = None
@@ -50,7 +50,7 @@ class PlanQuestion:
 
 
 def cluster_of(name: str | None, of_recipe: str | None = None) -> Cluster:
-    """The cluster of that name or file, else the recipe's.
+    """The cluster of that name or file; None: the one that the recipe names.
 
     Raises:
         ConfigError: none is named, or it is not known.
@@ -76,9 +76,9 @@ def question_of_recipe(
     writes: bool,
     tell: Telling,
 ) -> PlanQuestion:
-    """The question of a recipe with overrides about a cluster, the recipe's where None is given; counts its layers.
+    """The question how to train a recipe with overrides on a cluster, the recipe's where None is given.
 
-    `writes`: whether the plan is to be written to a file.
+    It counts or measures the model's layers. `writes`: whether the plan is to be written to a file.
 
     Raises:
         ConfigError: the recipe, the cluster or the profile is wrong, or there is nothing to write.
@@ -124,7 +124,7 @@ def question_of_recipe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedTraining:
-    """A training as options state it, in place of a recipe."""
+    """A training as options of a command state it, in place of a recipe: batch, recomputed layers, optimizer."""
 
     batch: int | None
     """None: one sample for each device."""
@@ -140,7 +140,7 @@ class StatedTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedPlace:
-    """The devices that options name."""
+    """The devices that options of a command name: cluster, used ranks, and memory of each."""
 
     cluster: str | None
     used: tuple[int, ...]
@@ -152,7 +152,7 @@ class StatedPlace:
 def question_of_model(
     source: StatedModel | Path | None, training: StatedTraining, place: StatedPlace, *, uses_cache: bool, tell: Telling
 ) -> PlanQuestion:
-    """The question of a stated model, or of a profile's file, about a cluster.
+    """The question how to train a stated model, or the model of a profile's file, on a cluster.
 
     Raises:
         ConfigError: the cluster or the profile is wrong, or the cluster's device is not known.
@@ -188,7 +188,7 @@ def question_of_model(
 
 
 def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tuple[list[BatchPlan], Choice]:
-    """The plans for the batches that are asked about, and the one at the knee.
+    """(plans for the batches that are asked about, choice to recommend: the one at the knee of the rates).
 
     Raises:
         ConfigError: nothing fits; with the ways out that there are, each as a command.
@@ -283,7 +283,7 @@ def _smaller(asked: PlanQuestion, tell: Telling) -> list[Change]:
 
 
 def write_answer(found: Choice | Rival, asked: PlanQuestion, out: Path) -> Path:
-    """Write the plan with the options that it was made with, and its predicted timeline, whose path it returns."""
+    """Write a plan file with the options that made it, and its prediction beside it; returns the latter's path."""
     from diffusionpipe.ir.files import write_plan
     from diffusionpipe.planner.rivals.simulated import Rival
     from diffusionpipe.workflows.planning.origin import keys_made_with

@@ -46,7 +46,7 @@ LARGEST = 128
 
 
 def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling = SILENCE) -> Profile:
-    """The profile of a file, if it belongs to this model and precision and of a device of the cluster.
+    """The profile in a file, checked to be of the recipe's model and precision and of a device of the cluster.
 
     Raises:
         FileFormatError: it cannot be read, or belongs to another model or device.
@@ -101,7 +101,9 @@ def profile_of_file(recipe: Path, overrides: Sequence[str], cluster: str | None,
 
 
 def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell: Telling = SILENCE) -> Profile:
-    """The profile of a recipe for the cluster's device: computed if that is a known one, else measured here.
+    """The profile of a recipe's model for the cluster's device: computed if that is a known one, else measured here.
+
+    `uses_cache`: whether a kept profile will do.
 
     Raises:
         ConfigError: the device is neither known nor here.
@@ -172,7 +174,7 @@ def measured_profile(
     time_budget: Seconds,
     tell: Telling = SILENCE,
 ) -> Profile:
-    """The profile of a recipe with overrides at these batch sizes, measured on this machine.
+    """Measure a recipe's model at these batch sizes on this machine; returns its profile.
 
     Args:
         recipe: the recipe's file.
@@ -181,7 +183,7 @@ def measured_profile(
         device: "auto", "cpu" or "cuda".
         repeats: the least measurements of each layer.
         time_budget: after these seconds no larger batch size is measured.
-        tell: hears of the progress.
+        tell: shows the progress.
 
     Raises:
         ConfigError: the recipe or its model is wrong, or the device is not here.
@@ -210,7 +212,9 @@ def measured_profile(
 def computed_recipe_profile(
     recipe: Path, overrides: Sequence[str], sizes: Sequence[int], *, device: str, tell: Telling = SILENCE
 ) -> Profile:
-    """The profile of a recipe with overrides at these batch sizes, computed for a known device.
+    """The profile of a recipe's model at these batch sizes, computed for a known device.
+
+    `overrides`: "key.path=value".
 
     Raises:
         ConfigError: the recipe or its model is wrong, or the device is not known.
@@ -234,7 +238,9 @@ def computed_recipe_profile(
 def recipe_operations(
     recipe: Path, overrides: Sequence[str], *, analytic: str | None, device: str, repeats: int, tell: Telling = SILENCE
 ) -> OperationReport:
-    """The operations of a recipe's layers on one micro-batch: computed for a known device, else measured here.
+    """The times and work of the operations in a recipe's layers on one micro-batch.
+
+    `analytic`: the known device for which they are computed; None: they are measured on `device` here.
 
     Raises:
         ConfigError: the recipe or its model is wrong, the device is not known, or it is not here.

@@ -11,12 +11,12 @@ from diffusionpipe.workflows.planning.used_devices import allowed_of
 
 
 def given_of(recipe: Recipe) -> Given:
-    """The sizes that a recipe with `plan = "auto"` states; none of any other."""
+    """The sizes of the layout that a recipe with `plan = "auto"` fixes; no sizes for any other recipe."""
     return given_sizes(recipe.pipeline) if recipe.pipeline.is_searched else NOTHING
 
 
 def given_sizes(pipeline: PipelineSection) -> Given:
-    """The sizes that a section states."""
+    """The sizes of the layout that the recipe's section [pipeline] fixes."""
     return Given(
         stages=pipeline.stages,
         microbatches=pipeline.microbatches,
@@ -28,14 +28,14 @@ def given_sizes(pipeline: PipelineSection) -> Given:
 
 
 def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
-    """A recipe's training on a cluster, with as much memory of its devices as the recipe allows."""
+    """The planner's setting: a recipe's training on a cluster, with as much of its memory as the recipe allows."""
     allowed = allowed_of(cluster, recipe.pipeline.memory)
     workload = workload_of(recipe, profile.graph)
     return Setting(profile=profile, cluster=allowed, workload=workload, given=given_of(recipe))
 
 
 def decided_for(recipe: Recipe, cluster: Cluster) -> Recipe:
-    """The recipe with the arithmetic and the storage that it takes on a cluster's devices.
+    """The recipe with its open choices of arithmetic and storage made for a cluster's devices.
 
     Raises:
         RecipeError: it states storage that its arithmetic there would read with a loss.
@@ -44,12 +44,12 @@ def decided_for(recipe: Recipe, cluster: Cluster) -> Recipe:
 
 
 def may_recompute(recipe: Recipe) -> bool:
-    """Whether the search may have all layers recomputed."""
+    """Whether the planner may have all layers recomputed: the recipe leaves activation_checkpointing open."""
     return recipe.training.activation_checkpointing is None
 
 
 def check_search(recipe: Recipe, num_ranks: int) -> None:
-    """Refuse sizes that no search could find, before anything is measured.
+    """Check, before anything is measured, that the recipe's sizes can be found by a search on `num_ranks` ranks.
 
     Raises:
         ConfigError: the sizes do not fit each other, the batch or the ranks.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reached_by(folder: Path) -> ReachedLoss:
-    """The batch, the steps and the noise scale of a run.
+    """The batch, the number of steps, and the noise scale of the gradients of a run.
 
     Raises:
         ConfigError: the folder is not a run, or the run has no noise scale or too few measurements.
@@ -41,7 +41,7 @@ def reached_by(folder: Path) -> ReachedLoss:
 
 
 def check_same_model(folder: Path, asked: PlanQuestion) -> None:
-    """Refuse a run of another model than the one that is planned for.
+    """Check that a run trained the model that is planned for.
 
     Raises:
         ConfigError: its layers, its model or its adapters are others.

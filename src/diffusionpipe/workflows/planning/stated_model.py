@@ -49,7 +49,7 @@ _COUNTING = ("models", "profiler", "costs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedModel:
-    """The command line's words on a model; nothing of it is opened yet."""
+    """A model as options of the command line state it: name, sizes, adapters and storage; nothing is opened yet."""
 
     name: str
     """Name of a shipped configuration, or a diffusers folder, or a hub id, or a class."""
@@ -76,7 +76,7 @@ class StatedModel:
 def computed_profile(
     stated: StatedModel, device: str, folder: Path | None, tell: Telling = SILENCE
 ) -> tuple[Profile, Path | None]:
-    """The profile of a model on a known device, and its file in the folder; None for no folder.
+    """(computed profile of a model on a known device, its file in the folder); the file is None for no folder.
 
     A device without bfloat16 computes in float32.
 
@@ -152,9 +152,9 @@ def named_model(
 
 
 def rows_a_picture(stated: StatedModel | Path | None) -> int:
-    """Rows of a picture in the denoiser: 2 for a model that diffusers' pipeline draws with classifier-free guidance.
+    """How many rows the denoiser computes for a picture: 2 if diffusers' pipeline guides the model, else 1.
 
-    A profile and a class do not say it: 1.
+    For a profile or a class, which do not say it, 1.
     """
     if not isinstance(stated, StatedModel) or stated.is_class:
         return 1
@@ -200,7 +200,9 @@ def profile_of(
     may_split: bool = True,
     tell: Telling = SILENCE,
 ) -> Profile:
-    """The profile in a file, or the computed one of a stated model; `may_split`: for plans with split backwards too.
+    """The profile in a file, or the computed profile of a stated model for the cluster's device.
+
+    `may_split`: whether plans may split backwards, so that a file without the bytes for it gives a warning.
 
     Raises:
         FileFormatError: the file cannot be read, or is of a device that the cluster does not have.
@@ -255,7 +257,7 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None, tel
 
 
 def said_of(rates: DeviceRates) -> str:
-    """A device, and whether its rates were calibrated."""
+    """The name of a device and the basis of its rates as a text: "NAME (calibrated)"."""
     return f"{rates.title} ({rates.basis if rates.basis is Basis.CALIBRATED else f'from its {rates.basis}'})"
 
 
@@ -266,13 +268,13 @@ def _sample(profile: Profile) -> str:
 
 
 def known_rates(cluster: Cluster) -> DeviceRates | None:
-    """The rates of the device that the others' speeds are relative to; None where it is not known."""
+    """The rates of the cluster's device whose speed is 1, to which others are relative; None where it is not known."""
     reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
     return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
 
 
 def code_digest() -> str:
-    """The hash of the code that counts and prices operations, efficiencies included."""
+    """A hash of the source code that counts and prices operations, efficiencies included."""
     found = sha256()
     for package in _COUNTING:
         for path in sorted(Path(str(files("diffusionpipe") / package)).rglob("*.py")):
@@ -281,7 +283,7 @@ def code_digest() -> str:
 
 
 def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
-    """The name of a kept profile: the hash of all that its numbers depend on."""
+    """The name of a kept profile: a hash of the model, the rates, and all else on which its numbers depend."""
     found = sha256()
     content = {
         "model": asdict(stated) | {"resolution": stated.resolution or _published_resolution(stated.name)},
@@ -298,7 +300,7 @@ def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
 
 
 def smaller_sides(stated: StatedModel) -> list[int]:
-    """Smaller sides for a model's pictures, which a plan may propose.
+    """Smaller sides in pixels for a model's pictures, which a plan may propose.
 
     [] for clips, and for a model whose side only its folder says.
     """
@@ -307,7 +309,7 @@ def smaller_sides(stated: StatedModel) -> list[int]:
 
 
 def parts_of_side(side: int) -> list[int]:
-    """A half and a quarter of a side, of those that are no smaller than `LEAST_SIDE`."""
+    """A half and a quarter of a side in pixels; those below `LEAST_SIDE` are left out."""
     return [part for part in (side // 2, side // 4) if part >= LEAST_SIDE]
 
 
@@ -352,9 +354,12 @@ def _computed(stated: StatedModel, device: str, tell: Telling) -> Profile:
 
 
 def profiles_of_devices(stated: StatedModel, devices: Sequence[str], tell: Telling = SILENCE) -> list[Profile]:
-    """The computed profiles of a model on known devices of one type; its work is counted once.
+    """The computed profiles of a model, one for each of these known devices, which are of one type.
+
+    Its work is counted once.
 
     Raises:
+        ConfigError: a device is not known.
         ModelError: there is no such model, or it cannot be cut.
     """
     import torch
@@ -374,7 +379,7 @@ def profiles_of_devices(stated: StatedModel, devices: Sequence[str], tell: Telli
 
 
 def stated_graph(stated: StatedModel) -> LayerGraph:
-    """The model with parameters on the meta device, frozen ones as wide as they are stored.
+    """The layer graph of a stated model on the meta device, with frozen weights as wide as they are stored.
 
     Raises:
         ModelError: there is no such model, or it cannot be cut.

@@ -13,10 +13,12 @@ WIDTHS = {"float32": 4, "bfloat16": 2}
 
 
 def check_gradients(gradients: str | None, *, rounds: bool) -> None:
-    """Refuse a type of gradients that is unknown, or has no effect as no weights are rounded; None is none.
+    """Check the type of gradients that an option names; `rounds`: whether weights are rounded, else it has no effect.
+
+    None, without the option, passes.
 
     Raises:
-        ConfigError: it is so.
+        ConfigError: it is unknown or without effect.
     """
     if gradients is None:
         return
@@ -39,10 +41,11 @@ def stated_setting(
     optimizer: str,
     gradients: str | None = None,
 ) -> Setting:
-    """A training that is stated on the command line; parameters are as wide as the profile has them.
+    """The planner's setting for a training that the command line states.
 
-    `optimizer` is the name of a class of torch.optim, or the path of any other. `gradients`: the type in which
-    gradients of weights in bfloat16 are summed, a key of `WIDTHS`; None: float32.
+    Parameters are as wide as the profile has them. `optimizer` is the name of a class of torch.optim, or the path of
+    any other. `gradients`: the type in which gradients of weights in bfloat16 are summed, a key of `WIDTHS`; None:
+    float32.
 
     Raises:
         ConfigError: there is no such optimizer, or its states cannot be counted; `gradients` without such weights.

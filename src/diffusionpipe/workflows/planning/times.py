@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTimes:
-    """The timeline of a plan, and the origin of its times."""
+    """The predicted timeline of a plan, with the origin of its times in words."""
 
     source: str
     timeline: Timeline
@@ -36,7 +36,14 @@ class PlanTimes:
 
 
 def given_times(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> PlanTimes:
-    """The times of the plan with a profile and a cluster that the user names."""
+    """The predicted times of a plan, simulated with a profile and a cluster that the user names.
+
+    `used`: the ranks of the cluster to use; () for all.
+
+    Raises:
+        ConfigError: the profile is for another model, or the cluster does not suit it or the plan.
+        FileFormatError: the profile cannot be read.
+    """
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.errors import ConfigError
@@ -83,7 +90,7 @@ def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> Plan
 
 
 def found_times(plan: Plan, plan_file: Path, tell: Telling = SILENCE, *, needs_recipe: bool = True) -> PlanTimes:
-    """The times of the plan with the files beside it; without any, in equal units.
+    """The predicted times of a plan, by the files beside it; without any, in equal units.
 
     `needs_recipe`: whether a recipe of another version beside it is an error; else it is not used, and that is said.
     """

@@ -9,12 +9,14 @@ from diffusionpipe.planner.choosing.rows import GIB
 
 
 def allowed_of(cluster: Cluster, memory: float | None) -> Cluster:
-    """The cluster with at most `memory` GiB of each device; None: with all that training may use."""
+    """The cluster with at most `memory` GiB of each device; None: with all memory that training may use."""
     return cluster if memory is None else with_memory(cluster, round(memory * GIB))
 
 
 def used_of(cluster: Cluster, use: Sequence[int], *, source: str) -> Cluster:
-    """The cluster of the ranks that are used alone; all of it where none is named. `source` names the option or key.
+    """The cluster of the named ranks alone; the whole cluster where `use` is ().
+
+    `source` names the option or key in errors.
 
     Raises:
         ConfigError: the cluster has no such rank.

@@ -23,7 +23,7 @@ WIDTHS: tuple[Form | None, ...] = (None, Form.INT8, Form.NF4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWidth:
-    """One of the widths, and the best plan with it."""
+    """One width of stored frozen weights, and the best plan with it, or the layout that lacks least."""
 
     name: str
     asked: PlanQuestion
@@ -34,7 +34,10 @@ class PlannedWidth:
 
 
 def tried_widths(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion]) -> Iterator[PlannedWidth]:
-    """Each width with its best plan, as soon as it is found; `ask` makes the question of a model."""
+    """Yield each width of frozen weights with its best plan, as soon as it is found.
+
+    `ask` makes the question for a model.
+    """
     for form in WIDTHS:
         asked = ask(replace(model, form=form, has_narrow_store=True))
         choice = best_way(asked.setting, fill=asked.fill, may_recompute=asked.may_recompute)
@@ -48,7 +51,7 @@ def tried_widths(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion])
 def fastest_of(widths: Sequence[PlannedWidth]) -> PlannedWidth:
     """The width to recommend, out of widths in order from wide to narrow; the last one if none fits.
 
-    A narrower width has larger errors. So it replaces the one taken so far only if its step is faster by more than a
+    A narrower width has larger errors. So it replaces the one taken before only if its step is faster by more than a
     near-tie, or if none fitted before.
     """
     found: PlannedWidth | None = None

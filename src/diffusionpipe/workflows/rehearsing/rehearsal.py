@@ -44,7 +44,7 @@ KINDS = {Op.F: "forward", Op.B: "backward", Op.I: "backward", Op.W: "backward", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """Prediction and measurement of one schedule."""
+    """The predicted timeline of one schedule, and the measured ones of its rehearsed iterations."""
 
     predicted: Timeline
     measured: tuple[Timeline, ...]
@@ -56,23 +56,23 @@ class Rehearsed:
 
     @property
     def seconds(self) -> tuple[Seconds, ...]:
-        """The time of each measured iteration, in seconds."""
+        """The length of each measured iteration, in seconds."""
         return tuple(timeline.makespan for timeline in self.measured)
 
     @property
     def error(self) -> float:
-        """Median of the measured times over the predicted one, less 1."""
+        """The median of the measured times divided by the predicted time, less 1."""
         return median(self.seconds) / self.predicted.makespan - 1.0
 
     @property
     def typical(self) -> Timeline:
-        """The iteration whose time is the median's nearest."""
+        """The measured timeline whose length is nearest to the median."""
         middle = median(self.seconds)
         return min(self.measured, key=lambda timeline: abs(timeline.makespan - middle))
 
 
 def measured_link(ranks: LocalRanks) -> Link:
-    """Latency and bandwidth of messages between the ranks, as they are now."""
+    """Measure messages between the ranks; returns their latency and bandwidth."""
     from diffusionpipe.profiler.links import fit_line
     from diffusionpipe.runtime.rehearsals.rehearsal import time_messages
 
@@ -82,9 +82,10 @@ def measured_link(ranks: LocalRanks) -> Link:
 
 
 def fitting_scale(schedule: Schedule, costs: Costs, iterations: int) -> float:
-    """The scale that makes the shortest forward or backward of a trained stage `SHORTEST` long, within `LONGEST`.
+    """The factor of times that makes the shortest forward or backward of a trained stage `SHORTEST` seconds long.
 
-    A plan that shards its parameters has a stage for every few layers, and some of them take next to no time.
+    It is less where all iterations would take longer than `LONGEST` then, but the mean time stays at least `FINEST`. A
+    plan that shards its parameters has a stage for every few layers, and some of them take next to no time.
     """
     times = [time for stage in costs.stages for time in (stage.forward, stage.backward) if time > 0]
     if not times:
@@ -97,9 +98,10 @@ def fitting_scale(schedule: Schedule, costs: Costs, iterations: int) -> float:
 def fitting_bytes_scale(
     schedule: Schedule, costs: Costs, link: Link, iteration: Seconds, *, data_parallel: int = 1
 ) -> float:
-    """The part of all that passes between stages that can be copied within `COPYING` of one core's time; at most 1.
+    """The factor, at most 1, of all bytes between stages that lets copying take the part `COPYING` of a core's time.
 
-    Tensors that stay on their rank count too: the real part of them takes time from the waits.
+    `iteration`: the scaled length of one. Tensors that stay on their rank count too: the real part of them takes time
+    from the waits.
     """
     total = data_parallel * sum(
         len(flow.samples) * sum(costs.tensor_bytes.get(name, 0) for name in flow.tensors) for flow in flows(schedule)
@@ -134,7 +136,7 @@ def scaled_costs(costs: Costs, scale: float) -> Costs:
 
 
 def scaled_tensors(tensors: Sequence[TensorSpec], scale: float) -> dict[str, TensorSpec]:
-    """The tensors as flat ones of that part of their numbers, at least one.
+    """Name -> the tensor as a flat one with `scale` times its numbers, at least one.
 
     A tensor with one number a sample keeps it.
     """
@@ -152,7 +154,10 @@ def _count(spec: TensorSpec) -> int:
 
 
 def held_bytes(schedule: Schedule, tensors: Mapping[str, TensorSpec]) -> list[Bytes]:
-    """The bytes that each virtual stage holds of a micro-batch from its forward to its backward: reads and writes."""
+    """For each stage, the bytes of tensors that a micro-batch leaves from its virtual forward to its backward.
+
+    0 for frozen stages.
+    """
     placement, held = schedule.placement, []
     edges = [edge for pipeline in placement.pipelines for edge in pipeline.edges if edge.tensors]
     for index, stage in enumerate(placement.stages):
@@ -172,7 +177,7 @@ def held_bytes(schedule: Schedule, tensors: Mapping[str, TensorSpec]) -> list[By
 def virtual_run(
     schedule: Schedule, costs: Costs, graph: ModelGraph, mesh: Mesh, *, scale: float, bytes_scale: float, link: Link
 ) -> VirtualRun:
-    """The schedule with waits of scaled costs and messages of scaled bytes; its costs have the measured link."""
+    """The schedule to rehearse, with waits of scaled costs, messages of scaled bytes, and the measured link."""
     from diffusionpipe.runtime.rehearsals.rehearsal import VirtualRun
 
     tensors = scaled_tensors(graph.tensors, bytes_scale)
@@ -197,7 +202,7 @@ def virtual_run(
 
 
 def predict_run(run: VirtualRun) -> Timeline:
-    """The simulator's timeline of a run; gloo has a stream for every pair of ranks."""
+    """The simulator's timeline of a rehearsal; gloo has a stream for every pair of ranks."""
     return simulate(run.schedule, run.costs, streams=Streams.PAIR)
 
 
@@ -207,10 +212,12 @@ def rehearse_runs(
     order: Sequence[str],
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Rehearsed]:
-    """Every run predicted and measured, one iteration for each name of `order`; `progress` hears how many are done.
+    """Predict and rehearse each run, one iteration for each name of `order`; returns name -> both timelines.
+
+    `progress` is called with the number of iterations that are done.
 
     Raises:
-        ScheduleError: a schedule holds ops that the executor does not know.
+        ScheduleError: a schedule holds ops that the executor cannot run.
         PeerError: a rank died.
     """
     from diffusionpipe.runtime.rehearsals.rehearsal import rehearse
@@ -220,7 +227,7 @@ def rehearse_runs(
 
 
 def rehearsed_of(run: VirtualRun, ranks: Sequence[Sequence[RankIteration]]) -> Rehearsed:
-    """A run predicted, and the iterations of all its ranks."""
+    """The prediction of a run and the timelines of its measured iterations; `ranks`: iterations of each rank."""
     iterations = list(zip(*ranks, strict=True))
     return Rehearsed(
         predicted=predict_run(run),
@@ -252,7 +259,7 @@ def _end(rank: int, part: RankIteration, first: Seconds) -> Span:
 
 
 def seconds_by_kind(timeline: Timeline, worker: int) -> dict[str, Seconds]:
-    """Time that a worker spends in each kind of compute, and idle until the iteration's end."""
+    """Kind -> seconds that a worker spends in this kind of compute, and idle until the iteration's end."""
     found = dict.fromkeys(dict.fromkeys(KINDS.values()), 0.0)
     for span in timeline.spans:
         if span.worker == worker and (span.action.op in COMPUTE_OPS or span.action.op is Op.ENCODE):
@@ -262,7 +269,7 @@ def seconds_by_kind(timeline: Timeline, worker: int) -> dict[str, Seconds]:
 
 
 def group_of(timeline: Timeline, mesh: Mesh, group: int = 0) -> Timeline:
-    """One data-parallel group of a measured timeline, its workers in place of ranks."""
+    """The part of a measured timeline of one data-parallel group, with its workers in place of ranks."""
     worker_of = {mesh.rank(group, worker): worker for worker in range(mesh.pipeline)}
     return replace(
         timeline,
@@ -272,7 +279,7 @@ def group_of(timeline: Timeline, mesh: Mesh, group: int = 0) -> Timeline:
 
 
 def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
-    """The mesh of `ranks` ranks: whole data-parallel groups of the plan's; None for all of them.
+    """The mesh of `ranks` ranks that rehearse a plan: whole data-parallel groups of it; None for all ranks.
 
     Raises:
         ConfigError: the ranks do not form whole groups, or are more than the plan has or this machine should run.

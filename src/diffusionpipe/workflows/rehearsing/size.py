@@ -23,7 +23,7 @@ FASTEST = Link(2e-5, 4e9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A rehearsal's demands."""
+    """The time and memory that a rehearsal takes."""
 
     num_ranks: int
     iterations: int
@@ -36,12 +36,12 @@ class Size:
 
     @property
     def seconds(self) -> Seconds:
-        """The time of all iterations, in seconds."""
+        """The seconds of all iterations together, with the unmeasured one."""
         return (self.iterations + 1) * self.iteration
 
     @property
     def memory(self) -> Bytes:
-        """Bytes of all processes with all that they hold."""
+        """The bytes of all processes together, with the tensors that they hold."""
         return COMMAND_BYTES + self.num_ranks * RANK_BYTES + self.tensors
 
     def __str__(self) -> str:
@@ -64,10 +64,12 @@ def size_of(
     bytes_scale: float | None,
     free: Bytes | None,
 ) -> Size:
-    """The demands of a rehearsal. Without a `bytes_scale` tensors are as large as copying and `free` memory allow.
+    """The time and memory of a rehearsal. Without a `bytes_scale` tensors are as large as copying and `free` allow.
+
+    `scale`: the factor of times. `free`: bytes of free memory; None: nothing is refused.
 
     Raises:
-        ConfigError: the machine has too little free memory; says what fits. With `free` None nothing is refused.
+        ConfigError: the machine has too little free memory; says what fits.
     """
 
     def run(bytes_scale: float) -> VirtualRun:
@@ -107,7 +109,7 @@ def _check_processes(processes: Bytes, free: Bytes, mesh: Mesh) -> None:
 
 
 def tensor_bytes(run: VirtualRun) -> Bytes:
-    """The tensors of all ranks at their peaks: activations, gradients on their way, rows of the batch."""
+    """The bytes of all ranks' tensors at their peaks: activations, gradients on their way, rows of the batch."""
     schedule, timeline = run.schedule, predict_run(run)
     stores = 1 + any(pipeline.is_ahead for pipeline in schedule.placement.pipelines)
     total = 0

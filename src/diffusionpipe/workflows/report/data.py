@@ -12,7 +12,7 @@ from diffusionpipe.workflows.report.figures import Json, absent, count, number, 
 
 
 def data_of(folder: Path) -> Json:
-    """The lines about a run's data and a row for each size of training, or why there are none."""
+    """The page's part about a run's data, its facts and a row for each size of samples; or the reason why it lacks."""
     path = folder / SURVEY_FILE
     if not path.exists():
         return absent(

@@ -37,7 +37,7 @@ Row = Mapping[str, float | None]
 
 
 class Metrics:
-    """The numbers of a run by step. Mutable: grows with the file, and holds 16 bytes a number."""
+    """The numbers of a run by name and step. Mutable: grows with the file, and holds 16 bytes a number."""
 
     def __init__(self, rows: Iterable[Row] = (), problem: str = "") -> None:
         self.problem, self.unreadable, self.has_rows = problem, 0, False
@@ -46,7 +46,7 @@ class Metrics:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """Add the finite numbers of a line."""
+        """Add the finite numbers in a line of metrics.jsonl."""
         self.has_rows, step = True, row["step"] or 0
         for key, value in row.items():
             if key != "step" and _is_number(value):
@@ -55,18 +55,18 @@ class Metrics:
                 values.append(value)
 
     def columns(self, key: str) -> tuple[Sequence[float], Sequence[float]]:
-        """The steps of the lines that have a finite number of that name, and these numbers."""
+        """(steps, values) of the number with this name, in the order of lines; ((), ()) if no line has it."""
         return self._curves.get(key, ((), ()))
 
     def curve(self, key: str, last: int | None = None) -> list[tuple[float, float]]:
-        """(step, value) of each line that has a finite number of that name; `last`: the number of them at the end."""
+        """(step, value) of each line that has a number with this name; of the last `last` of them, None: of all."""
         steps, values = self.columns(key)
         start = 0 if last is None else max(0, len(steps) - last)
         return list(zip(steps[start:], values[start:], strict=True))
 
     @property
     def names(self) -> list[str]:
-        """The names of all numbers, in the order in which they come."""
+        """The names of all numbers, in the order of their first lines."""
         return list(self._curves)
 
     @property
@@ -80,14 +80,14 @@ def _is_number(value: float | None) -> TypeGuard[float]:
 
 
 class MetricsFile:
-    """A run's metrics.jsonl as it grows. Mutable: each call of `read` reads the lines that are new."""
+    """Reads a run's metrics.jsonl as it grows. Mutable: each call of `read` reads only new lines."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS
         self._lines, self._metrics, self._unreadable = GrowingLines(self._path), Metrics(), 0
 
     def read(self) -> Metrics:
-        """All complete lines, also of a run that was killed in the middle of a line."""
+        """The numbers in all complete lines, also of a run that was killed in the middle of a line."""
         if not self._path.exists():
             return Metrics(problem=f"there is no {METRICS}; the run has not finished a step yet")
         if problem := problem_of_file(self._path):
@@ -112,7 +112,7 @@ class MetricsFile:
 
 
 def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
-    """All curves of the page, thinned."""
+    """The page's charts of a run: for each a label, a unit, and lines of at most about `most` points."""
     losses = [key for key in metrics.names if key == "loss" or key.startswith("loss/")]
     validation = [key for key in metrics.names if key.startswith("validation_loss") and "_t" not in key]
     by_time = [key for key in metrics.names if key.startswith("validation_loss_t")]
@@ -153,7 +153,7 @@ _NAMES = {"iteration_s": "Running the schedule",
 
 
 def memory_curve(folder: Path, most: int = POINTS) -> list[Json]:
-    """The memory of each rank by step; of many ranks those that use most. [] where none was kept."""
+    """The page's chart of each rank's memory by step; of many ranks those that use most. [] where none was kept."""
     kept = read_memory(folder)
     names = ("memory_allocated_gib", "host_memory_gib")
     key = next((name for name in names if any(name in row for rows in kept.values() for row in rows)), None)
@@ -192,7 +192,7 @@ def _in_a_sentence(name: str) -> str:
 
 
 def learning_of(metrics: Metrics) -> Json:
-    """Whether the run learns, in a word and in sentences with their numbers."""
+    """The page's verdict whether the run learns: a word, and sentences with their numbers."""
     if metrics.problem:
         return absent(metrics.problem)
     held_out, trained = metrics.curve("validation_loss"), metrics.curve("loss")
@@ -278,7 +278,7 @@ def _mean(part: Sequence[tuple[float, float]]) -> Json:
 
 
 def usual(metrics: Metrics, key: str) -> tuple[float, str] | None:
-    """The median of a number over all steps but the first, and its key in words; None without any."""
+    """(median of a number over all steps but the first, its origin in words); None without any."""
     steps, values = metrics.columns(key)
     if not steps:
         return None
@@ -287,7 +287,10 @@ def usual(metrics: Metrics, key: str) -> tuple[float, str] | None:
 
 
 def speed_of(metrics: Metrics) -> Iterator[tuple[str, Json]]:
-    """The median step and its parts, by name."""
+    """Yield (name, number for the page) of the median step, its parts, samples a second and idle share.
+
+    Numbers that the run does not have are left out.
+    """
     for name, key in (("step", "step_s"), ("iteration", "iteration_s"), ("update", "update_s"), ("data", "data_s")):
         if found := usual(metrics, key):
             yield name, seconds(*_in(found))
@@ -298,7 +301,7 @@ def speed_of(metrics: Metrics) -> Iterator[tuple[str, Json]]:
 
 
 def step_in_words(metrics: Metrics) -> list[str | Json]:
-    """The median step with its parts, as a sentence; [] without the time of a step."""
+    """The median step with its parts as a sentence, cut into texts and numbers; [] without the time of a step."""
     parts = dict(speed_of(metrics))
     if "step" not in parts:
         return []
@@ -313,7 +316,7 @@ def step_in_words(metrics: Metrics) -> list[str | Json]:
 
 
 def late_batches(metrics: Metrics) -> list[str | Json]:
-    """A sentence if steps wait long for their batch; else []."""
+    """A sentence, cut into texts and numbers, if steps wait long for their batch; else []."""
     step, data = usual(metrics, "step_s"), usual(metrics, "data_s")
     if step is None or data is None or data[0] < _LATE * step[0]:
         return []
@@ -326,7 +329,10 @@ def _in(found: tuple[float, str]) -> tuple[float, str, str]:
 
 
 def progress_of(metrics: Metrics, recipe: Mapping[str, object], *, is_running: bool) -> Json:
-    """How far the run is, and, while it runs, how long the rest takes at the speed of its last steps."""
+    """The page's part about progress: steps done, and, while the run runs, how long the rest takes at its last speed.
+
+    `recipe`: its values by key.
+    """
     asked = recipe.get("training.steps")
     found: dict[str, object] = {"step": count(metrics.last, METRICS, "last(step)")}
     if isinstance(asked, int):

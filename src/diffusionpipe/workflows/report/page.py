@@ -48,7 +48,7 @@ _SLOW = 1.1
 
 
 def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
-    """The data of the page of these run folders and plan files, in their order.
+    """The data of a page about these run folders and plan files, in their order.
 
     `is_shared`: without paths, host and user names.
 
@@ -302,16 +302,19 @@ def _everywhere(value: Any, hide: Callable[[str], str]) -> Any:
 
 
 def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
-    """The page as HTML.
+    """HTML of a page about these run folders and plan files, in their order; arguments as in `report_of`.
 
     Raises:
         ConfigError: a source is neither a run folder nor a plan file.
+        FileFormatError: a plan file cannot be read.
     """
     return html_of(report_of(sources, is_shared=is_shared))
 
 
 def watched_report(files: RunFiles, refusals: Mapping[str, str]) -> Json:
-    """The data of the page of one run that is watched; `refusals`: why each button would do nothing, "" where it does.
+    """The data of a page about one run that is watched.
+
+    `refusals`: for each button, why it would do nothing, "" where it does something.
 
     Raises:
         ConfigError: it is not the folder of a run, or not yet.
@@ -322,18 +325,18 @@ def watched_report(files: RunFiles, refusals: Mapping[str, str]) -> Json:
 
 
 def waiting_report(folder: Path) -> Json:
-    """The data of the page of a run that has not begun, or whose job measures and plans before its first step."""
+    """The data of a page about a run that has not begun, or whose job measures and plans before its first step."""
     found = _report([], _NO_RECIPES, is_shared=False)
     return {**found, "watched": True, "waiting": folder.name, "preparing": _is_running(folder)}
 
 
 def page_of_plan(page: PlanPage, name: str) -> str:
-    """The page of a plan that is in memory, as HTML."""
+    """HTML of a page about a plan that is in memory; `name`: its title."""
     return html_of(_report([_item(page, name)], _NO_RECIPES, is_shared=False))
 
 
 def page_of_run(page: PlanPage, metrics: Metrics, name: str) -> str:
-    """The page of a run that is in memory, as HTML: its numbers by step beside the plan."""
+    """HTML of a page about a run that is in memory: its numbers by step beside the plan. `name`: its title."""
     item = {
         **_item(page, name),
         "kind": "run",
@@ -350,7 +353,7 @@ def page_of_run(page: PlanPage, metrics: Metrics, name: str) -> str:
 
 
 def html_of(report: Json, *, is_watched: bool = False) -> str:
-    """The page of these data; `is_watched`: one that asks its server for newer data."""
+    """HTML of the page with these data; `is_watched`: one that asks its server for newer data."""
     from diffusionpipe.viz.html_page import page_of
 
     names = ", ".join(str(item["name"]) for item in _list(report["items"]))

@@ -35,7 +35,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPage:
-    """The parts of a page that a plan gives, with its prediction and its measured timeline; texts say why one lacks."""
+    """A plan with its predicted and measured timelines, for a page; a text in place of one says why it lacks."""
 
     plan: Plan
     file: str
@@ -52,20 +52,23 @@ class PlanPage:
 
     @property
     def times(self) -> PlanTimes | None:
-        """The prediction, if there is one."""
+        """The predicted times of the plan; None if there are none."""
         return None if isinstance(self.predicted, str) else self.predicted
 
     @property
     def measured(self) -> Timeline | None:
-        """The measured timeline, if there is one of this plan."""
+        """The measured timeline of this plan; None if there is none."""
         return None if isinstance(self.actual, str) else self.actual
 
     def title(self) -> str:
-        """The layout in words."""
+        """The layout of the plan and its sizes, as a text."""
         return timeline_title(self.plan)
 
     def step(self) -> Json | None:
-        """The predicted step, as the run announced it; of a plan without a run its iteration and update."""
+        """The predicted seconds of a step, as a number for the page; None where no times are known.
+
+        As the run announced them; of a plan without a run its iteration and update.
+        """
         if self.announced is not None:
             return seconds(self.announced.step, EXPECTED, "iteration + update + loading")
         times = self.times
@@ -77,7 +80,7 @@ class PlanPage:
         return seconds(proposal.step, self.source, "iteration + update, simulated")
 
     def step_in_words(self) -> list[str | Json]:
-        """The parts of the predicted step as a sentence, and why the run did not judge it; [] without a run's step."""
+        """The announced step with its parts as a sentence, and why the run did not judge it; [] without it."""
         if self.announced is None:
             return []
         text: list[str | Json] = ["Predicted are "]
@@ -90,7 +93,7 @@ class PlanPage:
         return text
 
     def timelines(self) -> Json:
-        """The predicted and the measured step on one axis, with what their actions run."""
+        """The page's part with the predicted and the measured step on one axis, and the layers of their actions."""
         graph = self.times.setting.graph if self.times and self.times.setting else None
         actions, found, notes = Actions(self.plan, graph), [], []
         if self.times is not None:
@@ -125,7 +128,7 @@ class PlanPage:
 
     @cached_property
     def causes(self) -> list[Json]:
-        """The use of a step's time on each rank: measured, and predicted."""
+        """The page's rows on how each rank uses the time of a step, computing or waiting: measured, and predicted."""
         found = []
         if self.measured is not None:
             names = {rank: f"rank {rank}" for rank in range(self.measured.num_workers)}
@@ -136,7 +139,7 @@ class PlanPage:
         return found
 
     def memory(self) -> Json:
-        """The predicted peak memory of each worker by kind, and the smallest memory of a device of its ranks.
+        """The page's part with each worker's predicted peak memory by kind, and its ranks' smallest device memory.
 
         Where memory is not predicted, the reason.
         """
@@ -171,7 +174,7 @@ class PlanPage:
         return {"rows": rows, "workload": times.workload}
 
     def stages(self) -> list[Json]:
-        """Each trained stage: its rank, layers, parameters and mean times."""
+        """The page's row for each trained stage: its rank, layers, parameters and mean times."""
         from diffusionpipe.planner.search.naming import stages_of_plan
 
         measured, predicted = _means(self.measured, self.plan), _means(self._timed(), self.plan)
@@ -201,7 +204,7 @@ class PlanPage:
 
 
 def page_of_file(plan: Plan, plan_file: Path, *, is_run: bool = False) -> PlanPage:
-    """The parts that a plan file and the files beside it give; `is_run`: it is in the folder of a run."""
+    """The plan of a file with the timelines in files beside it, for a page; `is_run`: it is in the folder of a run."""
     predicted = _found_or_reason(lambda: _found(plan, plan_file))
     is_file = not isinstance(predicted, str) and predicted.proposal is None
     kept = read_alternatives(plan_file, plan)
@@ -241,7 +244,10 @@ def _room(room: int, file: str, key: str) -> Json | None:
 
 
 def layouts_of(kept: Alternatives, file: str) -> Json:
-    """Why this layout, and the others that the search looked at."""
+    """The page's part about the layouts that the search compared: the verdict, the remarks, and a row for each.
+
+    `file`: the name of the file that they are from.
+    """
     rows = []
     fastest = min((one.step for one in kept.layouts if one.is_chosen), default=0.0)
     for place, one in enumerate(kept.layouts):

@@ -17,9 +17,9 @@ LEFT_OUT = "(left out)"
 
 
 def recipe_of(folder: Path) -> dict[str, object] | str:
-    """The values of a run's recipe by key, "training.batch"; or in words why there are none. Secrets are left out.
+    """Key ("training.batch") -> value of a run's recipe, without secrets; or a text why there are none.
 
-    The file is read as it is, also if this version does not know its keys.
+    The file is read as it is, also if it has keys that are unknown to this version.
     """
     path = folder / RECIPE
     if not path.exists():
@@ -54,12 +54,12 @@ def _plain(value: object) -> object:
 
 
 def without_tokens(value: object) -> object:
-    """The value without what looks like a token or a password."""
+    """The value, with text that looks like a token or a password replaced, also inside lists and dictionaries."""
     return _TOKEN.sub(LEFT_OUT, value) if isinstance(value, str) else value
 
 
 def rows_of(recipes: Sequence[Mapping[str, object]]) -> list[Json]:
-    """A row for each key with its value in each recipe, those that differ first; "" where a recipe lacks the key.
+    """The page's row for each key with its value in each recipe, keys that differ first; "" where a recipe lacks it.
 
     Keys that only some recipes have, as recipes of different versions do, come after the values that differ.
     """

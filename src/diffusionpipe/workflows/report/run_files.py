@@ -29,7 +29,7 @@ _DOCUMENTS = (".json", ".toml")
 
 
 class RunFiles:
-    """The files of one run folder. Mutable: keeps the parts that it has made, with the state of their files."""
+    """Reads the files of one run folder for a page. Mutable: keeps its parts while their files stay the same."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,32 +38,35 @@ class RunFiles:
         self._pictures: dict[Path, tuple[Hashable, Json | str]] = {}
 
     def state(self) -> Hashable:
-        """A value that differs when a file that a page reads was changed, made or removed."""
+        """A value that is another one as soon as a file that a page reads was changed, made or removed."""
         metrics, memory, samples = self.folder / METRICS, self.folder / MEMORY, self.folder / SAMPLES
         return self._documents(), _state(metrics), tuple(_below(memory)), tuple(_below(samples))
 
     def metrics(self) -> Metrics:
-        """The numbers by step; only lines that are new are read."""
+        """The numbers of the run by step; only new lines are read."""
         return self._metrics.read()
 
     def recipe(self) -> dict[str, object] | str:
-        """The values of the recipe by key, or why there are none; see `recipe_of`."""
+        """Key -> value of the run's recipe, or a text why there are none; see `recipe_of`."""
         return self._part("recipe", _state(self.folder / RECIPE), lambda: recipe_of(self.folder))
 
     def data(self) -> Json:
-        """The facts about the training data; see `data_of`."""
+        """The page's part about the training data; see `data_of`."""
         return self._part("data", _state(self.folder / SURVEY_FILE), lambda: data_of(self.folder))
 
     def memory(self) -> list[Json]:
-        """The memory of each rank by step; see `memory_curve`."""
+        """The page's chart of each rank's memory by step; see `memory_curve`."""
         return self._part("memory", tuple(_below(self.folder / MEMORY)), lambda: memory_curve(self.folder))
 
     def of_documents(self, name: str, make: Callable[[], T]) -> T:
-        """A part that follows from the plan and the other documents in the folder."""
+        """The result of `make`, called again only after the plan or another document in the folder has changed.
+
+        `name`: under which it is kept.
+        """
         return self._part(name, self._documents(), make)
 
     def samples(self, most: int) -> Json:
-        """At most `most` pictures, those that have not changed since the last call as they were."""
+        """The page's part with the pictures of at most `most` samplings; unchanged files are not read again."""
         before, self._pictures = self._pictures, {}
 
         def small(path: Path) -> Json | str:

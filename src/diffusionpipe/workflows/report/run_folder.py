@@ -18,15 +18,15 @@ _LISTED = 3
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has begun in this folder: its job has planned."""
+    """Whether a run has begun in this folder: its job has made a plan."""
     return any((folder / name).exists() for name in _OF_A_RUN)
 
 
 def check_run(folder: Path) -> None:
-    """Refuse a folder without a run.
+    """Check that a run has begun in this folder.
 
     Raises:
-        ConfigError: no run has begun in it.
+        ConfigError: none has; the message says what to give.
     """
     if not is_run(folder):
         raise ConfigError(
@@ -36,10 +36,10 @@ def check_run(folder: Path) -> None:
 
 
 def check_run_to_come(path: Path) -> None:
-    """Refuse a path that cannot be the folder of a run: a file, or a folder of other things.
+    """Check that a path can be the folder of a run, now or later; it need not exist.
 
     Raises:
-        ConfigError: it is one of these; the message names the folder to give.
+        ConfigError: it is a file or a folder of other things; the message names the folder to give.
     """
     if path.is_dir():
         if any(path.iterdir()) and not any((path / name).exists() for name in _BEFORE):
@@ -49,7 +49,7 @@ def check_run_to_come(path: Path) -> None:
 
 
 def of_a_recipe(path: Path) -> str:
-    """The folder to give in place of a recipe; "" where the path is none."""
+    """A text for errors that names the run folder of the recipe at this path; "" for other than .toml files."""
     try:
         run = tomllib.loads(read_text(path)).get("run") if path.suffix == ".toml" else None
     except (OSError, ValueError, RecursionError):

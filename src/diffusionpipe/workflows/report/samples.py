@@ -18,7 +18,10 @@ _MOST_CAPTION = 400
 
 
 def samples_of(folder: Path, most: int, small: Callable[[Path], Json | str]) -> Json:
-    """The pictures of each sampling, or why there are none; `small`: makes one small, see `small_picture`."""
+    """The page's part with the pictures of at most `most` samplings, spread evenly; or the reason why it lacks.
+
+    `small`: makes a picture small, see `small_picture`.
+    """
     every = sorted(found for found in (folder / FOLDER).glob(f"{_STEP}*") if found.is_dir() and _step(found) >= 0)
     drawn = [(one, sorted(one.glob("*.png"))) for one in every]
     drawn = [(one, pictures) for one, pictures in drawn if pictures]
@@ -62,7 +65,7 @@ def _spread(drawn: Sequence[tuple[Path, list[Path]]], most: int) -> list[tuple[P
 
 
 def small_picture(path: Path) -> Json | str:
-    """A picture as a WebP in the page, of a clip its first frame, with the caption in the file; or why it has none."""
+    """A picture as data of the page, small and with its caption, of a clip its first frame; or a text, why not."""
     from PIL import Image
 
     try:

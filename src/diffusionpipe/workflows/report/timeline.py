@@ -24,7 +24,7 @@ _COMPUTE, _MESSAGES, _SUMS = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSource:
-    """Where a timeline comes from."""
+    """The origin of a page's timeline: "predicted" or "measured", its file, and the unit of its times."""
 
     name: str
     """"predicted" or "measured"."""
@@ -34,7 +34,7 @@ class TimelineSource:
 
 
 class Actions:
-    """The kinds of bars and the actions of a page's timelines, each once. Mutable: grows with each timeline."""
+    """Numbers the actions and kinds of bars in a page's timelines, each once. Mutable: grows with each timeline."""
 
     def __init__(self, plan: Plan, graph: ModelGraph | None) -> None:
         self._plan, self._graph = plan, graph
@@ -47,7 +47,10 @@ class Actions:
         """Text, kind, words on it, stage (-1 for none), fill or message (-1 for none)."""
 
     def number(self, text: str, kind: tuple[str, str, int], words: str, stage: int, slot: int) -> int:
-        """The number of an action."""
+        """The number of an action on the page; a new action gets the next one.
+
+        `kind`: name, colour and lane of its bar. `words`: the text on it. `slot`: fill or message, -1 for none.
+        """
         key = (text, kind[0])
         if key not in self._number:
             self._number[key] = len(self.rows)
@@ -56,11 +59,11 @@ class Actions:
 
     @property
     def kinds(self) -> list[Json]:
-        """Name, colour and lane of each kind of bar."""
+        """The name, colour and lane of each kind of bar, in the order of their numbers."""
         return [{"name": name, "colour": colour, "lane": lane} for name, colour, lane in self._kind]
 
     def stages(self) -> list[Json]:
-        """The layers of each stage, and of each fill, for the actions that run them."""
+        """The worker, the layers and the number of parameters of each stage, frozen ones too."""
         found = []
         for stage in self._plan.train.placement.stages:
             layers = self._plan.blocks[stage.weights]
@@ -68,7 +71,7 @@ class Actions:
         return found
 
     def fills(self) -> list[Json]:
-        """Component, layers and samples of each fill."""
+        """The component, layers and samples of each fill."""
         stages = self._plan.train.placement.stages
         return [
             {
@@ -80,7 +83,7 @@ class Actions:
         ]
 
     def messages(self) -> list[list[object]]:
-        """Source, destination, samples, tensors and bytes (0: not known) of each message."""
+        """[source, destination, samples, tensors, bytes] of each message; 0 bytes where they are not known."""
         return [
             [
                 one.source,
@@ -96,7 +99,7 @@ class Actions:
         return sum(self._sizes.get(name, 0) for name in tensors) * samples
 
     def parameters(self, layers: tuple[str, ...]) -> int:
-        """The numbers in the parameters of these layers; 0 where they are not known."""
+        """The number of elements in the parameters of these layers; 0 where they are not known."""
         if self._graph is None or not self._layers.issuperset(layers):
             return 0
         return sum(self._numbers[name] for name in self._graph.parameters_of(layers))
@@ -105,7 +108,7 @@ class Actions:
 def timeline_data(
     timeline: Timeline, plan: Plan, source: TimelineSource, actions: Actions, names: Mapping[int, str]
 ) -> Json:
-    """The rows of one timeline; `names`: of its workers."""
+    """The page's data of one timeline: its source, and for each worker a row of bars; `names`: of the workers' rows."""
     scale = 1e3 if source.unit == "ms" else 1.0
     schedule = plan.train
     colours = _Colours(timeline, schedule)

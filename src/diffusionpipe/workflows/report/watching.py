@@ -47,7 +47,7 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageAnswer:
-    """The data of the page as they were read last."""
+    """The data of a watched page at the last reading, as a report and as JSON, with an entity tag."""
 
     report: dict[str, object]
     text: str
@@ -57,7 +57,7 @@ class PageAnswer:
 
 
 class Watch(ThreadingHTTPServer):
-    """The server of one run's page. Mutable: keeps its last answer and the parts of the folder that it has read."""
+    """The local HTTP server of one run's page. Mutable: keeps its last answer and the parts that it has read."""
 
     daemon_threads = True
 
@@ -82,11 +82,11 @@ class Watch(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address of the page, with the token."""
+        """The URL of the page, with the token that it asks for."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={self.token}"
 
     def answer(self) -> PageAnswer:
-        """The data of the page, read again if the server has rested."""
+        """The data of the page, read again if the server has rested long enough since the last reading."""
         with self._reading:
             if time.monotonic() >= self._rests_until:
                 began, is_first = time.thread_time(), self._state is None
@@ -108,7 +108,7 @@ class Watch(ThreadingHTTPServer):
             self._state, self._answer = state, PageAnswer(report=report, text=text, version=version)
 
     def refusal(self, name: str) -> str:
-        """The reason why a file of that name in the run folder would do nothing now; empty where it does something."""
+        """The reason why a file of that name in the run folder would do nothing now; "" where it does something."""
         from diffusionpipe.trainer.launching.run_lock import is_held
 
         if not is_held(self.folder):
@@ -121,7 +121,7 @@ class Watch(ThreadingHTTPServer):
         return ""
 
     def handle_error(self, request: Any, address: Any) -> None:
-        """Say nothing where a page was closed before its answer; else as http.server does."""
+        """Ignore an error of a page that was closed before its answer; report any other as http.server does."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, address)
 

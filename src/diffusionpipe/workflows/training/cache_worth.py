@@ -35,7 +35,7 @@ _NOTHING: Seconds = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptShare:
-    """One kept tensor's part of the encoders' work."""
+    """The time, bytes and number of results for a sample of one tensor that a cache keeps."""
 
     seconds: Seconds
     """Time of its layers for a sample."""
@@ -47,7 +47,7 @@ class KeptShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """The seconds of a run's steps with a cache and without."""
+    """The seconds of a run's step without a cache, with one, and while it is written, and when it pays."""
 
     size: Bytes
     """Bytes of all results."""
@@ -62,7 +62,7 @@ class Worth:
 
     @property
     def gain(self) -> float:
-        """The share of a step that is saved."""
+        """The share of a step that a full cache saves, from 0 to 1."""
         return 1 - self.cached / self.filled
 
 
@@ -92,7 +92,7 @@ def break_even(shares: Sequence[KeptShare], *, gain: Seconds, writing: Seconds, 
 
 
 def worth_of(found: "Cacheable", plan: "Plan", setting: "Setting", rate: float) -> Worth:
-    """The seconds with and without a cache of a run by this plan, on a disk that takes `rate` bytes a second."""
+    """The worth of a cache for a run by this plan, on a disk that is written with `rate` bytes a second."""
     from diffusionpipe.holding import DEVICE
 
     filled = _step(plan, setting)
@@ -113,7 +113,7 @@ def worth_of(found: "Cacheable", plan: "Plan", setting: "Setting", rate: float) 
 
 
 def worth_of_recipe(recipe: "Recipe", plan: "Plan", setting: "Setting", tell: Telling = SILENCE) -> "tuple[str, ...]":
-    """The lines about the cache of a recipe that is planned so; the headers of its data are read.
+    """Lines for the user about the worth of a cache for a recipe by this plan; reads the headers of its data.
 
     Raises:
         ConfigError: the data or the model cannot be read.
@@ -136,7 +136,9 @@ def worth_of_recipe(recipe: "Recipe", plan: "Plan", setting: "Setting", tell: Te
 
 
 def verdict_of_run(recipe: "Recipe", plan: "Plan", found: "Cacheable") -> "CacheVerdict":
-    """The worth of a cache in a run whose layers are measured, and why it does not pay; on rank 0.
+    """Lines about the worth of a cache in a run whose layers are measured, and why it would not pay, None if it does.
+
+    For rank 0, which has the files.
 
     Raises:
         ConfigError: the profile in the run's folder cannot be read.
@@ -157,7 +159,7 @@ def verdict_of_run(recipe: "Recipe", plan: "Plan", found: "Cacheable") -> "Cache
 
 
 def shares_of(found: "Cacheable", profile: "Profile") -> list[KeptShare]:
-    """The parts of the kept tensors in the encoders' work, by the times of a profile."""
+    """The time, bytes and results of each kept tensor, by the layers' times in a profile."""
     return [
         KeptShare(
             seconds=sum(profile.forward(name, 1) for name in dict.fromkeys(layer.name for layer in kept.layers)),
@@ -169,7 +171,7 @@ def shares_of(found: "Cacheable", profile: "Profile") -> list[KeptShare]:
 
 
 def writing_rate(folder: "Path") -> float:
-    """Bytes a second that results are written with below a folder, the median of some probes, of which none is left.
+    """Bytes a second with which files are written below a folder, the median of some probes, of which none is left.
 
     Raises:
         OSError, ConfigError: nothing can be written there.
@@ -189,7 +191,7 @@ def writing_rate(folder: "Path") -> float:
 
 
 def worth_lines(worth: Worth, encoded_anew: Sequence[str], steps: int) -> Iterator[str]:
-    """The worth of a cache for people."""
+    """Yield lines for the user about the worth of a cache; `encoded_anew`: tensors that it does not keep."""
     when = "never pays" if worth.pays is None else f"pays from step {worth.pays:,} of {steps:,}"
     yield (
         f"cache: {worth.size / 2**30:.2f} GiB, filled while the first epoch trains, saves {100 * worth.gain:.1f} % of "

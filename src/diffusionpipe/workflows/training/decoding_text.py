@@ -19,13 +19,13 @@ GIB = 2**30
 
 
 def samples_shown(recipe: "Recipe") -> int:
-    """Samples that a recipe draws at a time while it trains; 0 for none."""
+    """The number of samples that a recipe draws at a time while it trains; 0 for none."""
     drawn = recipe.sampling
     return (len(drawn.prompts) or len(drawn.labels)) if drawn.every else 0
 
 
 def decoding_of_recipe(recipe: "Recipe") -> Decoding | None:
-    """The decoding of the model whose decoder takes most; None where nothing is drawn, and without a VAE.
+    """The bytes of decoding by the recipe's VAE that takes most; None where nothing is drawn, or without a VAE.
 
     Raises:
         ModelError: there is no model folder, or its configuration makes no VAE.
@@ -39,7 +39,7 @@ def decoding_of_recipe(recipe: "Recipe") -> Decoding | None:
 
 
 def decoding_lines(choice: "Choice", recipe: "Recipe", *, width: int) -> Sequence[str]:
-    """How a run of a recipe decodes what it draws, with this plan."""
+    """Lines of at most `width` columns on how a run by this plan decodes its samples; () where it draws none."""
     room = choice.setting.cluster.devices[0].memory - standing(choice.proposal.memory[0])
     known = replace(choice.setting.profile, decoding=decoding_of_recipe(recipe))
     text = decoding_text(known, samples_shown(recipe), room)
@@ -47,11 +47,9 @@ def decoding_lines(choice: "Choice", recipe: "Recipe", *, width: int) -> Sequenc
 
 
 def decoding_text(profile: Profile, samples: int, room: Bytes) -> str:
-    """How rank 0 decodes.
+    """How rank 0 decodes `samples` samples, as a text: whole, by tiles, or not at all; "" where that is not known.
 
-    `room`: the memory of its device beside the bytes that stay there. "" where that is not known.
-
-    Weights of the VAE count, and the latents of all samples.
+    `room`: the memory of its device beside the bytes that stay there. Weights of the VAE count, and all latents.
     """
     if profile.decoding is None:
         return ""

@@ -21,7 +21,7 @@ HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Times are None where the layers were not measured."""
+    """The predicted times and memory of a run's step; times are None where the layers were not measured."""
 
     iteration: Seconds | None
     update: Seconds | None
@@ -36,14 +36,17 @@ class Expectation:
 
     @property
     def step(self) -> Seconds | None:
-        """Time of an iteration, the update after it, and the usual delay by data workers."""
+        """The predicted seconds of a step: iteration, update, and usual delay by data workers; None if not measured."""
         if self.iteration is None:
             return None
         return self.iteration + (self.update or 0.0) + (self.loading.usual if self.loading is not None else 0.0)
 
 
 def loading_in(workers: "JobDataWorkers | None", plan: "Plan", iteration: Seconds, bubble: float) -> Spread | None:
-    """The time by which data workers lengthen a step; None if they do not."""
+    """The seconds by which data workers lengthen a step; None if they do not.
+
+    `iteration`, `bubble`: its length in seconds and its idle share.
+    """
     if workers is None:
         return None
     found = added_by(workers, iteration=iteration, bubble=bubble, copies=plan.mesh.data_parallel)
@@ -51,7 +54,10 @@ def loading_in(workers: "JobDataWorkers | None", plan: "Plan", iteration: Second
 
 
 def expectation_of(start: "Start") -> Expectation:
-    """The prediction of the run's own profile and cluster, or the file beside its plan; memory from shapes at least."""
+    """The prediction for a run: by its own profile and cluster, or by the file beside its plan.
+
+    Without either only memory is predicted, from the shapes of parameters.
+    """
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner import predicted_period, predicted_timeline
     from diffusionpipe.planner.mixed import mean_step
@@ -140,7 +146,10 @@ def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "
 
 
 def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster: "Cluster | None" = None) -> "Setting":
-    """The setting that the recipe trains by this plan, on the cluster or on one machine whose memory is not known."""
+    """The planner's setting of a recipe trained by this plan on the cluster.
+
+    Without a cluster on one machine whose memory is not known.
+    """
     from diffusionpipe.holding.storage import storage_of
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.trainer.model.workload import workload_of
@@ -152,7 +161,10 @@ def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster:
 
 
 def unmeasured(model: "ModelGraph", precision: str) -> "Profile":
-    """A profile in which all layers take the same time and no memory: parameters have their sizes in it."""
+    """A profile of a model that was not measured: all layers take equal time and no memory.
+
+    Parameters have their sizes in it.
+    """
     from diffusionpipe.costs import LayerProfile, Profile
 
     equal = (1e-6,)

@@ -18,7 +18,7 @@ EXPECTED = "expected_step.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStep:
-    """The step that a run announced before it began."""
+    """The predicted seconds of a step that a run announced before it began, by part."""
 
     iteration: Seconds
     update: Seconds
@@ -29,7 +29,7 @@ class ExpectedStep:
 
     @property
     def step(self) -> Seconds:
-        """The whole step, as the run's log has it."""
+        """The predicted seconds of the whole step, as in the run's log."""
         return self.iteration + self.update + self.loading
 
 
@@ -47,14 +47,14 @@ def keep_expected(expected: Expectation, folder: Path) -> None:
 
 
 def note_unjudged(folder: Path, why: str) -> None:
-    """Add the reason why the run did not judge its prediction."""
+    """Add to the announced step in the run folder why the run did not judge it; without one do nothing."""
     found = read_expected(folder)
     if found is not None:
         write_file(replace(found, unjudged=why), folder / EXPECTED, _FORM)
 
 
 def read_expected(folder: Path) -> ExpectedStep | None:
-    """The announced step of a run; None where there is none, or none that this version can read."""
+    """The announced step in a run folder; None where there is none, or none that this version can read."""
     path = folder / EXPECTED
     if not path.exists():
         return None

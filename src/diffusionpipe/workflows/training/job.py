@@ -16,7 +16,7 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """The job that the launcher was asked for."""
+    """A training to start with ranks on this machine: recipe, run folder, devices and options."""
 
     recipe: Path
     overrides: Sequence[str]
@@ -54,7 +54,7 @@ def check_start(job: TrainingJob, recipe: "Recipe") -> None:
 
 
 def start(job: TrainingJob) -> int:
-    """Run the job's ranks and return its exit status. Nobody else can use the run folder meanwhile.
+    """Start the job's ranks and wait for them; returns their exit status. No other job can use the run folder then.
 
     Raises:
         ConfigError: another job uses the folder, which is left as it is; or a rank has refused to start.
@@ -88,7 +88,7 @@ def start(job: TrainingJob) -> int:
 
 
 def arguments_of_rank(job: TrainingJob, resume: str | None) -> list[str]:
-    """The command line of each rank."""
+    """The arguments of our command line with which each rank is started; `resume`: the checkpoint, None for none."""
     options = ["--device", job.device, *(["--resume", resume] if resume is not None else [])]
     options += [] if job.uses_cache else ["--no-cache"]
     return ["train", str(job.recipe), *job.overrides, *options]

@@ -36,7 +36,7 @@ _FOLDERS = ("checkpoints", "samples", "tensorboard", "export")
 
 
 def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, MemberSection]") -> Iterator[str]:
-    """The schedule is one of ours."""
+    """Yield a problem if `pipeline.schedule` is unknown, or is for several models and there is one."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.schedules import generator_of
     from diffusionpipe.schedules.several.opposed import JOINT
@@ -52,7 +52,7 @@ def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, Mem
 
 
 def has_data(*, data: "DataSection") -> Iterator[str]:
-    """The folders of pictures are there."""
+    """Yield a problem for each folder of pictures that is not there."""
     from diffusionpipe.trainer.data.places import problem_of_place
 
     for key, path in _folders(data):
@@ -68,7 +68,7 @@ def _folders(data: "DataSection") -> Iterator[tuple[str, Path]]:
 
 
 def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str]:
-    """Refuse outputs that would be read as pictures: the run's samples would become part of the data."""
+    """Yield a problem if the run's outputs would lie in a folder of pictures: its samples would become data."""
     own = Path(os.path.realpath(run.folder))
     for key, path in _folders(data):
         pictures = Path(os.path.realpath(path))
@@ -81,7 +81,7 @@ def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str
 
 
 def has_trackers(*, run: "RunSection") -> Iterator[str]:
-    """The named trackers are installed."""
+    """Yield a problem for each named tracker that is not installed."""
     from diffusionpipe.trainer.reporting.trackers import problems_of_trackers
 
     yield from problems_of_trackers(run)
@@ -188,7 +188,7 @@ def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def checks_of_run(num_ranks: int, resume: str | None, *, all_train: bool = False) -> "Sequence[Check]":
-    """All checks of a run of which `num_ranks` ranks are started; `resume` names the checkpoint that it continues.
+    """All checks of a recipe for a run with `num_ranks` ranks; `resume` names the checkpoint that it continues.
 
     `all_train`: the ranks are those that the recipe uses, and no others.
     """

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def orders_of(pipeline: "PipelineSection", num_ranks: int) -> "Schedule | None":
-    """The orders of `pipeline.orders` for this number of ranks; None if the recipe names a schedule instead.
+    """The schedule in the file `pipeline.orders` for this number of ranks; None if the recipe names a schedule instead.
 
     Raises:
         ConfigError: the file cannot be read, has other sizes, or no model can train with it.

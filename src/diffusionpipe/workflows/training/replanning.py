@@ -34,7 +34,7 @@ TIME_LIMIT: Seconds = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A workload as a file holds it; where weights rest is the search's to say."""
+    """A workload without the places of its weights, as a file can hold it."""
 
     batch: int
     states: tuple[State, ...]
@@ -44,7 +44,7 @@ class Training:
 
     @property
     def workload(self) -> Workload:
-        """The workload, with all weights on the device."""
+        """The planner's workload, with all weights on the device."""
         return Workload(
             batch=self.batch,
             states=self.states,
@@ -55,7 +55,7 @@ class Training:
 
 
 def training_of(workload: Workload) -> Training:
-    """The part of a workload that a search beside a training needs."""
+    """The part of a workload that the search for a better layout needs."""
     return Training(
         batch=workload.batch,
         states=workload.states,
@@ -67,7 +67,7 @@ def training_of(workload: Workload) -> Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The question to a search."""
+    """The question to a search for a better layout: profile, cluster, training and present step."""
 
     profile: str
     """Path of the corrected profile."""
@@ -90,14 +90,14 @@ REQUEST = Format("diffusionpipe-replanning", 1, Request)
 
 @dataclass(frozen=True, slots=True)
 class FoundLayout:
-    """The result of a search: the layout whose plan it has written."""
+    """The sizes and the predicted step of the better layout whose plan a search has written."""
 
     sizes: str
     step: Seconds
 
 
 class Replanning:
-    """A search under way, as the process that asked sees it. Mutable: it may end."""
+    """A search for a better layout in a process of its own, seen from the process that asked. Mutable: it may end."""
 
     def __init__(self, request: Request, errors: Path) -> None:
         """Start the search; `errors`: the file for what it writes to its standard error."""
@@ -116,13 +116,13 @@ class Replanning:
             pipe.write(to_text(request, REQUEST))
 
     def is_over(self) -> bool:
-        """Whether it has ended; it is ended here if it has had its time."""
+        """Whether the search has ended; one that has used up its time is ended here."""
         if self._process.poll() is None and monotonic() - self._started > self._limit:
             self.stop()
         return self._process.poll() is not None
 
     def result(self) -> FoundLayout | None:
-        """The result of the search, None for nothing better.
+        """The layout that the search has found; None if no layout is better.
 
         Raises:
             OSError: it has failed, or was stopped.
@@ -135,13 +135,13 @@ class Replanning:
         return FoundLayout(sizes=str(found["sizes"]), step=float(found["step_s"])) if found is not None else None
 
     def stop(self) -> None:
-        """End the search."""
+        """End the search, if it still runs."""
         self._process.kill()
         self._process.wait()
 
 
 def main() -> None:
-    """Answer the request on the standard input."""
+    """Read a request from the standard input, search for a better layout, and print the answer as JSON."""
     request = from_text(sys.stdin.read(), REQUEST, source="the request")
     if not end_with_parent(request.parent):
         return
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def answer(request: Request, profile: Profile, cluster: Cluster) -> dict[str, object] | None:
-    """The result to print; the plan of the found layout is written."""
+    """Search for a better layout; returns its sizes and step, or None, and writes its plan file."""
     setting = Setting(profile=profile, cluster=cluster, workload=request.training.workload, given=request.given)
     found = suggest(setting, request.step, fill=request.fill, sample_batch=request.sample_batch)
     if found is None:

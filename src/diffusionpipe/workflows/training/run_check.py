@@ -35,7 +35,7 @@ ERRORS = "logs/replanning.err"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How the run was started."""
+    """How a run was started: recipe, overrides, number of ranks, device."""
 
     recipe: Path
     overrides: Sequence[str]
@@ -43,7 +43,7 @@ class Command:
     device: str = "auto"
 
     def with_plan(self, plan: Path, recipe: "Recipe") -> str:
-        """The command that continues with a plan file, with all keys taken back that the plan sets."""
+        """The shell command that resumes the run with a plan file; keys of the recipe that the plan sets are unset."""
         from diffusionpipe.trainer.recipe.pipeline_section import PLANNED
 
         given = recipe.pipeline.given((*PLANNED, "replan"))
@@ -54,20 +54,23 @@ class Command:
 
 
 class CheckReport(Protocol):
-    """The receiver of the results of a check."""
+    """Shows the results of a run's check of its prediction."""
 
     def corrected(self, found: "Correction", profile: Path, stages: Mapping[int, int]) -> None:
-        """Show the correction, and the file of the corrected profile.
+        """Show the correction of the predicted step, and the file of the corrected profile.
 
         `stages`: stage of the placement -> its number in the description of the run.
         """
 
     def not_judged(self, steps: tuple[int, int], why: str) -> None:
-        """Show why nothing was judged by these steps."""
+        """Show why the prediction was not judged by these steps, (first, last)."""
 
 
 class RunCheck:
-    """Rank 0's `PredictionMonitor`. Mutable: it remembers the correction, and the search that it has started."""
+    """Rank 0's check of the predicted step by measured ones, a `PredictionMonitor`.
+
+    Mutable: it remembers the correction, and the search that it has started.
+    """
 
     def __init__(self, report: CheckReport, command: Command) -> None:
         self._report, self._command = report, command
@@ -76,11 +79,15 @@ class RunCheck:
         self.correction: Correction | None = None
 
     def begin(self, start: "Start") -> None:
-        """Note the facts about the run that begins."""
+        """Remember the plan, profile and recipe of the run that begins; see `PredictionMonitor`."""
         self._start = start
 
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
-        """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionMonitor`."""
+        """Correct the profile by the recorded steps, write it and the cluster, and start a search for a better layout.
+
+        Returns the predicted, the measured and the corrected step, in seconds, by their names in the metrics. `memory`:
+        usable bytes of each device. See `PredictionMonitor`.
+        """
         from diffusionpipe.costs.files import write_cluster, write_profile
         from diffusionpipe.planner.correction.correct import correct
         from diffusionpipe.workflows.planning.used_devices import allowed_of
@@ -110,7 +117,10 @@ class RunCheck:
         }
 
     def give_up(self, steps: tuple[int, int], others: float) -> None:
-        """Say why nothing is judged; see `PredictionMonitor`."""
+        """Show and note why the prediction is not judged: other programs used the cores; see `PredictionMonitor`.
+
+        `steps`: first and last. `others`: the share of the cores that they used.
+        """
         from diffusionpipe.trainer.course.counted_steps import used_text
 
         why = used_text(others)
@@ -148,7 +158,7 @@ class RunCheck:
             logger.warning("replan=failed reason=%s", error.strerror)
 
     def look(self) -> None:
-        """Say what the search has found, once it has; see `PredictionMonitor`."""
+        """Show the layout that the search has found, once it has ended; see `PredictionMonitor`."""
         if self._search is None or not self._search.is_over():
             return
         search, self._search = self._search, None
@@ -175,7 +185,7 @@ class RunCheck:
 
 
 def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -> str:
-    """One sentence on a faster layout, and the command that uses it."""
+    """A sentence for the user on a faster layout, its step beside the present one, and the command that uses it."""
     return (
         f"Another layout would be {present / step - 1:.0%} faster by the corrected profile: {sizes}, "
         f"{step * 1000:.1f} ms a step instead of {present * 1000:.1f} ms. To use it, stop this run with Ctrl-C, "
@@ -184,7 +194,7 @@ def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -
 
 
 def setting_of_run(start: "Start") -> "Setting":
-    """The setting with which the run's plan was predicted."""
+    """The planner's setting by which the run's plan was predicted."""
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.workflows.training.run_facts import cluster_of_run
@@ -195,7 +205,10 @@ def setting_of_run(start: "Start") -> "Setting":
 
 
 def loading_times(start: "Start", setting: "Setting", recorded: "Recorded") -> "LoadingTimes":
-    """The predicted time of the run's data workers in a step, and the measured one by their processor time."""
+    """(predicted, measured) seconds by which data workers lengthen a step of the run, as `LoadingTimes`.
+
+    The measured ones follow from the workers' processor time.
+    """
     from diffusionpipe.costs.loading import exactly
     from diffusionpipe.planner import predicted_timeline
     from diffusionpipe.planner.correction.causes import LoadingTimes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLayers:
-    """Layers that the same ranks hold."""
+    """A part of a model: layers that the same ranks hold, with the number of their trained parameters."""
 
     ranks: tuple[int, ...]
     layers: tuple[str, ...]
@@ -26,7 +26,7 @@ class HeldLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanShape:
-    """Sizes of a plan."""
+    """A plan's sizes for people: schedule, replicas, micro-batches and their samples."""
 
     name: str
     """The name of the schedule; "data parallel" or "one device" without a pipeline."""
@@ -39,7 +39,7 @@ class PlanShape:
 
 
 def cluster_of_run(folder: "Path") -> "Cluster | None":
-    """The cluster by which a measured run was planned; None where it had the links of its profile alone."""
+    """The cluster in the folder of a measured run; None where the run had only the links of its profile."""
     from diffusionpipe.costs.clusters import load_cluster
 
     path = folder / "cluster.json"
@@ -47,7 +47,7 @@ def cluster_of_run(folder: "Path") -> "Cluster | None":
 
 
 def shape_of(plan: "Plan") -> PlanShape:
-    """The sizes of a plan."""
+    """The plan's sizes for people: schedule, replicas, micro-batches and their samples."""
     placement = plan.train.placement
     pipelines = _trained_pipelines(plan)
     held = Counter(placement.stages[stage].weights for stage in pipelines[0].stages)
@@ -66,7 +66,7 @@ def shape_of(plan: "Plan") -> PlanShape:
 
 
 def microbatches_of(plan: "Plan") -> tuple[int, ...]:
-    """The micro-batches of each model in one copy of the pipeline."""
+    """The number of micro-batches of each model in one copy of the pipeline."""
     counts: Counter[str] = Counter()
     for pipeline in _trained_pipelines(plan):
         counts[pipeline.model] += len(pipeline.microbatches)
@@ -74,7 +74,7 @@ def microbatches_of(plan: "Plan") -> tuple[int, ...]:
 
 
 def named_microbatches(counts: tuple[int, ...]) -> str:
-    """Numbers of micro-batches in words.
+    """The numbers of micro-batches of one or several models, as a text.
 
     >>> named_microbatches((1,)), named_microbatches((4, 2))
     ('1 micro-batch', '4 + 2 micro-batches')
@@ -83,9 +83,10 @@ def named_microbatches(counts: tuple[int, ...]) -> str:
 
 
 def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[HeldLayers, ...]:
-    """The stages, in the model's order, with the ranks that hold them in all copies.
+    """The stages of a plan in the model's order: layers, trained parameters, and the ranks that hold them.
 
-    Gradient buckets and blocks that are sharded one by one are parts of a stage, and no stages.
+    The ranks are of all copies. Gradient buckets and blocks that are sharded one by one are parts of a stage, and no
+    stages.
     """
     ranks = _ranks_of_blocks(plan)
     trained = {p.name: prod(p.shape) for p in model.parameters if p.is_trainable}
@@ -98,7 +99,7 @@ def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[HeldLayers, ...]:
 
 
 def numbers_of_stages(plan: "Plan") -> dict[int, int]:
-    """Each stage of the placement that holds trained blocks -> the number of its part in `parts_of`."""
+    """Stage of the placement that holds trained blocks -> the index of its part in `parts_of`."""
     parts = _blocks_of_parts(plan, _ranks_of_blocks(plan))
     number_of = {block: number for number, same in enumerate(parts) for block in same}
     stages = plan.train.placement.stages
@@ -106,12 +107,12 @@ def numbers_of_stages(plan: "Plan") -> dict[int, int]:
 
 
 def ranks_of_worker(plan: "Plan", worker: int) -> tuple[int, ...]:
-    """The ranks at this place in all copies of the pipeline."""
+    """The ranks that are this worker in all copies of the pipeline."""
     return tuple(sorted(plan.mesh.rank(group, worker) for group in range(plan.mesh.data_parallel)))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks in words; those with equal distances by the first and the last.
+    """The ranks as a text; three or more at equal distances by the first and the last.
 
     >>> ranks_text([3]), ranks_text([0, 2]), ranks_text([4, 5, 6, 7]), ranks_text([0, 2, 4, 6])
     ('rank 3', 'ranks 0, 2', 'ranks 4 to 7', 'ranks 0, 2, ..., 6')
@@ -129,14 +130,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def count_parameters(model: "ModelGraph", *, trained: bool) -> int:
-    """Numbers in the parameters that are trained, or in the others."""
+    """The number of elements in the model's trained parameters or, if not `trained`, in the frozen ones."""
     from diffusionpipe.costs.graph import numbers_of
 
     return numbers_of(model, trained=trained)
 
 
 def trained_components(model: "ModelGraph") -> tuple[str, ...]:
-    """Components with trained parameters, by name."""
+    """The names of the components with trained parameters."""
     return tuple(sorted({p.name.partition(".")[0] for p in model.parameters if p.is_trainable}))
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def draw_timeline(recipe: "Recipe") -> None:
-    """Draw the timeline.json of a finished run."""
+    """Draw the timeline.json of a finished run, with its prediction, into timeline.png and trace.json beside it."""
     from diffusionpipe.ir.files import read_plan, read_timeline
     from diffusionpipe.viz.copies import shown_copies
     from diffusionpipe.viz.gantt import gantt, panel_of
@@ -30,7 +30,7 @@ def draw_timeline(recipe: "Recipe") -> None:
 
 
 def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
-    """The predicted timeline of a run's plan, with the update if it is known; None if nothing is known of its times.
+    """The predicted timeline of a run's step, with the update if it is known; None if no times are known.
 
     A run that measured has its profile and its cluster; a plan file its prediction beside it.
     """
@@ -59,7 +59,7 @@ def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
 
 
 def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
-    """The prediction of one pipeline, its rows named by the ranks that it stands for."""
+    """A panel of the predicted timeline of one pipeline, whose rows have the names of the ranks in all copies."""
     from diffusionpipe.viz.gantt import Panel
     from diffusionpipe.workflows.training.run_facts import ranks_text
 
@@ -73,7 +73,7 @@ def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
 
 
 def timeline_title(plan: "Plan") -> str:
-    """The layout and its sizes, for a picture of one of its iterations."""
+    """A title for the picture of an iteration: the layout and its sizes."""
     from diffusionpipe.workflows.training.run_facts import microbatches_of, named_microbatches
 
     mesh = plan.mesh
