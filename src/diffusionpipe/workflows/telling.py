@@ -22,7 +22,7 @@ class Silence:
     """A `Telling` that shows nothing."""
 
     def say(self, text: str) -> None:
-        """Show nothing."""
+        """Ignore the text."""
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:

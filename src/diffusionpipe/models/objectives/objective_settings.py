@@ -35,7 +35,7 @@ class TimeSampling(StrEnum):
 
 
 class Weighting(StrEnum):
-    """The weight of a sample's loss at its time, beside `min_snr_gamma`. t is the time of a flow, after its shift."""
+    """How the weight of a sample's loss depends on its time t (of a flow after its shift), beside `min_snr_gamma`."""
 
     NONE = "none"
     SIGMA_SQRT = "sigma_sqrt"

@@ -162,7 +162,7 @@ def met(member: Membership, own: Sight, *, arrival: Seconds = 300.0, patience: S
 
 
 def opened(meeting: Meeting, *, timeout: Seconds) -> Job:
-    """The second half of `joined`: devices agreed on, the process group opened. Every rank calls it.
+    """The second half of `joined`: agree on devices and open the process group; returns the job. Every rank calls it.
 
     Raises:
         ConfigError: the ranks have devices that do not suit each other.
@@ -223,7 +223,10 @@ def _end_soon() -> None:
 
 
 def ending(member: Membership) -> Callable[[str], None]:
-    """A function that ends this process with a message, even while the main thread is blocked."""
+    """A function that ends this process, with a PeerError's status and the message that it is given.
+
+    It works even while the main thread is blocked, and writes the error file.
+    """
 
     def end(message: str) -> None:
         status, text = failed(PeerError(message), member)

@@ -120,7 +120,7 @@ class VirtualStage:
 
 @dataclass(frozen=True, slots=True)
 class VirtualEncoder:
-    """Frozen work that waits; the tensors that it writes stay zero."""
+    """Frozen work in a rehearsal: it waits as long as each fill takes, and writes nothing."""
 
     duration_of_fill: Mapping[Fill, Seconds]
     wait: Wait
@@ -140,7 +140,7 @@ def virtual_stages(
     backbones: Sequence[Backbone] = ONE_BACKBONE,
     wait: Wait = precise_wait,
 ) -> dict[int, VirtualStage]:
-    """The worker's trained stages by id, as waits of their forward and backward.
+    """Stage id -> virtual stage of each trained stage of the worker, which waits as long as `costs` say.
 
     Stages read and write what the schedule's edges say. One that reads from no other reads `inputs`; one from which no
     other reads writes its backbone's loss.

@@ -37,7 +37,7 @@ class Reducible(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until the sums are there."""
+        """Wait until the gradients are summed."""
         ...
 
 
@@ -106,7 +106,7 @@ class BlockGradients:
         self._works = [self._transport.all_reduce(bucket, self._ranks) for bucket in self._buckets]
 
     def finish(self) -> None:
-        """Wait until the sums are there."""
+        """Wait until the gradients are summed over the ranks that hold the block."""
         for work in self._works:
             work.wait()
         self._works = []

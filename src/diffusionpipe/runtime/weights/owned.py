@@ -76,7 +76,7 @@ class OwnedBlock:
         """Owner, parameters, gradients; in the same order on all ranks."""
 
     def prepare(self) -> None:
-        """Start to bring the parameters from their owners."""
+        """Start to bring the trained parameters from their owners."""
         self._gathers = [self._transport.broadcast(weights, owner, self._ranks) for owner, weights, _ in self._buckets]
 
     def present(self) -> None:

@@ -288,7 +288,7 @@ def _found_or_reason(find: Callable[[], T | str]) -> T | str:
 
 
 def reason_of(error: DiffusionPipeError) -> str:
-    """The first two lines of an error as one."""
+    """The first two lines of an error's text, joined to one."""
     return " ".join(line.strip() for line in str(error).splitlines()[:2])
 
 
