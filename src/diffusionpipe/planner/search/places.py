@@ -1,6 +1,7 @@
 """Where a batch can be cut: the ways to form pipelines from the ranks, and numbers of micro-batches."""
 
 from collections.abc import Collection, Iterator
+from operator import add
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.given import Given
@@ -60,11 +61,44 @@ def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> b
 
 
 def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """A lower bound in seconds of every plan's iteration at a place: all devices are at work all the time."""
+    """A lower bound in seconds of every plan's iteration at a place, whatever its stages, replicas, order and fills are.
+
+    All devices are at work all the time, and micro-batches pass all layers where no replicas share them.
+    """
     tables, setting = judge.tables, judge.setting
     samples = tables.unit_samples(arrangement, microbatches)
     work = tables.least_work(samples) + tables.least_encoding
-    return setting.workload.batch * work / (arrangement.data_parallel * sum(tables.ground(arrangement).speeds))
+    busy = setting.workload.batch * work / (arrangement.data_parallel * sum(tables.ground(arrangement).speeds))
+    if setting.owners == 1 and arrangement.units <= MAX_UNEQUAL_UNITS and setting.given.stages is None:
+        return busy
+    in_turn = microbatches if setting.owners > 1 else -(-microbatches // 2)
+    return max(busy, least_passage(judge, arrangement, microbatches, in_turn=in_turn))
+
+
+def least_passage(judge: Judge, arrangement: Arrangement, microbatches: int, *, in_turn: int) -> Seconds:
+    """A lower bound in seconds of a pipeline's iteration without replicas, whatever its cuts and its order are.
+
+        worker 0   F0 F1          I0 I1 W0 W1       [1] a micro-batch passes all layers and comes back
+        worker 1      F0 F1 I0 W0 I1 W1             [2] the dearest layer of this way has all others to do besides
+                                                    [3] the gradients of the first layer's weights come last
+
+    Each layer is on the way of `in_turn` micro-batches through one worker: of all, or of half of them where two
+    directions share them. One of these is the last at the dearest layer, and has its way on from there before it.
+    0 for several models.
+    """
+    tables, setting = judge.tables, judge.setting
+    if len(setting.graph.backbones) > 1:
+        return 0.0
+    casting = None if setting.graph.probes else microbatches  # a probe shares the casts of weights
+    forward, back, rest = tables.table.sums(tables.unit_samples(arrangement, microbatches), casting).layers
+    if not setting.may_split:
+        back, rest = list(map(add, back, rest)), [0.0] * len(rest)
+    longest: list[tuple[Seconds, Seconds, Seconds]] = []  # by layer the way up to it: [1], [2], [3]
+    for layer, before in enumerate(tables.gradient_edges):
+        way = max((longest[other] for other in before), default=(0.0, 0.0, rest[layer]))
+        longest.append((way[0] + forward[layer] + back[layer], max(way[1], forward[layer], back[layer]), way[2]))
+    once, dearest, last = max(longest)
+    return (once + (in_turn - 1) * dearest + last) / max(tables.ground(arrangement).speeds)
 
 
 def _with_waits(judge: Judge, arrangement: Arrangement, microbatches: int, ramp: float, is_filled: bool) -> Seconds:

@@ -219,6 +219,16 @@ class Tables:
         return microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
 
     @cached_property
+    def gradient_edges(self) -> tuple[tuple[int, ...], ...]:
+        """By trained layer the layers before it that it sends a gradient to."""
+        graph = self.setting.graph
+        writer = {name: number for number, layer in enumerate(self.table.layers) for name in layer.writes}
+        return tuple(
+            tuple(writer[name] for name in layer.reads if name in writer and graph.tensor(name).needs_gradient)
+            for layer in self.table.layers
+        )
+
+    @cached_property
     def least_work(self) -> Callable[[float], Seconds]:
         """A function from a number of samples to the least seconds of one sample, in pieces of as many or fewer.
 
