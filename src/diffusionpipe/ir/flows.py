@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
 
 from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op, compute_action
-from diffusionpipe.ir.placement import Edge, Pipeline, Range, Stage
+from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Range, Stage
 from diffusionpipe.ir.schedule import Message, Schedule
 
 TIMED_OPS = COMPUTE_OPS | {Op.ENCODE}
@@ -89,9 +89,10 @@ def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
     """
     frozen = _frozen_stages(schedule)
     for pipeline in schedule.placement.pipelines:
+        whole = {size: Range(0, size) for size in set(pipeline.microbatches)}
         for edge in pipeline.edges if pipeline.ops else ():
             if edge.producer not in frozen:
-                yield tuple(_trained_feeds(schedule, pipeline, edge))
+                yield tuple(_trained_feeds(schedule, pipeline, edge, whole))
 
 
 def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
@@ -168,14 +169,13 @@ def _rows(pipeline: Pipeline, stage: Stage) -> list[tuple[int, Range]]:
     return [(number, samples[pipeline.microbatches[number]].shifted(starts[number])) for number in pipeline.numbers]
 
 
-def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterator[Feed]:
-    producer, consumer = schedule.placement.stages[edge.producer], schedule.placement.stages[edge.consumer]
-    if not producer.share.overlaps(consumer.share):
+def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge, whole: Mapping[int, Range]) -> Iterator[Feed]:
+    """`whole`: samples of a micro-batch -> all of them, which flow between stages that share it with no other."""
+    here, there = (schedule.placement.stages[stage].share for stage in (edge.producer, edge.consumer))
+    if not here.overlaps(there):
         return
-    samples = {
-        size: producer.share.samples(size).intersection(consumer.share.samples(size))
-        for size in set(pipeline.microbatches)
-    }
+    is_whole = here is WHOLE and there is WHOLE
+    samples = whole if is_whole else {n: here.samples(n).intersection(there.samples(n)) for n in whole}
     found = [(edge.producer, edge.consumer, Op.F, edge.tensors, False)]
     backward = backward_op(pipeline)
     if backward is not None and edge.gradients:

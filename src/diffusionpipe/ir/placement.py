@@ -80,6 +80,8 @@ class Share:
 
     def overlaps(self, other: "Share") -> bool:
         """Whether the two shares have any part of a micro-batch in common."""
+        if self is WHOLE or other is WHOLE:  # no share is empty
+            return True
         return max(self.start, other.start) < min(self.stop, other.stop)
 
     def samples(self, size: int) -> Range:

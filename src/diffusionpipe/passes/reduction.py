@@ -38,8 +38,7 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
     ]
     if not is_data_parallel and max(holders.values(), default=0) < 2:
         return schedule
-    has_several = any(len(index) > 1 for index in last)  # else there is nothing to put in order
-    complete = _complete(schedule, last) if has_several else dict.fromkeys(holders, 0)
+    complete = _complete(schedule, last)
     orders = []
     for order, index in zip(schedule.orders, last, strict=True):
         behind: dict[int, list[Action]] = defaultdict(list)
@@ -63,8 +62,14 @@ def _units(work: Work) -> Seconds:
             return 0
 
 
-def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> dict[int, Seconds]:
-    """Block -> when its last backward on any worker ends; `last` gives the place of this backward on each worker."""
+def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> Mapping[int, Seconds]:
+    """Block -> when its last backward on any worker ends; `last` gives the place of this backward on each worker.
+
+    Where no two workers hold a block, or each holds one, the places alone put each worker's blocks in this order.
+    """
+    places = {block: place for index in last for block, place in index.items()}
+    if len(places) == sum(map(len, last)) or not any(len(index) > 1 for index in last):
+        return places
     graph = graph_of(schedule)
     ends = timed(graph, [_units(work) for work in graph.works]).ends
     complete: dict[int, Seconds] = defaultdict(int)

@@ -80,7 +80,7 @@ class Footprint:
         def stage_bytes(
             first: int, stop: int, samples: float, microbatches: int, in_flight: int, is_host: bool
         ) -> Bytes:
-            return self.use([(first, stop, microbatches, samples)], [(in_flight, 0)], is_host=is_host).total
+            return self._used(((first, stop, microbatches, samples),), ((in_flight, 0),), is_host).total
 
         return lru_cache(maxsize=1 << 16)(stage_bytes)
 
@@ -98,6 +98,14 @@ class Footprint:
         `peaks` are numbers of micro-batches whose activations it holds at the same time, and of micro-batches of which
         it holds the tensors for W, stage by stage (`Holding.peaks`).
         """
+        return self._use(tuple(stages), tuple(map(tuple, peaks)), is_host)
+
+    @cached_property
+    def _use(self) -> Callable[[tuple[_Stage, ...], tuple[tuple[int, ...], ...], bool], MemoryUse]:
+        """Where a cut moves, the ranks that it does not touch are asked about again."""
+        return lru_cache(maxsize=1 << 14)(self._used)
+
+    def _used(self, stages: tuple[_Stage, ...], peaks: tuple[tuple[int, ...], ...], is_host: bool) -> MemoryUse:
         table, held, copies = self.tables.table, self.tables.setting.ledger.base, 0
         frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
         for first, stop in dict.fromkeys(stage[:2] for stage in stages):  # two directions may share one

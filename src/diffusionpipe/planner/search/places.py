@@ -61,7 +61,7 @@ def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> b
 
 
 def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """A lower bound in seconds of every plan's iteration at a place, whatever its stages, replicas, order and fills are.
+    """A lower bound in seconds of every plan's iteration at a place.
 
     All devices are at work all the time, and micro-batches pass all layers where no replicas share them.
     """
