@@ -45,6 +45,16 @@ def test_every_layer_costs_what_it_costs_alone():
     assert [joined.graph.layers_of(b) for b in backbones] == [("a/layer0", "a/layer1"), ("b/layer0", "b/layer1")]
 
 
+def test_a_backbone_that_reads_its_own_estimate_still_does():
+    part = chain([1e-3, 2e-3])
+    (backbone,) = part.graph.backbones
+    reading = replace(backbone, estimate="x0", self_conditioning=0.5)
+    graph = replace(part.graph, backbones=(reading,))
+    a, b = joined_profile({"a": replace(part, graph=graph), "b": part}).graph.backbones
+    assert (a.estimate, a.self_conditioning) == ("a/x0", 0.5)
+    assert (b.estimate, b.self_conditioning) == (None, 0.0)
+
+
 def test_the_longest_update_counts_whichever_backbone_has_it():
     short, long = (replace(chain([1e-3]), update=seconds) for seconds in (2e-3, 5e-3))
     for parts in ({"a": short, "b": long}, {"a": long, "b": short}):

@@ -73,6 +73,9 @@ def test_a_profile_says_which_command_makes_its_operations(tmp_path):
     write_profile(synthetic.chain([0.01] * 2), path)
     with pytest.raises(FileFormatError, match="has no operations; make them with: diffusionpipe profile RECIPE --oper"):
         read_report(path)
-    (tmp_path / "broken.json").write_text('{"format": "diffusionpipe operations", "version": 1, "report": {}}')
-    with pytest.raises(FileFormatError, match="is not a file of operations"):
-        read_report(tmp_path / "broken.json")
+    for broken in ("{}", '"a text"', "[]", '{"uses": 3}'):
+        (tmp_path / "broken.json").write_text(
+            f'{{"format": "diffusionpipe operations", "version": 1, "report": {broken}}}'
+        )
+        with pytest.raises(FileFormatError, match="is not a file of operations"):
+            read_report(tmp_path / "broken.json")

@@ -135,12 +135,17 @@ def _renamed(name: str, graph: ModelGraph, rename: Callable[[str], str]) -> Mode
 
 
 def _named(name: str, backbone: Backbone, rename: Callable[[str], str]) -> Backbone:
-    return Backbone(
+    def of(tensor: str | None) -> str | None:
+        return None if tensor is None else rename(tensor)
+
+    return replace(
+        backbone,
         name=name,
         loss=rename(backbone.loss),
-        prediction=None if backbone.prediction is None else rename(backbone.prediction),
+        prediction=of(backbone.prediction),
         noisy=rename(backbone.noisy),
         timesteps=rename(backbone.timesteps),
+        estimate=of(backbone.estimate),
     )
 
 

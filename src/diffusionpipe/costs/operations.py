@@ -117,6 +117,8 @@ def read_report(path: Path) -> OperationReport:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict) and data.get("format") == FORMAT and data.get("version") == VERSION:
+            if not isinstance(data["report"], dict):
+                raise TypeError('"report" is no object')
             uses = tuple(OperationUse(**use) for use in data["report"].pop("uses"))
             return OperationReport(**data["report"], uses=uses)
     except (OSError, ValueError, TypeError, KeyError) as error:

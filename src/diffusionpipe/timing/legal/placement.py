@@ -46,7 +46,7 @@ def _membership(schedule: Schedule) -> Iterator[str]:
             yield f"stage {i} is on worker {one.worker}; there are orders for {schedule.num_workers} workers"
     for i, pipeline in enumerate(placement.pipelines):
         if pipeline.ops not in OPS_OF_PIPELINES:
-            yield f"pipeline {i} has ops {_join(pipeline.ops)}; legal are F, F B, F I W, T F B and ENCODE"
+            yield f"pipeline {i} has ops {_join(pipeline.ops)}; legal are F, F B, F I W and ENCODE"
         if pipeline.is_ahead and Op.ENCODE not in pipeline.ops:
             yield f"pipeline {i} works ahead but trains; only frozen pipelines can work ahead"
         if pipeline.first_sample < 0:
