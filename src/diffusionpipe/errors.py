@@ -5,9 +5,9 @@
     │   ├── RecipeError        a key, value or combination of the recipe
     │   ├── DataError          the folder of pictures and captions
     │   ├── ModelError         the model's folder, class or weights
-    │   └── CheckpointError    a checkpoint that is missing, truncated, altered or of another run
+    │   ├── CheckpointError    a checkpoint that is missing, truncated, altered or of another run
+    │   └── FileFormatError    a plan, schedule, profile, cluster or timeline file cannot be read
     ├── ScheduleError          an order of actions is illegal
-    ├── FileFormatError        a plan, schedule, profile, cluster or timeline file cannot be read
     ├── TrainingError          the weights, the loss or the learning rate: training cannot continue
     │   ├── NonFiniteLossError     a loss is NaN or infinite
     │   ├── NonFiniteWeightsError  a weight is NaN or infinite

@@ -46,11 +46,11 @@ _FRAMES_SHOWN = 4
 
 
 def still(picture: Picture) -> Picture:
-    """A picture as it is; of a clip up to four frames side by side, from the first to the last, (H, 4 W, 3)."""
+    """A picture as it is; of a clip up to four frames side by side, from the first to the last, (H, up to 4 W, 3)."""
     if picture.ndim == _PICTURE:
         return picture
     count = min(_FRAMES_SHOWN, len(picture))
-    places = [round(number * (len(picture) - 1) / (count - 1)) for number in range(count)]
+    places = np.linspace(0, len(picture) - 1, count).round().astype(int)
     return np.concatenate([picture[place] for place in places], axis=1)
 
 

@@ -96,9 +96,9 @@ def is_same(one: Path, other: Path) -> bool:
     return found is not None and found == _identity(other)
 
 
-def is_around(inner: Path, outer: Path) -> bool:
+def is_around(first: Path, second: Path) -> bool:
     """Whether either of two folders lies in the other, also through links; False for one and the same."""
-    one, other = (Path(os.path.realpath(folder)) for folder in (inner, outer))
+    one, other = (Path(os.path.realpath(folder)) for folder in (first, second))
     return one != other and (one.is_relative_to(other) or other.is_relative_to(one))
 
 
