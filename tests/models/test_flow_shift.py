@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from scipy.special import betainc
@@ -88,9 +89,10 @@ def factor_of(name: str, side: int) -> float:
     return math.exp(mu) if config.time_shift_type == "exponential" else mu
 
 
-@pytest.mark.parametrize("side", RESOLUTIONS)
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("sampling", [one for one in TimeSampling if one is not TimeSampling.SPEED])
+@pytest.mark.parametrize(
+    ("sampling", "name", "side"),
+    covering([one for one in TimeSampling if one is not TimeSampling.SPEED], tuple(CONFIGS), RESOLUTIONS),
+)
 def test_drawn_times_follow_the_formula(drawn, name, side, sampling):
     times = times_of(objective_of(name, sampling), drawn, side)
     terminal = CONFIGS[name].get("shift_terminal", 0.0)
@@ -110,10 +112,12 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.25, 0.875)], ids=str)
-@pytest.mark.parametrize("name", ["none", "static", "terminal"])
-@pytest.mark.parametrize(("sampling", "parameters"), SAMPLINGS.values(), ids=SAMPLINGS)
-def test_times_with_parameters_and_a_range_follow_the_formula(drawn, name, sampling, parameters, bounds):
+@pytest.mark.parametrize(
+    ("kind", "name", "bounds"),
+    covering(tuple(SAMPLINGS), ("none", "static", "terminal"), ((0.0, 1.0), (0.25, 0.875))),
+)
+def test_times_with_parameters_and_a_range_follow_the_formula(drawn, name, kind, bounds):
+    sampling, parameters = SAMPLINGS[kind]
     objective = objective_of(name, sampling, **parameters, time_range=bounds)
     times = times_of(objective, drawn, 512)
     terminal = CONFIGS[name].get("shift_terminal", 0.0)
