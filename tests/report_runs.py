@@ -12,6 +12,7 @@ from diffusionpipe.ir import Phase
 from diffusionpipe.ir.data_survey import Line, Survey, TrainedSize
 from diffusionpipe.ir.files import SURVEY, write_file, write_plan, write_timeline
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 
@@ -74,14 +75,19 @@ def write_samples(folder, steps=(100, 200), prompts=("a red cat", SCRIPT, "חת�
             Image.new("RGB", (32, 32), (step % 256, 80 * index, 90)).save(path, pnginfo=kept)
 
 
-def write_plan_of(folder, *, stages=2, microbatches=4, ranks=2, measured=True, layers=6):
-    """plan.json, profile.json and cluster.json, and a timeline in which everything takes a tenth longer."""
-    profile = synthetic.chain([0.01] * layers, parameters=[10**6] * layers, elements=10**5, frozen=0.01)
+def write_plan_of(folder, *, stages=2, microbatches=4, ranks=2, measured=True, layers=6, filled=None):
+    """plan.json, profile.json and cluster.json, and a timeline in which everything takes a tenth longer.
+
+    `filled`: a profile whose frozen work fills bubbles.
+    """
+    plain = synthetic.chain([0.01] * layers, parameters=[10**6] * layers, elements=10**5, frozen=0.01)
+    profile = plain if filled is None else filled
     profile, cluster = replace(profile, update=1e-9), synthetic.cluster(ranks)
     batch = 2 * microbatches * (ranks // stages)
     setting = Setting(profile=profile, cluster=cluster, workload=synthetic.workload(batch))
     layout = Layout(batch=batch, stages=stages, microbatches=microbatches, data_parallel=ranks // stages)
-    plan = build_plan(profile.graph, layout, pricing=pricing_of(setting))
+    filler = None if filled is None else filler_of(setting)
+    plan = build_plan(profile.graph, layout, pricing=pricing_of(setting), filler=filler)
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(plan, folder / "plan.json")
     write_profile(profile, folder / "profile.json")

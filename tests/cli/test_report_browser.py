@@ -3,6 +3,7 @@ import re
 import sys
 import tomllib
 from contextlib import contextmanager
+from random import Random
 from statistics import fmean, median
 from threading import Thread
 
@@ -14,6 +15,7 @@ from report_runs import SCRIPT, make_run, write_plan_of
 import diffusionpipe as dp
 from diffusionpipe.ir.files import read_timeline
 from diffusionpipe.trainer.launching.run_lock import acquire
+from diffusionpipe.workflows.report.changes import change_of
 from diffusionpipe.workflows.report.page import report_page
 from diffusionpipe.workflows.report.watching import Watch
 
@@ -79,6 +81,11 @@ def value_in(folder, file, key):
             span = range(int(found[3]), int(found[4]) + 1)
             values = [row[found[2]] for row in rows if row["step"] in span and found[2] in row]
             return {"median": median, "mean": fmean}[found[1]](values)
+        if found := re.fullmatch(r"smoothed\((\w+)\) @ step (\d+)", key):
+            points = [(row["step"], row[found[1]]) for row in rows if found[1] in row]
+            place = [step for step, _ in points].index(int(found[2]))
+            half = min(len(points) // 40, place)
+            return fmean(value for _, value in points[place - half : place + half + 1])
         if key == "last(step)":
             return max(row["step"] for row in rows if "loss" in row)
     if file == "recipe.toml":
@@ -259,6 +266,33 @@ def test_the_slider_shows_the_samples_of_its_step(browser, pages):
     assert tab.page.locator("#samples h3").first.inner_text() == "step 100"
 
 
+def test_frozen_components_have_the_colours_of_the_timeline_in_every_bar(browser, tmp_path):
+    write_plan_of(tmp_path / "plan", filled=synthetic.transformer(blocks=6), measured=False)
+    (tmp_path / "plan.html").write_text(report_page([tmp_path / "plan/plan.json"]), encoding="utf-8")
+    for scheme in ("light", "dark"):
+        tab = Tab(browser, tmp_path / "plan.html", scheme=scheme)
+        legend = """(root) => Object.fromEntries([...document.querySelectorAll(`${root} .legend li`)].map((one) =>
+          [one.textContent, getComputedStyle(one.querySelector('.patch')).backgroundColor]))"""
+        timeline, waits = (tab.page.evaluate(legend, part) for part in ("#timeline", "#waits"))
+        pieces = tab.page.evaluate("""[...document.querySelectorAll('.stack:not(.memory) span')].map((one) =>
+          [one.title.replace(/ [0-9.]+%$/, ''), getComputedStyle(one).backgroundColor])""")
+        frozen = {name: colour for name, colour in timeline.items() if name.startswith("frozen")}
+        assert len(set(frozen.values())) == len(frozen) >= 2
+        assert frozen.keys() <= waits.keys() & {name for name, _ in pieces}
+        assert {name: timeline[name] for name in timeline.keys() & waits.keys()}.items() <= waits.items()
+        assert all(timeline[name] == colour for name, colour in pieces if name in timeline)
+
+
+def test_parts_of_a_plan_that_cannot_be_read_say_so_once(browser, tmp_path):
+    run = make_run(tmp_path / "birds", steps=30)
+    (run / "plan.json").write_text('{"format": "diffusionpipe-plan", "ver')
+    (tmp_path / "run.html").write_text(report_page([run]), encoding="utf-8")
+    tab = Tab(browser, tmp_path / "run.html")
+    assert tab.page.locator("main section:visible .absent").count() == 1
+    assert tab.page.locator("#why h2").inner_text() == "Layout, step, waits, memory and stages"
+    assert tab.page.locator(".links a:visible").all_inner_texts() == ["Curves", "Samples", "Layout", "Data", "Recipe"]
+
+
 def test_two_runs_show_their_differences_first_and_align_by_samples(browser, pages):
     tab = Tab(browser, pages["two"])
     first = tab.page.eval_on_selector("main > section", "one => one.id")
@@ -400,6 +434,23 @@ def test_a_page_whose_server_has_ended_says_since_when_its_numbers_are_old(brows
         )
         page.unroute("**/data*")
         expect(page.locator("#silence")).to_be_hidden(timeout=15000)
+
+
+def test_the_page_applies_changes_as_the_server_makes_them(browser, pages):
+    random = Random(0)
+
+    def value(depth):
+        if not depth or random.random() < 0.3:
+            return random.choice([None, 0, 1, 2, "a", "b"])
+        size = random.randrange(5)
+        if random.random() < 0.5:
+            return [value(depth - 1) for _ in range(size)]
+        return {key: value(depth - 1) for key in random.sample("abcd", min(size, 4))}
+
+    pairs = [(value(3), value(3)) for _ in range(2000)]
+    cases = [[old, change_of(old, new)] for old, new in pairs]
+    made = Tab(browser, pages["run"]).page.evaluate("all => all.map(([old, change]) => dp.changed(old, change))", cases)
+    assert made == [new for _, new in pairs]
 
 
 def test_a_page_asks_again_only_after_the_last_answer(browser, tmp_path):

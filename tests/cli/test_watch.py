@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 from report_runs import make_run, write_samples
@@ -63,14 +64,19 @@ def test_the_page_and_its_data_need_the_token_of_the_address(watch):
     assert "connect-src 'self'" in page
     assert watch.token not in page
     status, _, text = answer(watch, "GET", f"/data?token={watch.token}")
-    assert json.loads(text)["items"][0]["progress"]["step"]["value"] == 30
+    assert whole(text)["items"][0]["progress"]["step"]["value"] == 30
+
+
+def whole(text):
+    """The data of an answer for a page that has none."""
+    return json.loads(text)["change"]["new"]
 
 
 def test_the_data_grow_with_the_run(watch, run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 31, "loss": 0.25}\n{"step": 32, "lo')
     text = answer(watch, "GET", f"/data?token={watch.token}")[2]
-    assert json.loads(text)["items"][0]["progress"]["step"]["value"] == 31
+    assert whole(text)["items"][0]["progress"]["step"]["value"] == 31
 
 
 @pytest.mark.usefixtures("job")
@@ -222,12 +228,40 @@ def test_many_pages_and_pages_that_were_closed_cost_one_reading(watch, run, capf
 
 def test_data_that_the_page_has_are_not_sent_again(watch, run):
     path, watch.rest = f"/data?token={watch.token}", 0
-    version = answer(watch, "GET", path)[1]["ETag"]
-    assert answer(watch, "GET", path, If_None_Match=version)[::2] == (304, "")
+    state = json.loads(answer(watch, "GET", path)[2])["state"]
+    assert json.dumps(state) in answer(watch, "GET", f"/?token={watch.token}")[2]  # the page asks with it
+    assert answer(watch, "GET", path, If_None_Match=state)[::2] == (304, "")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 31, "loss": 0.25}\n')
-    status, headers, text = answer(watch, "GET", path, If_None_Match=version)
-    assert (status, headers["ETag"] != version, "items" in json.loads(text)) == (200, True, True)
+    status, _, text = answer(watch, "GET", path, If_None_Match=state)
+    assert (status, json.loads(text)["state"] != state) == (200, True)
+    assert list(json.loads(text)["change"]["keys"]) == ["items"]
+
+
+def test_pictures_that_a_page_has_are_not_sent_again(watch, run):
+    path, watch.rest = f"/data?token={watch.token}", 0
+    write_noise(run, range(1, 61))
+    first = answer(watch, "GET", path)[2]
+    states = [json.loads(first)["state"]]
+    for step in (61, 62, 63):
+        write_noise(run, [step])
+        change = answer(watch, "GET", path, If_None_Match=states[-1])[2]
+        assert len(change) < 0.03 * len(first)
+        assert change.count("data:image") == 3
+        states.append(json.loads(change)["state"])
+    late = answer(watch, "GET", path, If_None_Match=states[0])[2]  # another page asked last three samplings ago
+    assert late.count("data:image") == 9
+    assert len(answer(watch, "GET", path, If_None_Match='"another"')[2]) > len(first)
+
+
+def write_noise(run, steps):
+    """Three pictures of each sampling, each other than all before."""
+    for step in steps:
+        for place in range(3):
+            path = run / f"samples/step-{step:08d}/{place}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng((step, place)).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
 
 
 @pytest.mark.parametrize(

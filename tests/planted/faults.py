@@ -20,7 +20,7 @@ class Fault:
     """One change of one module that makes it wrong."""
 
     module: str
-    """The dotted name: it survives a move if the names of modules are rewritten."""
+    """The dotted name: it survives a move if the names of modules are rewritten. A script of the page: its path."""
     wrong: str
     old: str
     """Whole lines, or a part of a line, that the module has exactly once."""
@@ -36,6 +36,8 @@ class Fault:
 
     def path_in(self, source: Path) -> Path:
         """The module's file in a folder of sources."""
+        if "/" in self.module:
+            return source / self.module
         path = source.joinpath(*self.module.split("."))
         return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
@@ -81,7 +83,9 @@ def misfits(faults: Iterable[Fault], source: Path, root: Path = ROOT) -> list[st
     found = []
     for fault in faults:
         try:
-            compile(fault.faulty(source), fault.module, "exec")
+            text = fault.faulty(source)
+            if fault.path_in(source).suffix == ".py":
+                compile(text, fault.module, "exec")
         except (FaultError, SyntaxError) as error:
             found.append(str(error) if isinstance(error, FaultError) else f"{fault.module}: {error}: {fault.new!r}")
         found += [f"{fault.module}: no test is called {test}" for test in fault.tests if not _exists(test, root)]

@@ -14,7 +14,8 @@ from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.sends import waits_of
-from diffusionpipe.viz.waits import END, HOST, SUMS, TRANSFER, UPDATE, WORK, times_of_ranks
+from diffusionpipe.viz.palette import UPDATE_NAME
+from diffusionpipe.viz.waits import END, HOST, SUMS, TRANSFER, WORK, times_of_ranks
 
 sizes = st.integers(1, 5)
 
@@ -28,7 +29,7 @@ def timed(stages, microbatches, comm=0):
 @given(sizes, sizes, st.integers(0, 2))
 def test_computing_and_waiting_of_a_rank_add_up_to_the_step(stages, microbatches, comm):
     timeline, schedule = timed(stages, microbatches, comm)
-    for rank in times_of_ranks(timeline, waits_of(schedule)):
+    for rank in times_of_ranks(timeline, waits_of(schedule), {}):
         spent = sum(rank.computing.values()) + sum(rank.by_cause().values())
         assert abs(spent - timeline.step) < 1e-9
         assert abs(sum(rank.computing.values()) - timeline.busy(rank.worker)) < 1e-9
@@ -36,7 +37,7 @@ def test_computing_and_waiting_of_a_rank_add_up_to_the_step(stages, microbatches
 
 def test_the_last_rank_waits_for_the_work_of_the_ranks_before_it_and_then_for_the_end():
     timeline, schedule = timed(3, 1)
-    first, _, last = times_of_ranks(timeline, waits_of(schedule))
+    first, _, last = times_of_ranks(timeline, waits_of(schedule), {})
     assert [(wait.cause, wait.before, wait.sender) for wait in last.waits] == [(WORK, "2F0", 1), (END, "", None)]
     assert [(wait.cause, wait.before, wait.sender) for wait in first.waits] == [(WORK, "0B0", 1)]
     assert last.by_cause() == {WORK: 2, END: 4}  # two forwards before it, two backwards of two after it
@@ -44,7 +45,7 @@ def test_the_last_rank_waits_for_the_work_of_the_ranks_before_it_and_then_for_th
 
 def test_a_message_on_its_way_is_a_transfer():
     timeline, schedule = timed(2, 1, comm=3)
-    waits = times_of_ranks(timeline, waits_of(schedule))[1].waits
+    waits = times_of_ranks(timeline, waits_of(schedule), {})[1].waits
     assert [(wait.cause, wait.seconds) for wait in waits[:2]] == [(WORK, 1), (TRANSFER, 3)]
 
 
@@ -56,9 +57,9 @@ def test_a_wait_without_a_message_is_the_host_and_a_sum_of_gradients_is_named():
         spans=tuple(Span(worker=0, action=parse_action(text), start=a, end=b) for a, b, text in spans),
         update=(Phase(worker=0, name="optimizer", start=9, end=10),),
     )
-    (rank,) = times_of_ranks(timeline, waits_of(schedule))
+    (rank,) = times_of_ranks(timeline, waits_of(schedule), {})
     assert rank.by_cause() == {HOST: 2, SUMS: 2, END: 1}
-    assert rank.computing[UPDATE] == 1
+    assert rank.computing[UPDATE_NAME] == 1
     assert Op.REDUCE_GRAD in {span.action.op for span in timeline.spans}
 
 
@@ -81,7 +82,7 @@ def test_a_wait_is_for_a_message_of_its_own_batch_never_for_one_of_the_next(stag
         if not all_flows[index].is_ahead:
             sent[str(all_flows[index].consumer)] += [sends[slot].start for slot in slots]
     count = 0
-    for rank in times_of_ranks(timeline, waits_of(schedule)):
+    for rank in times_of_ranks(timeline, waits_of(schedule), {}):
         for action in {wait.before for wait in rank.waits if wait.sender is not None}:
             own = [wait for wait in rank.waits if wait.before == action]
             transfer = sum(wait.seconds for wait in own if wait.cause == TRANSFER)
@@ -107,7 +108,7 @@ def test_a_measured_wait_is_for_a_message_that_was_sent_before_it_and_its_own_se
             for start, end, text in own
         ),
     )
-    first, second = times_of_ranks(timeline, waits_of(schedule))
+    first, second = times_of_ranks(timeline, waits_of(schedule), {})
     assert [(wait.cause, wait.before, wait.seconds) for wait in first.waits][:1] == [(TRANSFER, "0F1", 0.5)]
     assert [(wait.cause, wait.before, wait.seconds, wait.sender) for wait in second.waits] == [
         (WORK, "1F0", 1, 0), (TRANSFER, "1F0", 1, 0), (TRANSFER, "1F1", 0.25, None), (TRANSFER, "1F1", 0.75, 0),

@@ -46,6 +46,7 @@ RECEIVE = "#a6a6a6"
 REDUCE = "#d55e00"
 GATHER = "#e7c36a"
 UPDATE = "#8c564b"
+UPDATE_NAME = "update"
 PHASE_COLOURS = {"sum over all ranks": "#ead9d4", "clip": "#c9a096", "average": "#5a332b"}
 """Colours of the parts that follow an iteration; the optimizer, and an update that is not divided, have `UPDATE`."""
 COMPONENT_COLOURS = {
@@ -139,6 +140,22 @@ def component_colours(names: dict[int, str]) -> dict[str, str]:
     others = sorted({_without_model(name) for name in unique} - set(COMPONENT_COLOURS))
     colours = COMPONENT_COLOURS | dict(zip(others, cycle(OTHER_COLOURS), strict=False))
     return {name: colours[_without_model(name)] for name in unique}
+
+
+def frozen_name(component: str) -> str:
+    """The name of a frozen component's work in a legend.
+
+    >>> frozen_name("vae"), frozen_name("frozen")
+    ('frozen: vae', 'frozen layers')
+    """
+    return "frozen layers" if component == "frozen" else f"frozen: {component}"
+
+
+def work_colours(components: Mapping[int, str]) -> dict[str, str]:
+    """The colour of each kind of computation by its name in a legend, where stages of one kind are not told apart."""
+    own = component_colours(dict(components))
+    frozen = {frozen_name(component): colour for component, colour in own.items()}
+    return {OP_NAMES[op]: colour for op, colour in OP_COLOURS.items()} | frozen | {UPDATE_NAME: UPDATE}
 
 
 def _without_model(component: str) -> str:

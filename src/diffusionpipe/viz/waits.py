@@ -15,16 +15,14 @@ from dataclasses import dataclass
 
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Action, Op, Phase, Span, Timeline
 from diffusionpipe.units import Seconds
-from diffusionpipe.viz.palette import OP_NAMES
+from diffusionpipe.viz.palette import OP_NAMES, UPDATE_NAME, frozen_name
 
-FROZEN = "frozen work"
 WORK = "other ranks' work"
 TRANSFER = "transfers"
 SUMS = "sums of gradients"
 GATHERS = "gathers of parameters"
 HOST = "the host"
 END = "the slowest rank, at the end"
-UPDATE = "update"
 WAITS = (WORK, TRANSFER, SUMS, GATHERS, HOST, END)
 """The causes of waits, in the order in which they are listed."""
 _COLLECTIVES = {Op.REDUCE_GRAD: SUMS, Op.UNSHARD: GATHERS}
@@ -56,7 +54,7 @@ class RankTimes:
 
     worker: int
     computing: Mapping[str, Seconds]
-    """Seconds of each kind of computation, of frozen work and of the update."""
+    """Seconds of each kind of computation, of each frozen component and of the update, by their names in legends."""
     waits: tuple[Wait, ...]
 
     def by_cause(self) -> dict[str, Seconds]:
@@ -65,11 +63,14 @@ class RankTimes:
         return {cause: seconds for cause, seconds in found.items() if seconds > 0}
 
 
-def times_of_ranks(timeline: Timeline, awaited: Mapping[Action, Sequence[int]]) -> tuple[RankTimes, ...]:
+def times_of_ranks(
+    timeline: Timeline, awaited: Mapping[Action, Sequence[int]], components: Mapping[int, str]
+) -> tuple[RankTimes, ...]:
     """The computing and waiting times of each rank, in the order of ranks; together they are `timeline.step`.
 
-    `awaited`: the messages for which each action waits, as `timing.sends.waits_of` finds them. Where several ranks are
-    at a worker's place, the timeline has copies, and each copy's messages stay in it.
+    `awaited`: the messages for which each action waits, as `timing.sends.waits_of` finds them; `components`: of the
+    fills, as `palette.components` finds them. Where several ranks are at a worker's place, the timeline has copies, and
+    each copy's messages stay in it.
     """
     copies = timeline.copies or (tuple(range(timeline.num_workers)),)
     spans: dict[int, list[Span]] = defaultdict(list)
@@ -83,7 +84,7 @@ def times_of_ranks(timeline: Timeline, awaited: Mapping[Action, Sequence[int]]) 
     for ranks in copies:
         sent = {span.action.slot: span for rank in ranks for span in spans[rank] if span.action.op in SEND_OPS}
         for rank in ranks:
-            found[rank] = _times(_Rank(rank, spans[rank], phases[rank], step, is_measured), awaited, sent)
+            found[rank] = _times(_Rank(rank, spans[rank], phases[rank], step, is_measured), awaited, sent, components)
     return tuple(found[rank] for rank in sorted(found))
 
 
@@ -108,7 +109,12 @@ class _Rank:
         return sorted(named, key=lambda one: one[0].start)
 
 
-def _times(rank: _Rank, awaited: Mapping[Action, Sequence[int]], sent: Mapping[int | None, Span]) -> RankTimes:
+def _times(
+    rank: _Rank,
+    awaited: Mapping[Action, Sequence[int]],
+    sent: Mapping[int | None, Span],
+    components: Mapping[int, str],
+) -> RankTimes:
     computing: dict[str, Seconds] = defaultdict(float)
     waits: list[Wait] = []
     reached = 0.0
@@ -116,12 +122,12 @@ def _times(rank: _Rank, awaited: Mapping[Action, Sequence[int]], sent: Mapping[i
         if span.start > reached:
             senders = [sent[slot] for slot in awaited.get(span.action, ()) if slot in sent]
             waits += _explained(rank, (reached, span.start), str(span.action), senders)
-        computing[name_of_work(span.action)] += max(0.0, span.end - max(reached, span.start))
+        computing[_name_of_work(span.action, components)] += max(0.0, span.end - max(reached, span.start))
         reached = max(reached, span.end)
     for phase in sorted(rank.update, key=lambda one: one.start):
         if phase.start > reached:
             waits += _split(rank, (reached, phase.start), END)
-        computing[UPDATE] += max(0.0, phase.end - max(reached, phase.start))
+        computing[UPDATE_NAME] += max(0.0, phase.end - max(reached, phase.start))
         reached = max(reached, phase.end)
     if rank.step > reached:
         waits += _split(rank, (reached, rank.step), END)
@@ -132,11 +138,11 @@ def _is_work(action: Action) -> bool:
     return action.op in COMPUTE_OPS or action.op in (Op.ENCODE, Op.STEP)
 
 
-def name_of_work(action: Action) -> str:
-    """The name of a computing action's work for people, e.g. of a forward or a fill."""
+def _name_of_work(action: Action, components: Mapping[int, str]) -> str:
+    """The kind of work of a computing action, as legends name it."""
     if action.op is Op.ENCODE:
-        return FROZEN
-    return UPDATE if action.op is Op.STEP else OP_NAMES[action.op]
+        return frozen_name(components.get(action.slot or 0, "frozen"))
+    return UPDATE_NAME if action.op is Op.STEP else OP_NAMES[action.op]
 
 
 def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: Sequence[Span]) -> Iterator[Wait]:

@@ -9,8 +9,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from diffusionpipe.holding.storage import storage_of
+from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.runtime.machine.error_file import is_shortage
-from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.training.expectation import Expectation, expectation_of
 from diffusionpipe.workflows.training.expected_step import keep_expected
 from diffusionpipe.workflows.training.run_facts import (
@@ -267,9 +268,9 @@ def _memory(start: "Start", expected: Expectation) -> str:
     if len(sizes) > MAX_LISTED:
         most = max(sizes, key=lambda pair: pair[1])
         least = min(size for _, size in sizes)
-        text = f"{_bytes(least)} to {_bytes(most[1])}, the most on rank {_listed(most[0])}"
+        text = f"{bytes_in_words(least)} to {bytes_in_words(most[1])}, the most on rank {_listed(most[0])}"
     else:
-        text = ", ".join(f"rank {_listed(ranks)}: {_bytes(size)}" for ranks, size in sizes)
+        text = ", ".join(f"rank {_listed(ranks)}: {bytes_in_words(size)}" for ranks, size in sizes)
     kind = "expected at the peak" if expected.has_activations else "weights, gradients, optimizer; activations unknown"
     return f"{text} ({kind})"
 
@@ -349,8 +350,8 @@ def end_table(
         foreseen = (predicted.get(name), *([later.get(name)] if later else []))
         table.add_row(name, _milliseconds(seconds), *("-" if one is None else _milliseconds(one) for one in foreseen))
     if peak is not None:
-        foreseen_peak = _bytes(expected.memory[0]) if expected.has_activations else "-"
-        table.add_row("memory of rank 0", _bytes(int(peak * 2**30)), foreseen_peak)
+        foreseen_peak = bytes_in_words(expected.memory[0]) if expected.has_activations else "-"
+        table.add_row("memory of rank 0", bytes_in_words(int(peak * 2**30)), foreseen_peak)
     return table
 
 
@@ -410,10 +411,6 @@ def _count(number: int) -> str:
 
 def _number(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _bytes(size: Bytes) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _milliseconds(seconds: Seconds) -> str:

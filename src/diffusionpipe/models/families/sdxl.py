@@ -5,6 +5,7 @@ the picture's sizes ("time_ids") are embedded with the time.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,6 +104,8 @@ FAMILY = Family(
     settings={"requires_aesthetics_score": False},  # a score in place of the wanted sizes
     zeroed="force_zeros_for_empty_prompt",
 )
+INPAINT = replace(FAMILY, places=None)
+"""The pipeline that fills holes: no coordinates fit beside the channels of a mask."""
 
 
 def _unet_problems(unet: Any, vae: Any, first: Any, second: Any) -> list[str]:

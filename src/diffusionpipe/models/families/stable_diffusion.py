@@ -1,6 +1,7 @@
 """Stable Diffusion 1 and 2: CLIPTextModel, AutoencoderKL and UNet2DConditionModel as layers."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from diffusionpipe.errors import ModelError
@@ -80,3 +81,5 @@ FAMILY = Family(
     has_chunks=True,
     has_clip_skip=True,
 )
+INPAINT = replace(FAMILY, places=None)
+"""The pipeline that fills holes: no coordinates fit beside the channels of a mask."""

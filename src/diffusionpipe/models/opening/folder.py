@@ -56,8 +56,8 @@ from diffusionpipe.plugins import Kind, load
 REGISTRY: Mapping[str, Family] = {
     "StableDiffusionPipeline": stable_diffusion.FAMILY,
     "StableDiffusionXLPipeline": sdxl.FAMILY,
-    "StableDiffusionInpaintPipeline": stable_diffusion.FAMILY,
-    "StableDiffusionXLInpaintPipeline": sdxl.FAMILY,
+    "StableDiffusionInpaintPipeline": stable_diffusion.INPAINT,
+    "StableDiffusionXLInpaintPipeline": sdxl.INPAINT,
     "StableDiffusionControlNetPipeline": controlnet.FAMILY,
     "StableDiffusion3Pipeline": sd3.FAMILY,
     "FluxPipeline": flux.FAMILY,
@@ -320,11 +320,10 @@ def _unfit_patch(sizes: Sequence[Clip], size: Clip, error: ModelError, is_taken:
 def _check_places(family: Family) -> None:
     """Refuse patches for a denoiser that cannot read coordinates. Raises ModelError."""
     if family.places is None:
-        # Pipelines of inpainting share their families, but no coordinates fit beside the channels of a mask.
-        able = ", ".join(name for name, one in REGISTRY.items() if one.places is not None and "Inpaint" not in name)
+        able = ", ".join(name for name, one in REGISTRY.items() if one.places is not None)
         raise ModelError(
-            "data.patches: the denoiser has absolute positions, or no first convolution that could read coordinates; "
-            f"models of patches are {able}: remove patches"
+            "data.patches: the denoiser has absolute positions, reads masks, or has no first convolution for "
+            f"coordinates; models of patches are {able}: remove patches"
         )
 
 

@@ -3,9 +3,8 @@
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import write_plan
-from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
+from diffusionpipe.trainer.recipe import PLAN, Recipe, recipe_to_toml
 
-PLAN = "plan.json"
 SURVEY_FILE = "survey.json"
 """The file with the facts about the training data."""
 OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")

@@ -40,9 +40,10 @@ from diffusionpipe.trainer.data.sizes.patches import shares_of
 from diffusionpipe.trainer.data.sizes.sizes import assign
 from diffusionpipe.trainer.data.survey import Folder, SampleUse, kept_survey
 from diffusionpipe.trainer.data.text.caption_lengths import readings_of
-from diffusionpipe.trainer.data.text.tokens import TOKENS, Tokenizer
+from diffusionpipe.trainer.data.text.tokens import Tokenizer
 from diffusionpipe.trainer.data.text.treatment import Treatment
-from diffusionpipe.trainer.inference.conditions import null_label, open_tokenizer
+from diffusionpipe.trainer.inference import conditions
+from diffusionpipe.trainer.inference.conditions import null_label
 from diffusionpipe.trainer.launching.run_lock import acquire, join
 from diffusionpipe.trainer.model.guidance import trained_guidance
 from diffusionpipe.trainer.model.members import Member, RecipeModels
@@ -473,13 +474,12 @@ def tokenizers_of(members: Sequence[Member]) -> dict[str, Tokenizer]:
     """The tokenizer of each raw input of tokens, by the input's name in the graph of all models.
 
     Raises:
-        ModelError: a folder has none, or one that cannot be read.
+        ModelError: one is missing, cannot be read, or makes tokens for which its text encoder has no embedding.
     """
     return {
-        member.component(spec.name): open_tokenizer(member.folder, spec.name)
+        member.component(name): tokenizer
         for member in members
-        for spec in member.graph.inputs
-        if spec.name in TOKENS
+        for name, tokenizer in conditions.tokenizers_of(member.graph, member.folder).items()
     }
 
 

@@ -1,6 +1,6 @@
 """Prompts and labels to the conditions of a drawing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from diffusionpipe.trainer.data.decoding.levels import values_of_pictures
 from diffusionpipe.trainer.data.scan.captions import METADATA
 from diffusionpipe.trainer.data.scan.dataset import Condition, scan
 from diffusionpipe.trainer.data.scan.dataset_problems import problems_of_conditions
+from diffusionpipe.trainer.data.text.caption_lengths import encoder_of
 from diffusionpipe.trainer.data.text.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_noise
 from diffusionpipe.trainer.inference.known_pixels import KnownPixels, known_conditions
@@ -270,10 +271,34 @@ def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
     """The tokenizers of a model folder by the raw inputs that they make; {} for a model without captions.
 
     Raises:
-        ModelError: one is missing or cannot be read.
+        ModelError: one is missing, cannot be read, or makes tokens for which its text encoder has no embedding.
     """
-    names = {spec.name for spec in graph.inputs}
-    return {name: open_tokenizer(folder, name) for name in TOKENS if name in names}
+    shapes = {spec.name: spec.shape for spec in graph.inputs}
+    found = {name: open_tokenizer(folder, name) for name in TOKENS if name in shapes}
+    for name, tokenizer in found.items():
+        if encoder := graph.components.get(encoder_of(name)):
+            blank = set(token_ids(tokenizer, [""], *shapes[name]).flatten().tolist())
+            _check_vocabulary(folder, name, getattr(tokenizer, "plain", tokenizer), blank, encoder)
+    return found
+
+
+def _check_vocabulary(folder: Path, name: str, tokenizer: Any, blank: Set[int], encoder: Any) -> None:
+    """Refuse a tokenizer with a token that has no row in the embedding of its encoder. Raises ModelError.
+
+    `blank`: the tokens of an empty text, its marks and padding. Words that were added count too. Special tokens that no
+    text has, e.g. the places of pictures in a chat, may lie above the embedding.
+    """
+    rows = getattr(encoder.get_input_embeddings(), "num_embeddings", None)
+    if rows is None:
+        return
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    most = max(blank | (set(tokenizer.get_vocab().values()) - special))
+    if most >= rows:
+        path = folder / name.replace("input_ids", "tokenizer")
+        raise ModelError(
+            f"{path} has tokens up to {most}, and {encoder_of(name)} embeds tokens up to {rows - 1}; put the "
+            "tokenizer there that this encoder was trained with"
+        )
 
 
 def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:

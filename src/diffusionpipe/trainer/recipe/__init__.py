@@ -23,12 +23,13 @@ from diffusionpipe.trainer.recipe.recipe_file import (
     tables_of,
     tables_to_toml,
 )
-from diffusionpipe.trainer.recipe.run_section import RunSection, TrackerName
+from diffusionpipe.trainer.recipe.run_section import PLAN, RunSection, TrackerName
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
 from diffusionpipe.trainer.recipe.schema import Check, DataSection, OnError, Recipe
 from diffusionpipe.trainer.recipe.training_section import OnSpike, RecipePrecision, TrainingSection
 
 __all__ = [
+    "PLAN",
     "SECTIONS",
     "Check",
     "DataSection",

@@ -10,6 +10,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidatorFunctionW
 from diffusionpipe.plugins import Kind, offered
 from diffusionpipe.trainer.recipe.section import Choice, Maybe, Place, Positive, Section, Several, texts_for_text
 
+PLAN = "plan.json"
+"""The file of the run folder that holds the run's plan."""
+
 
 class TrackerName(StrEnum):
     """The programs that can record runs, by their names in a recipe."""

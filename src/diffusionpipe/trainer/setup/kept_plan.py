@@ -16,13 +16,12 @@ from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.workload import samples_drawn_together, workload_of
-from diffusionpipe.trainer.recipe import PipelineSection, Recipe, recorded_recipe
+from diffusionpipe.trainer.recipe import PLAN, PipelineSection, Recipe, recorded_recipe
 from diffusionpipe.trainer.setup.job_profile import has_other_profile
 from diffusionpipe.trainer.setup.plan_file import read_plan_file
 
 logger = logging.getLogger(__name__)
 
-PLAN = "plan.json"
 _CHANGES_NO_PLAN = {"replan"}
 """Keys of [pipeline] that planning does not read."""
 

@@ -61,7 +61,7 @@ dp.Chart = class {
       svg.append(dp.el("line", { class: "grid", x1: left, x2: width - right, y1: place, y2: place }));
       marks.push([dp.short(log ? 10 ** value : value), 0, place - 8, left - 8, "end"]);
     }
-    const stops = dp.ticks(x0, x1, Math.max(2, width / 110));
+    const stops = dp.ticks(x0, x1, Math.max(2, width / 75));
     for (const value of stops) marks.push([dp.short(value), x(value) - 40, this.high - 17, 80, "middle"]);
     for (const line of this.lines) {
       const path = line.points.map((point, at) => `${at ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("");

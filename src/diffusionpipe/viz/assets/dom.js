@@ -78,6 +78,24 @@ dp.row = (cells, attributes) => dp.el("tr", attributes || {}, cells.map((cell) =
 /** The colour that a name of the style has in the light or the dark. */
 dp.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+/**
+ * Fill an element with a colour, #rrggbb or the name of one of the style. In the dark a dark colour is lighter, as it is
+ * in the timeline; browsers without light-dark() keep it as it is.
+ */
+dp.paint = function (element, colour) {
+  if (colour.startsWith("--")) { element.style.background = `var(${colour})`; return; }
+  element.style.background = colour;
+  element.style.background = `light-dark(${colour}, ${dp.lit(colour)})`;
+};
+dp.channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+dp.brightness = function (colour) {
+  const [red, green, blue] = dp.channels(colour);
+  return 0.299 * red + 0.587 * green + 0.114 * blue;
+};
+/** A colour that can be seen on a dark page: a very dark one is mixed with white. */
+dp.lit = (colour) => (dp.brightness(colour) > 60 ? colour : `#${dp.channels(colour).map((value) => Math.round(value + 0.45 * (255 - value)).toString(16).padStart(2, "0")).join("")}`);
+dp.isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark";
+
 /** The colours of runs, safe for colour-blind eyes. */
 dp.RUNS = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
 dp.DASHES = ["", "6 4", "2 3", "10 3 2 3", "14 4", "5 2 1 2 1 2"];
@@ -86,7 +104,7 @@ dp.runColour = (place) => dp.colour(dp.RUNS[place % dp.RUNS.length]);
 /** A number with few digits, for axes and readings. */
 dp.short = function (value) {
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace(/\.?0+e\+?/, "e");
   return value.toLocaleString("en-US", { maximumSignificantDigits: size >= 1e4 ? 7 : 4 });
 };
 

@@ -7,23 +7,25 @@ dp.stack = function (parts, label) {
   for (const part of parts) {
     const piece = dp.el("span", { title: `${part.name} ${(100 * part.part).toFixed(1)}%`, class: part.wait ? "wait" : "" });
     piece.style.width = `${100 * part.part}%`;
-    piece.style.background = `var(${dp.partColour(part.name)})`;
+    dp.paint(piece, dp.partColour(part));
     bar.append(piece);
   }
   return bar;
 };
-dp.PARTS = { forward: "--forward", backward: "--backward", "backward, inputs": "--backward-inputs", "backward, weights": "--backward-weights",
-  "frozen work": "--frozen", update: "--update", "other ranks' work": "--wait-work", transfers: "--wait-transfer",
-  "sums of gradients": "--wait-sums", "gathers of parameters": "--wait-gathers", "the host": "--wait-host",
-  "the slowest rank, at the end": "--wait-end" };
-dp.partColour = (name) => dp.PARTS[name] || "--frozen";
+dp.WAITS = { "other ranks' work": "--wait-work", transfers: "--wait-transfer", "sums of gradients": "--wait-sums",
+  "gathers of parameters": "--wait-gathers", "the host": "--wait-host", "the slowest rank, at the end": "--wait-end" };
+/** The colour of a part of a step: computations have the colours of the timeline, which come with the data. */
+dp.partColour = (part) => part.colour || dp.WAITS[part.name];
 dp.KINDS = ["--kind-0", "--kind-1", "--kind-2", "--kind-3", "--kind-4", "--kind-5", "--kind-6", "--kind-7", "--kind-8", "--kind-9", "--kind-10", "--kind-11"];
 
 dp.patch = function (colour, waits) {
   const made = dp.el("span", { class: `patch${waits ? " wait" : ""}`, "aria-hidden": "true" });
-  made.style.background = `var(${colour})`;
+  dp.paint(made, colour);
   return made;
 };
+
+/** What to do where a list has more entries than its frame shows at once. */
+dp.more = (rows) => rows.length > 14 && dp.el("p", { class: "small" }, `${rows.length} entries: scroll the list to see all.`);
 
 dp.verdict = function (question, mood, word, ...rest) {
   return dp.el("div", { class: `verdict ${mood}` }, dp.el("p", { class: "question" }, question),
@@ -32,12 +34,12 @@ dp.verdict = function (question, mood, word, ...rest) {
 
 // ---- The first screen ------------------------------------------------------------------------------------------------
 
-dp.learning = function (item, place) {
+dp.learning = function (item, place, several) {
   if (item.kind === "plan") return null;
   if (dp.isAbsent(item.learning)) return dp.verdict("Is it learning?", "none", "Nothing yet", dp.absent(item.learning.absent));
   const loss = dp.isAbsent(item.curves) ? null : item.curves.find((curve) => curve.id === "loss");
   return dp.verdict("Is it learning?", item.learning.mood, item.learning.word, dp.el("p", {}, dp.sentence(item.learning.text)),
-    loss && new dp.Chart({ label: "Loss", unit: "", lines: dp.linesOf(loss, place, false), height: 150 }).root);
+    loss && new dp.Chart({ label: "Loss", unit: "", lines: dp.linesOf(loss, place, several), height: 220 }).root);
 };
 
 /** The lines of a curve of one run; in one colour, each with dashes of its own, where several runs share the chart. */
@@ -66,7 +68,7 @@ dp.slowness = function (item) {
       dp.el("p", { class: "small head" }, `Where the ${cause.source} step goes, mean of all ranks`),
       dp.stack(cause.parts, "Parts of a step"),
       dp.el("ul", { class: "parts" }, [...cause.parts].sort((one, other) => other.part - one.part).slice(0, 6).map((part) => dp.el("li", {},
-        dp.patch(dp.partColour(part.name), part.wait), dp.el("span", { class: "grow" }, `${part.wait ? "waits: " : ""}${part.name}`), dp.figure(part.time), dp.el("span", { class: "share" }, dp.figure(part.share))))),
+        dp.patch(dp.partColour(part), part.wait), dp.el("span", { class: "grow" }, `${part.wait ? "waits: " : ""}${part.name}`), dp.figure(part.time), dp.el("span", { class: "share" }, dp.figure(part.share))))),
     ]),
     !causes.length && dp.isAbsent(item.causes) && dp.absent(item.causes.absent));
 };
@@ -114,9 +116,17 @@ dp.differences = function (report) {
       : dp.el("p", {}, of.length > 1 ? "The recipes are the same." : "Fewer than two of these have a recipe."));
 };
 
+/** A section of the plan that is absent. Where one reason holds for all of them, the first one gives it for all. */
+dp.missing = function (item, id, title, part) {
+  const parts = [item.alternatives, item.timeline, item.causes, item.memory, item.stages];
+  if (!parts.every((one) => one.absent === part.absent)) return dp.section(id, title, null, dp.absent(part.absent));
+  if (id !== "why") return dp.el("section", { id, hidden: true });
+  return dp.section(id, "Layout, step, waits, memory and stages", null, dp.absent(part.absent));
+};
+
 dp.alternatives = function (item) {
   const part = item.alternatives;
-  if (dp.isAbsent(part)) return dp.section("why", "Why this layout", null, dp.absent(part.absent));
+  if (dp.isAbsent(part)) return dp.missing(item, "why", "Why this layout", part);
   const row = (one) => dp.row([
     [one.chosen && dp.el("span", { class: "tag chosen" }, "chosen"), one.near && one.fits && dp.el("span", { class: "tag" }, "near-tie"), " ", one.name], one.sizes,
     dp.figure(one.step), one.times && [dp.figure(one.times), "\u00d7"], dp.figure(one.rate), dp.figure(one.idle), dp.figure(one.memory),
@@ -132,7 +142,7 @@ dp.alternatives = function (item) {
 
 dp.timeline = function (item) {
   const part = item.timeline;
-  if (dp.isAbsent(part)) return dp.section("timeline", "One step", null, dp.absent(part.absent));
+  if (dp.isAbsent(part)) return dp.missing(item, "timeline", "One step", part);
   const both = part.timelines.length > 1;
   return dp.section("timeline", "One step", both ? "Predicted above, measured below, on one axis. Choose an action to see its layers." : `The ${part.timelines[0].source} step. Choose an action to see its layers.`,
     new dp.Timeline(part).root, part.notes.map((note) => dp.el("p", { class: "small" }, note)));
@@ -140,28 +150,31 @@ dp.timeline = function (item) {
 
 dp.causes = function (item) {
   const part = item.causes;
-  if (dp.isAbsent(part)) return dp.section("waits", "Where the time goes", null, dp.absent(part.absent));
+  if (dp.isAbsent(part)) return dp.missing(item, "waits", "Where the time goes", part);
   return dp.section("waits", "Where the time goes", "Computing in solid colours, waiting hatched.", part.map((cause) => [
     dp.el("h3", {}, `${cause.source[0].toUpperCase()}${cause.source.slice(1)} step: `, dp.figure(cause.step)),
-    dp.el("ul", { class: "legend" }, cause.parts.map((one) => dp.el("li", {}, dp.patch(dp.partColour(one.name), one.wait), `${one.wait ? "waits: " : ""}${one.name}`))),
+    dp.el("ul", { class: "legend" }, cause.parts.map((one) => dp.el("li", {}, dp.patch(dp.partColour(one), one.wait), `${one.wait ? "waits: " : ""}${one.name}`))),
     dp.el("div", { class: "ranks", tabindex: 0, role: "region", "aria-label": `Ranks of the ${cause.source} step` }, cause.ranks.map((rank) => {
-      const waits = new Set(cause.parts.filter((one) => one.wait).map((one) => one.name));
-      return [dp.el("span", { class: "small" }, rank.name), dp.stack(rank.parts.map((one) => ({ ...one, wait: waits.has(one.name) })), rank.name)];
-    })),
+      const kinds = new Map(cause.parts.map((one) => [one.name, one]));
+      return [dp.el("span", { class: "small" }, rank.name), dp.stack(rank.parts.map((one) => ({ ...kinds.get(one.name), ...one })), rank.name)];
+    })), dp.more(cause.ranks),
     dp.el("details", {}, dp.el("summary", {}, "All numbers"),
       dp.table(`Parts of the ${cause.source} step`, ["rank", "part", "time"], cause.ranks.flatMap((rank) => rank.parts.map((one) => dp.row([rank.name, one.name, dp.figure(one)]))))),
     cause.longest.length > 0 && [dp.el("h4", {}, "The longest waits"),
       dp.table(`Longest waits of the ${cause.source} step`, ["rank", "before", "waits for", "time"], cause.longest.map((wait) =>
-        dp.row([wait.rank, wait.before ? dp.el("code", {}, wait.before) : "the end", wait.cause, dp.figure(wait.time)])))],
+        dp.row([wait.rank, wait.before ? dp.el("code", { class: "action" }, wait.before) : "the end", wait.cause, dp.figure(wait.time)])))],
   ]));
 };
 
 dp.memory = function (item) {
   const part = item.memory;
-  if (dp.isAbsent(part)) return dp.section("memory", "Memory of a step", null, dp.absent(part.absent));
+  if (dp.isAbsent(part)) return dp.missing(item, "memory", "Memory of a step", part);
   const kinds = [...new Set(part.rows.flatMap((row) => row.items.map((one) => one.kind)))];
   const colour = (kind) => dp.KINDS[kinds.indexOf(kind) % dp.KINDS.length];
-  const most = Math.max(...part.rows.map((row) => Math.max(row.total.value, row.room ? row.room.value : 0)));
+  const fullest = Math.max(...part.rows.map((row) => row.total.value));
+  const room = Math.max(...part.rows.map((row) => (row.room ? row.room.value : 0)));
+  const isSmall = fullest < 0.05 * room; // then the bars of kinds would be too narrow to see
+  const most = isSmall ? fullest : Math.max(fullest, room);
   const bar = (row) => {
     const made = dp.el("div", { class: "stack memory", role: "img", "aria-label": `${row.name}: ${row.items.map((one) => `${one.kind} ${one.text}`).join(", ")}` });
     for (const one of row.items) {
@@ -175,23 +188,24 @@ dp.memory = function (item) {
   return dp.section("memory", "Memory of a step", `Predicted, each rank at its peak${part.workload ? `, with ${part.workload}` : ""}.`,
     dp.el("ul", { class: "legend" }, kinds.map((kind) => dp.el("li", {}, dp.patch(colour(kind)), kind))),
     dp.el("div", { class: "ranks wide", tabindex: 0, role: "region", "aria-label": "Memory of the ranks" }, part.rows.map((row) => [dp.el("span", { class: "small" }, row.name), bar(row),
-      dp.el("span", { class: "small" }, dp.figure(row.total), row.room && [" of ", dp.figure(row.room)])])),
+      dp.el("span", { class: "small" }, dp.figure(row.total), row.room && [" of ", dp.figure(row.room)])])), dp.more(part.rows),
+    isSmall && dp.el("p", { class: "small" }, "The bars are drawn to the scale of the fullest rank; a device has far more room."),
     dp.el("details", {}, dp.el("summary", {}, "All numbers"),
       dp.table("Memory by kind", ["rank", "kind", "bytes"], part.rows.flatMap((row) => row.items.map((one) => dp.row([row.name, one.kind, dp.figure(one)]))))));
 };
 
 dp.stages = function (item) {
   const part = item.stages;
-  if (dp.isAbsent(part)) return dp.section("stages", "Stages", null, dp.absent(part.absent));
+  if (dp.isAbsent(part)) return dp.missing(item, "stages", "Stages", part);
   const times = ["forward_predicted", "forward_measured", "backward_predicted", "backward_measured"].filter((name) => part.some((row) => row[name]));
   const most = Math.max(...part.map((row) => (row.parameters ? row.parameters.value : 0)), 1);
   return dp.section("stages", "Stages", "The layers of each rank, and the mean time of one micro-batch.",
-    dp.table("Stages", ["stage", "ranks", "layers", "parameters", ...times.map((name) => name.replace("_", ", "))], part.map((row) => {
+    dp.el("div", { class: "tall" }, dp.table("Stages", ["stage", "ranks", "layers", "parameters", ...times.map((name) => name.replace("_", ", "))], part.map((row) => {
       const bar = dp.el("span", { class: "mini", "aria-hidden": "true" });
       bar.style.width = `${60 * (row.parameters ? row.parameters.value : 0) / most}px`;
-      return dp.row([dp.figure(row.stage), row.ranks, [dp.figure(row.layers), dp.el("span", { class: "small" }, ` ${row.first} \u2026 ${row.last}`)],
+      return dp.row([dp.figure(row.stage), row.ranks, [dp.figure(row.layers), dp.el("div", { class: "small" }, `${row.first} \u2026 ${row.last}`)],
         row.parameters ? [dp.figure(row.parameters), bar] : "not known", ...times.map((name) => dp.figure(row[name]) || "\u2013")]);
-    })));
+    }))), dp.more(part));
 };
 
 /** Curves of one run or of several, over steps or over samples. */
@@ -266,12 +280,12 @@ dp.data = function (report) {
     const bar = (one) => {
       const made = dp.el("span", { class: "bar predicted", "aria-hidden": "true" });
       made.style.width = `${100 * (one.share ? one.share.value / most : 0)}%`;
-      return [dp.figure(one.share), dp.el("span", { class: "track" }, made)];
+      return [dp.figure(one.share), dp.el("span", { class: "track", "aria-hidden": "true" }, made)];
     };
     return [several && dp.el("h3", {}, item.name),
       dp.table(`Sizes of training${several ? ` of ${item.name}` : ""}`, ["size in pixels", "samples", "share of the training", "cut away, mean", "enlarged by at most"],
         sizes.map((one) => dp.row([one.size, dp.figure(one.samples), bar(one), dp.figure(one.cut) || "not known", !one.enlarged ? "not known" : one.enlarged.value > 1 ? [dp.figure(one.enlarged), "\u00d7"] : "not enlarged"]))),
-      dp.table(`Facts about the data${several ? ` of ${item.name}` : ""}`, ["about", "found"], lines.map((line) => dp.row([line.name, [line.warns && dp.el("span", { class: "tag" }, "look"), line.warns && " ", dp.el("span", { dir: "auto" }, line.text)]])))];
+      dp.table(`Facts about the data${several ? ` of ${item.name}` : ""}`, ["about", "found"], lines.map((line) => dp.row([line.name, [line.warns && dp.el("span", { class: "tag" }, "look"), line.warns && " ", dp.el("span", { class: "found", dir: "auto" }, line.text)]])))];
   };
   return dp.section("training-data", "Data", items.some((item) => !item.data.absent) ? "As the run has found its training data before the first step." : null, items.map(part));
 };
@@ -281,6 +295,7 @@ dp.recipe = function (report) {
   const gone = report.items.filter((item) => item.recipe && item.recipe.absent).map((item) => dp.absent(item.recipe.absent));
   const made = report.items.filter((item) => item.made_with && item.made_with.length);
   const planned = made.map((item) => [dp.el("h3", {}, `${item.name} was planned with`), dp.el("ul", { class: "layers", tabindex: 0 }, item.made_with.map((word) => dp.el("li", {}, word)))]);
+  if (!rows.length && !gone.length && !planned.length) return null;
   const body = dp.el("div", {});
   const search = dp.el("input", { type: "search", placeholder: "Filter keys", "aria-label": "Filter keys", input: () => fill() });
   const fill = () => body.replaceChildren(dp.table("Recipe", ["key", ...of.map((place) => (of.length > 1 ? report.items[place].name : "value"))],
@@ -300,7 +315,7 @@ dp.theme = function () {
 };
 
 dp.hero = (report, item, place) => dp.withSources(dp.el("div", { class: "hero" }, dp.head(item, place, report.items.length > 1),
-  dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place), dp.slowness(item))));
+  dp.el("div", { class: `verdicts${item.kind === "plan" ? " one" : ""}` }, dp.learning(item, place, report.items.length > 1), dp.slowness(item))));
 
 // ---- A run that goes on ----------------------------------------------------------------------------------------------
 
@@ -361,6 +376,20 @@ dp.replace = function (old, made) {
 };
 dp.isRead = (section) => section.contains(document.activeElement) && document.activeElement.matches("input, select, [role=application]");
 
+/** The data after a change, as `workflows/report/changes.py` describes it. Parts that stay are the same objects. */
+dp.changed = function (old, change) {
+  if (change.kept) {
+    const [first, last] = change.kept;
+    const items = change.items ? change.items.map((one, place) => ("old" in one ? old[one.old] : dp.changed(old[first + place], one))) : change.new;
+    return [...old.slice(0, first), ...items, ...old.slice(old.length - last)];
+  }
+  if (!change.keys) return change.new;
+  const made = { ...old };
+  for (const key of change.gone) delete made[key];
+  for (const [key, one] of Object.entries(change.keys)) made[key] = dp.changed(old[key], one);
+  return made;
+};
+
 /**
  * Ask for newer data two seconds after each answer, and make the sections anew whose data have changed and that nobody
  * uses. Where no answer comes, say since when.
@@ -369,14 +398,14 @@ dp.follow = function (report, controls) {
   const [PAUSE, PATIENCE, LIMIT] = [2000, 8000, 60000];
   const silence = document.getElementById("silence");
   const parts = (now) => dp.SECTIONS.map(([, part]) => JSON.stringify(part(now.items[0], now)));
-  let texts = report.items.length ? parts(report) : [], version = "", heard = new Date(), asked = null;
+  let texts = report.items.length ? parts(report) : [], { state, ...now } = report, heard = new Date(), asked = null;
   const answer = (missing) => {
     if (!missing) heard = new Date();
     silence.hidden = !missing;
     silence.textContent = missing ? `No answer since ${heard.toLocaleTimeString("en-GB")}; the numbers below are old.` : "";
     controls?.root.classList.toggle("old", Boolean(missing));
   };
-  const show = (now) => {
+  const show = () => {
     if (Boolean(now.items.length) !== Boolean(report.items.length) || now.preparing !== report.preparing) { location.reload(); return; }
     if (!now.items.length) return;
     controls.show(now.refusals);
@@ -387,15 +416,17 @@ dp.follow = function (report, controls) {
       texts[place] = newer[place];
       dp.replace(old, make(now));
     });
+    dp.showLinks();
   };
   const ask = async () => {
     asked = Date.now();
-    const found = await fetch(`/data?token=${encodeURIComponent(dp.token())}`, { headers: version ? { "If-None-Match": version } : {}, signal: AbortSignal.timeout(LIMIT) });
+    const found = await fetch(`/data?token=${encodeURIComponent(dp.token())}`, { headers: { "If-None-Match": state }, signal: AbortSignal.timeout(LIMIT) });
     if (found.status === 304) return;
     if (!found.ok) throw new Error(found.statusText);
-    const now = await found.json();
-    version = found.headers.get("ETag");
-    show(now);
+    const newer = await found.json();
+    now = dp.changed(now, newer.change);
+    state = newer.state;
+    show();
   };
   const look = async () => {
     if (!document.hidden) {
@@ -407,6 +438,9 @@ dp.follow = function (report, controls) {
   setInterval(() => { if (asked !== null && Date.now() - asked > PATIENCE) answer(true); }, 1000);
   setTimeout(look, PAUSE);
 };
+
+/** Show the links whose sections have something to show. */
+dp.showLinks = () => document.querySelectorAll(".links a").forEach((link) => { link.hidden = document.querySelector(link.hash).hidden; });
 
 dp.waiting = (report) => [dp.el("h1", {}, `${report.waiting} ${report.preparing ? "is being prepared" : "has not begun"}`),
   dp.el("p", { class: "lead" }, report.preparing ? "Its job loads the model, measures layers and links, and plans. This page shows the run as soon as it has its plan."
@@ -433,12 +467,14 @@ dp.start = function (report) {
     main.append(...[detail, dp.data(report), dp.recipe(report)].filter(Boolean));
   }
   const there = Object.entries(links).filter(([id]) => main.querySelector(`#${id}`));
+  const bar = dp.el("div", { class: "links" }, there.map(([id, name]) => dp.el("a", { href: `#${id}` }, name)));
   document.getElementById("page").replaceChildren(
     dp.el("nav", { class: "bar", "aria-label": "Sections" }, dp.el("span", { class: "brand" }, "DiffusionPipe"),
-      dp.el("div", { class: "links" }, there.map(([id, name]) => dp.el("a", { href: `#${id}` }, name))), dp.theme(),
+      bar, dp.theme(),
       dp.el("p", { id: "silence", class: "notice", role: "alert", hidden: true })),
     main,
     dp.el("footer", {}, `${report.made_by}. Point at a number to see its file and key, or open "Files and keys" below a part.`, report.shared && " Paths, host and user names are left out."));
+  dp.showLinks();
   if (report.watched) dp.follow(report, controls);
   document.documentElement.dataset.ready = "yes";
 };

@@ -65,9 +65,9 @@ dp.Timeline = class {
       "Point at an action or use the arrow keys.");
     this.details = dp.el("div", { class: "details" });
     this.note = dp.el("p", { class: "small", role: "note" });
-    const legend = dp.el("ul", { class: "legend" }, this.data.kinds.map((kind) => {
+    const legend = dp.el("ul", { class: "legend" }, [...this.data.kinds].sort((one, other) => one.lane - other.lane).map((kind) => {
       const patch = dp.el("span", { class: "patch", "aria-hidden": "true" });
-      patch.style.background = kind.colour;
+      dp.paint(patch, kind.colour);
       return dp.el("li", {}, patch, kind.name);
     }));
     this.root = dp.el("div", { class: "timeline" },
@@ -185,6 +185,7 @@ dp.Timeline = class {
     pen.clip();
     pen.clearRect(left, top, right - left, bottom - top);
     const [laneTop, laneHeight] = dp.Timeline.LANES[0];
+    const isDark = dp.isDark();
     pen.fillStyle = dp.colour("--idle");
     for (const line of this.#visible(top, bottom)) {
       if (!line.lanes) continue;
@@ -199,7 +200,7 @@ dp.Timeline = class {
       const share = bar.count > 1 ? Math.min(1, bar.busy / Math.max(bar.end - bar.start, 1e-12)) : 1;
       const high = Math.max(1.5, height * share);
       const action = this.data.actions[bar.action];
-      const colour = this.data.kinds[action[1]].colour;
+      const colour = isDark ? dp.lit(this.data.kinds[action[1]].colour) : this.data.kinds[action[1]].colour;
       pen.fillStyle = colour;
       pen.fillRect(x, this.#y(bar.line) + lane + height - high, width, high);
       if (bar.count === 1 && bar.lane === 0 && width > 30) {
@@ -234,7 +235,8 @@ dp.Timeline = class {
       pen.fillStyle = dp.colour("--line");
       pen.fillRect(x, dp.Timeline.AXIS - 6, 1, 6);
       pen.fillStyle = dp.colour("--soft");
-      const text = `${dp.short(Math.abs(time) < step / 1e6 ? 0 : time)} ${unit}`;
+      const value = Math.abs(time) < step / 1e6 ? 0 : time;
+      const text = unit === "ms" && step >= 1000 ? `${dp.short(value / 1000)} s` : `${dp.short(value)} ${unit}`;
       if (x + pen.measureText(text).width + 3 < this.width) pen.fillText(text, x + 3, dp.Timeline.AXIS - 15);
     }
   }
@@ -513,8 +515,7 @@ dp.Timeline = class {
 
 /** Black or white, whichever can be read on a colour #rrggbb. */
 dp.ink = function (colour) {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  return 0.299 * red + 0.587 * green + 0.114 * blue < 140 ? "#ffffff" : "#101418";
+  return dp.brightness(colour) < 140 ? "#ffffff" : "#101418";
 };
 
 /** A round number of about that size: 1, 2 or 5 times a power of ten. */

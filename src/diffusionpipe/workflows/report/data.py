@@ -12,7 +12,10 @@ from diffusionpipe.workflows.report.figures import Json, absent, count, number, 
 
 
 def data_of(folder: Path) -> Json:
-    """The page's part about a run's data, its facts and a row for each size of samples; or the reason why it lacks."""
+    """The page's part about a run's data, its facts and a row for each size of samples; or the reason why it lacks.
+
+    Of the facts about sizes the first sums them up. The others say the same as the rows, and are left out.
+    """
     path = folder / SURVEY_FILE
     if not path.exists():
         return absent(
@@ -23,9 +26,9 @@ def data_of(folder: Path) -> Json:
         survey = read_file(path, SURVEY)
     except FileFormatError as error:
         return absent(str(error).splitlines()[0].replace(str(path), path.name))
-    lines = [
-        {"name": line.name, "text": line.text, "warns": line.is_warning} for line in (*survey.lines, *survey.further)
-    ]
+    every = [*survey.lines, *survey.further]
+    repeated = [line for line in every if line.name == "sizes"][1:] if survey.sizes else []
+    lines = [{"name": line.name, "text": line.text, "warns": line.is_warning} for line in every if line not in repeated]
     return {"lines": lines, "sizes": _rows(survey)}
 
 

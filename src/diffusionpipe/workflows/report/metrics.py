@@ -26,7 +26,8 @@ _UNITS = {"_s": "s", "_gib": "GiB", "samples_per_s": "samples/s"}
 _MOST_RANKS = 8
 """The most ranks whose memory is drawn."""
 _SMOOTHED = 40
-"""From this number of steps on a loss is also drawn smoothed."""
+"""From this number of steps on a loss, and each time and rate of a step, is also drawn smoothed."""
+_NOISY = ("loss", "samples_per_s", "gradient_norm", "step_s", "data_s", "update_s", "iteration_s", "bubble")
 _LATE = 0.1
 """A wait for the batch counts from this part of a step on."""
 FEW_STEPS, FEW_VALIDATIONS = 20, 6
@@ -147,7 +148,7 @@ def _label(key: str) -> str:
 _UNDRAWN = {"epoch", "wall"}
 """Numbers that say when a step was, not how."""
 _NAMES = {"iteration_s": "Running the schedule",
-          "learning_rate": "Learning rate", "samples_per_s": "Samples a second", "gradient_norm": "Gradient norm",
+          "learning_rate": "Learning rate", "samples_per_s": "Speed", "gradient_norm": "Gradient norm",
           "step_s": "Time of a step", "data_s": "Waiting for the batch", "update_s": "Update",
           "bubble": "Idle part of the iteration", "noise_scale": "Gradient noise scale"}  # fmt: skip
 
@@ -180,7 +181,7 @@ def _line(metrics: Metrics, key: str, most: int) -> Json:
     for step, value in thinned(points, most):
         flat += [int(step), float(f"{value:.6g}")]
     line: dict[str, object] = {"key": key, "label": _in_a_sentence(_label(key)), "points": flat, "of": len(points)}
-    if len(points) >= _SMOOTHED and (key == "loss" or key.startswith("loss/")):
+    if len(points) >= _SMOOTHED and key.partition("/")[0] in _NOISY:
         means = smoothed([value for _, value in points], len(points) // 40)
         kept = thinned([(step, mean) for (step, _), mean in zip(points, means, strict=True)], most // 4)
         line["smooth"] = [one for step, mean in kept for one in (int(step), float(f"{mean:.6g}"))]

@@ -14,7 +14,7 @@ from diffusionpipe.errors import ConfigError, DiffusionPipeError
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check_plan
-from diffusionpipe.trainer.course.documents import PLAN
+from diffusionpipe.trainer.recipe import PLAN
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.version import __version__
 from diffusionpipe.workflows.report.figures import Json, absent, number, percent

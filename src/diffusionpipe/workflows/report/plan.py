@@ -14,6 +14,7 @@ from diffusionpipe.ir import COMPUTE_OPS, Op, Plan, Timeline
 from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
 from diffusionpipe.timing.sends import waits_of
+from diffusionpipe.viz import palette
 from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.planning.alternatives_file import alternatives_file, read_alternatives
 from diffusionpipe.workflows.planning.prediction_file import prediction_file
@@ -316,13 +317,15 @@ def _measured(path: Path) -> Timeline | str:
 def _causes(timeline: Timeline, plan: Plan, source: tuple[str, str], names: Mapping[int, str]) -> Json:
     """The parts of a step, of all ranks together and of each, and the longest waits."""
     name, file = source
-    ranks = times_of_ranks(timeline, waits_of(plan.train))
+    components = palette.components((timeline,), plan.train)
+    colours = palette.work_colours(components)
+    ranks = times_of_ranks(timeline, waits_of(plan.train), components)
     whole = timeline.step or 1.0
     kinds = list(dict.fromkeys(kind for one in ranks for kind in one.computing))
     parts = []
     for kind in kinds:
         spent = sum(one.computing.get(kind, 0.0) for one in ranks)
-        parts.append(_part(kind, spent / len(ranks), whole, file, is_wait=False))
+        parts.append(_part(kind, spent / len(ranks), whole, file, is_wait=False) | {"colour": colours[kind]})
     for cause in WAITS:
         spent = sum(one.by_cause().get(cause, 0.0) for one in ranks)
         if spent > 0:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files.input_file import read_text
-from diffusionpipe.trainer.course.documents import PLAN
+from diffusionpipe.trainer.recipe import PLAN
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.workflows.report.recipe import RECIPE
 

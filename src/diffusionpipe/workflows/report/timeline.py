@@ -117,7 +117,7 @@ def timeline_data(
         number = actions.number(*colours.of(span.action))
         spans[span.worker].append((span.start, span.end, number))
     for phase in timeline.update:
-        kind = ("update", palette.UPDATE, _COMPUTE)
+        kind = (palette.UPDATE_NAME, palette.UPDATE, _COMPUTE)
         number = actions.number(phase.name, kind, f"update after the iteration: {phase.name}", -1, -1)
         spans[phase.worker].append((phase.start, phase.end, number))
     rows = []
@@ -167,12 +167,11 @@ class _Colours:
             )
         if op is Op.ENCODE:
             component = self._components.get(action.slot or 0, "frozen")
-            name = "frozen layers" if component == "frozen" else f"frozen: {component}"
-            return name, self._of_component.get(component, palette.PROBE), _COMPUTE
+            return palette.frozen_name(component), self._of_component.get(component, palette.PROBE), _COMPUTE
         if op in MESSAGE_OPS:
             sends = op in SEND_OPS
             return ("send", palette.SEND, _MESSAGES) if sends else ("receive", palette.RECEIVE, _MESSAGES)
         if op is Op.STEP:
-            return "update", palette.UPDATE, _COMPUTE
+            return palette.UPDATE_NAME, palette.UPDATE, _COMPUTE
         gathers = op in (Op.UNSHARD, Op.RESHARD)
         return ("gather parameters", palette.GATHER, _SUMS) if gathers else ("sum gradients", palette.REDUCE, _SUMS)

@@ -1,7 +1,8 @@
 """`diffusionpipe watch`: the page of a run on this machine's loopback address while the run trains.
 
     GET  /?token=T             the page
-    GET  /data?token=T         its data as JSON, which the page asks for again and again; 304 for those that it has
+    GET  /data?token=T         its data as JSON, which the page asks for again and again: 304 where it has them, and
+                               the change since those that it has, if the server still keeps these
     POST /save, /stop, /draw   ask the run to save, to save and stop, or to draw, by the files that it looks for
 
 The token is random and new for each start. Reading needs it in the address. A request that changes something is a POST
@@ -30,6 +31,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.workflows.report.changes import change_of
 from diffusionpipe.workflows.report.page import html_of, waiting_report, watched_report
 from diffusionpipe.workflows.report.run_files import RunFiles
 from diffusionpipe.workflows.report.run_folder import check_run_to_come, is_run
@@ -41,6 +43,8 @@ FILES = {"/save": "save", "/stop": "save_quit", "/draw": "draw"}
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 REST, _LONGEST_REST = 50, 60.0
 """The rest after a reading, in its CPU seconds, and the longest one, in seconds."""
+_KEPT = 4
+"""The last states of the data to which pages may have changes; pages with older ones get all."""
 _LONGEST = 4096
 """The most bytes of a request's body; none is needed."""
 
@@ -50,10 +54,13 @@ class PageAnswer:
     """The data of a watched page at the last reading, as a report and as JSON, with an entity tag."""
 
     report: dict[str, object]
-    text: str
-    """The same as JSON."""
-    version: str
-    """An entity tag, which differs when the text does."""
+    state: str
+    """An entity tag, which differs when the data do."""
+
+    @property
+    def embedded(self) -> dict[str, object]:
+        """The data of a whole page, with their state."""
+        return {**self.report, "state": self.state}
 
 
 class Watch(ThreadingHTTPServer):
@@ -73,6 +80,7 @@ class Watch(ThreadingHTTPServer):
         self.rest: float = REST
         """CPU seconds of a reading, times this, are the least time until the next one."""
         self._state: Hashable = None
+        self._kept: list[PageAnswer] = []
         try:
             super().__init__((LOOPBACK, port), _Answers)
         except OSError as error:
@@ -93,7 +101,16 @@ class Watch(ThreadingHTTPServer):
                 self._look()
                 if not is_first:  # it reads the whole run, the next ones what is new
                     self._rests_until = time.monotonic() + min(_LONGEST_REST, self.rest * (time.thread_time() - began))
-            return self._answer
+            return self._kept[-1]
+
+    def change(self, state: str) -> dict[str, object] | None:
+        """The data for a page that has those of a state: the change, or all; None where it has the last."""
+        now = self.answer()
+        if state == now.state:
+            return None
+        before = next((one for one in self._kept if one.state == state), None)
+        change = {"new": now.report} if before is None else change_of(before.report, now.report)
+        return {"state": now.state, "change": change}
 
     def _look(self) -> None:
         refusals = {path: self.refusal(name) for path, name in FILES.items()}
@@ -104,8 +121,8 @@ class Watch(ThreadingHTTPServer):
             except ConfigError:
                 report = waiting_report(self.folder)
             text = json.dumps(report, ensure_ascii=False, allow_nan=False)
-            version = f'"{sha256(text.encode()).hexdigest()[:32]}"'
-            self._state, self._answer = state, PageAnswer(report=report, text=text, version=version)
+            answer = PageAnswer(report=report, state=f'"{sha256(text.encode()).hexdigest()[:32]}"')
+            self._state, self._kept = state, [*self._kept[1 - _KEPT :], answer]
 
     def refusal(self, name: str) -> str:
         """The reason why a file of that name in the run folder would do nothing now; "" where it does something."""
@@ -137,12 +154,11 @@ class _Answers(BaseHTTPRequestHandler):
         if not self._is_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(HTTPStatus.FORBIDDEN, "this needs the whole address that `diffusionpipe watch` has printed")
         elif asked.path == "/":
-            self._answer(HTTPStatus.OK, html_of(self.server.answer().report, is_watched=True), "text/html")
+            self._answer(HTTPStatus.OK, html_of(self.server.answer().embedded, is_watched=True), "text/html")
         elif asked.path == "/data":
-            found = self.server.answer()
-            has_it = self.headers.get("If-None-Match") == found.version
-            status, text = (HTTPStatus.NOT_MODIFIED, "") if has_it else (HTTPStatus.OK, found.text)
-            self._answer(status, text, "application/json", version=found.version)
+            found = self.server.change(self.headers.get("If-None-Match", ""))
+            text = "" if found is None else json.dumps(found, ensure_ascii=False, allow_nan=False)
+            self._answer(HTTPStatus.NOT_MODIFIED if found is None else HTTPStatus.OK, text, "application/json")
         else:
             self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
 
@@ -173,11 +189,9 @@ class _Answers(BaseHTTPRequestHandler):
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         return name in _HOSTS and origin in (None, f"http://{host}")
 
-    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain", version: str = "") -> None:
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
         body = text.encode()
         self.send_response(status)
-        if version:
-            self.send_header("ETag", version)
         for key, value in (
             ("Content-Type", f"{kind}; charset=utf-8"),
             ("Content-Length", str(len(body))),

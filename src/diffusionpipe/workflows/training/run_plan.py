@@ -114,8 +114,8 @@ def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     """
     from diffusionpipe.planner.choosing.asking import InWords
     from diffusionpipe.planner.choosing.choice import with_alternatives
-    from diffusionpipe.trainer.course.documents import PLAN
     from diffusionpipe.trainer.model.workload import samples_drawn_together
+    from diffusionpipe.trainer.recipe import PLAN
     from diffusionpipe.workflows.planning.alternatives_file import write_alternatives
     from diffusionpipe.workflows.planning.question import PlanQuestion, answered
     from diffusionpipe.workflows.planning.recipe_setting import may_recompute, restriction_of, setting_of
