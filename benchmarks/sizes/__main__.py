@@ -22,10 +22,10 @@ from diffusionpipe.workflows.rehearsing.rehearsal import measured_link
 
 BATCH = 32
 LAYERS = 16
-REPEATS = 3
+REPEATS = 2
 """How often each step is rehearsed; medians count, because a machine may be busy."""
-FORWARD = 0.050
-"""Seconds of a micro-batch of squares through a stage of four."""
+FORWARD = 0.200
+"""Seconds of a micro-batch of squares through a stage of four: much longer than a busy machine wakes up late."""
 CASES = (("1f1b", 512, (0.5, 2.0)), ("1f1b", 1024, (0.5, 2.0)), ("zb-h1", 512, (0.5, 2.0)), ("1f1b", 1024, (0.25, 4.0)))
 """(schedule, side of the area, aspects)."""
 
@@ -43,13 +43,15 @@ class Found:
     """The same of rehearsed steps."""
     predicted: float | None
     """Predicted mean step over the rehearsed one."""
+    squares: float | None
+    """The same of steps of squares alone: the part of the difference that has nothing to do with sizes."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sizes", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures instead of a table")
     parser.add_argument("--quick", action="store_true", help="a smoke test: one case, nothing rehearsed")
-    parser.add_argument("--steps", type=int, default=6, help="different steps that are rehearsed")
+    parser.add_argument("--steps", type=int, default=2, help="different steps that are rehearsed")
     parser.add_argument("--only", type=int, choices=range(len(CASES)), help="the number of one case")
     arguments = parser.parse_args()
     cases = CASES if arguments.only is None else CASES[arguments.only : arguments.only + 1]
@@ -61,9 +63,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
         return
-    table = Table("schedule", "area", "sizes", "simulated", "rehearsed", "predicted / rehearsed")
+    table = Table("schedule", "area", "sizes", "simulated", "rehearsed", "predicted / rehearsed", "of squares")
     for one in found:
-        ratios = ("" if ratio is None else f"{ratio:.3f}" for ratio in (one.simulated, one.rehearsed, one.predicted))
+        shown = (one.simulated, one.rehearsed, one.predicted, one.squares)
+        ratios = ("" if ratio is None else f"{ratio:.3f}" for ratio in shown)
         table.add_row(one.schedule, f"{one.side}^2", str(one.sizes), *ratios)
     Console(width=120, highlight=False).print(table)
 
@@ -81,18 +84,26 @@ def figures(schedule: str, side: int, aspects: tuple[float, float], ranks: Local
     mean_tokens = sum(share * own for share, own in zip(parts, tokens, strict=True))
     alone = mean_step(at_size(profile, square), plan, BATCH, steps=1)
     mixed = mean_step(profile, plan, 2)
-    rehearsed = predicted = None
+    rehearsed = predicted = squares = None
     if ranks is not None:
         drawn = [tuple(sorted(rows)) for rows in drawn_rows(parts, run=2, batch=BATCH, steps=steps)]
         in_turn = [rows for step in drawn for rows in (step, (square,) * BATCH)] * REPEATS
         times = rehearsed_times(ranks, plan, profile, in_turn)
         mean_mixed = fmean(median(times[2 * step :: 2 * steps]) for step in range(steps))
         one_time = median(times[1::2])
-        rehearsed = (mean_tokens / mean_mixed) / (tokens[square] / one_time)
-        predicted = mixed / mean_mixed
+        own_tokens = fmean(tokens[size] for rows in drawn for size in rows)
+        rehearsed = (own_tokens / mean_mixed) / (tokens[square] / one_time)
+        predicted = mean_step(profile, plan, 2, steps=steps) / mean_mixed
+        squares = alone / one_time
     simulated = (mean_tokens / mixed) / (tokens[square] / alone)
     return Found(
-        schedule=schedule, side=side, sizes=len(built), simulated=simulated, rehearsed=rehearsed, predicted=predicted
+        schedule=schedule,
+        side=side,
+        sizes=len(built),
+        simulated=simulated,
+        rehearsed=rehearsed,
+        predicted=predicted,
+        squares=squares,
     )
 
 

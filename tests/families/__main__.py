@@ -1,4 +1,7 @@
-"""Trains tiny models of every family, whole and with adapters, in every layout, and draws: `make families`."""
+"""Trains tiny models of every family, whole and with adapters, in every layout, and draws: `make families`.
+
+The last table has steps of several sizes over photographs.
+"""
 
 import argparse
 import sys
@@ -12,6 +15,7 @@ from drawn_families import Drawn, difference
 from drawn_families import check as check_drawn
 from drawn_from_words import SAVED as CALLED
 from drawn_from_words import WITHOUT, calls_of, compared, drawn_apart, lacks_of
+from families.sizes import main_of_sizes
 from family_runs import LAYOUTS, SAVED, Place, all_of, check, run_all
 
 Row = dict[str, str]
@@ -27,17 +31,19 @@ BUSY = "busy, 8 pictures on 2 ranks"
 def main() -> int:
     """Prints a table; the status is 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="families whose names contain this")
+    parser.add_argument("--only", default="", help='families whose names contain this, or "sizes"')
     only = parser.parse_args().only.lower()
     kinds = [kind for kind in dict.fromkeys((*SAVED, *CALLED)) if only in kind.lower()]
     found = {kind: _row(kind) for kind in kinds}
-    print("\n".join(table(found)))
+    if found:
+        print("\n".join(table(found)))
     for kind, reason in WITHOUT.items():
         print(f"{kind} is not called with words: {reason}")
     for kind in kinds:
         if lacks := lacks_of(kind):
             print(f"{kind} of diffusers lacks {' and '.join(lacks)}")
-    return int(any("FAILED" in row.values() for row in found.values()))
+    has_equal_sizes = main_of_sizes(only)
+    return int(not has_equal_sizes or any("FAILED" in row.values() for row in found.values()))
 
 
 def _row(kind: str) -> Row:

@@ -14,13 +14,20 @@ from tiny_pipelines import inpainting
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe import cli
+from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.holding.sizes import at_size
 from diffusionpipe.models.objectives.objective import ObjectiveSettings
 from diffusionpipe.models.opening.folder import build_graph
+from diffusionpipe.planner import Layout, plan_from_profile
+from diffusionpipe.planner.mixed import mean_step
+from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.trainer.data.batches.patch_order import PatchOrder
 from diffusionpipe.trainer.data.sizes.patches import patch_sizes, shares_of
-from diffusionpipe.trainer.model.members import check_masks
+from diffusionpipe.trainer.model.members import build_model, check_masks
+from diffusionpipe.trainer.recipe.size_rules import run_of
 from diffusionpipe.trainer.reporting.metrics import read_metrics
+from diffusionpipe.workflows.planning.recipe_profile import make_profile_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 SIDE = 16
@@ -211,3 +218,29 @@ def test_the_command_on_the_card_of_a_class_model_draws(pictures, tmp_path, monk
         cli.main([*words, "--device", "cpu"])
     assert ended.value.code == 0
     assert (tmp_path / "picture.png").is_file()
+
+
+@pytest.mark.slow
+def test_a_plan_prices_patches_by_their_shares_and_has_room_for_whole_pictures(model, pictures, tmp_path):
+    share = 0.2
+    settings = patched(model, pictures, tmp_path / "run", share=share)
+    profile = make_profile_of(settings, load_cluster("rtx3090x2"), uses_cache=False)
+    opened = build_model(settings, "cpu")
+    graphs, models = opened.graph.of_sizes, (opened.model, *opened.others)
+    assert [size.share for size in profile.sizes] == [share, 1 - share]
+    alone = [
+        analytic_profile(graph, own, device="rtx3090", precision="float32", batch_sizes=profile.batch_sizes)
+        for graph, own in zip(graphs, models, strict=True)
+    ]
+    names = profile.graph.backbone_layers
+    whole, half = (sum(own.forward(name, 2) + own.weight_grad(name, 2) for name in names) for own in alone)
+    found = sum(profile.forward(name, 2) + profile.weight_grad(name, 2) for name in names)
+    assert found == pytest.approx(share * whole + (1 - share) * half, rel=0.05)
+    for name in names:
+        assert profile.activation(name, 2) == alone[0].activation(name, 2)
+    plan = plan_from_profile(profile, Layout(batch=4, stages=2, microbatches=2))
+    of_each = [mean_step(at_size(profile, number), plan, run_of(settings), steps=1) for number in (0, 1)]
+    assert run_of(settings) == 4
+    assert mean_step(profile, plan, run_of(settings), steps=20) == pytest.approx(
+        share * of_each[0] + (1 - share) * of_each[1], rel=0.01
+    )

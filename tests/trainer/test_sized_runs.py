@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from family_runs import EqualCosts
 from PIL import Image
 from sized_pictures import SIZED, save_sized
 from tiny_runs import losses_of, opened_here, recipe_of, save_stable_diffusion, train, train_here
@@ -120,6 +121,7 @@ def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(mode
         ({"data": {"batching": "tokens"}}, "same_size: with batching .* remove same_size"),
         ({"data": {"resolution": 8, "same_size": "auto", "weigh": "tokens"}}, "weigh: all samples have one size"),
         ({"data": TOKENS, "pipeline": {"fill": True}}, "pipeline.fill: bubbles are filled with the next step"),
+        ({"data": TOKENS, "pipeline": {"plan": "auto", "stages": 2}}, 'set schedule = "1f1b", fill = false, sharded'),
         ({"data": TOKENS, "pipeline": {"microbatches": 1}}, "pipeline.microbatches: a step of several sizes has more"),
         ({"data": TOKENS, "pipeline": {"encoders": "cache"}}, "pipeline.encoders: the fills that write a cache"),
         ({"data": TOKENS, "pipeline": {"schedule": "zb-h1"}}, "the plan splits its backwards"),
@@ -160,6 +162,18 @@ def test_steps_cut_by_tokens_train_and_resume_on_two_stages_and_two_copies_as_on
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
 
 
+@pytest.mark.slow
+def test_steps_cut_by_tokens_train_by_a_searched_plan_as_on_one_rank(model, data, tmp_path, crew):
+    own = {"batch": 8, "steps": 26}
+    stated = {"stages": 2, "schedule": "1f1b", "fill": False, "sharded": False}
+    searched = {"plan": "auto", "microbatches": "none", "encode_chunk": "none", **stated}
+    one = recipe(model, data, tmp_path / "one", data=TOKENS, pipeline={"microbatches": 4}, training=own)
+    two = recipe(model, data, tmp_path / "two", data=TOKENS, pipeline=searched, training=own)
+    train_here(one)
+    crew.run(train, two, profiles=EqualCosts())
+    assert losses(tmp_path / "two", 26) == pytest.approx(losses(tmp_path / "one", 26), rel=1e-9)
+
+
 def test_samples_weigh_as_much_as_their_pixels_and_one_in_the_mean():
     pictures = [(16, 8), (8, 16), (8, 8), (8, 8), (8, 8)]
     order = SizeOrder(
@@ -171,6 +185,12 @@ def test_samples_weigh_as_much_as_their_pixels_and_one_in_the_mean():
     assert sum(weight * count for weight, count in zip(weights, visits, strict=True)) == pytest.approx(sum(visits))
     pixels = [size.num_pixels for size in order.sizes]
     assert [weight / weights[0] for weight in weights] == [size / pixels[0] for size in pixels]
+
+
+def test_one_size_leaves_small_pictures_out_and_trains_on_the_others(model, data, tmp_path):
+    only = {"resolution": 8, "same_size": "auto", "min_side": 10}
+    train_here(recipe(model, data, tmp_path / "run", data=only, training={"steps": 1}))
+    assert losses(tmp_path / "run", 1)[0] > 0
 
 
 def test_sizes_without_a_picture_are_named():

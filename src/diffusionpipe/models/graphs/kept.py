@@ -38,17 +38,21 @@ def kept_tensors(
     `is_content` says whether a sample's own files and texts decide them.
     """
     origins: dict[str, frozenset[str]] = {name: frozenset({name}) for name in inputs if is_content(name)}
-    makers: dict[str, tuple[Layer, ...]] = dict.fromkeys(origins, ())
+    makers: dict[str, dict[str, Layer]] = {name: {} for name in origins}
     wanted = dict.fromkeys(outputs)
     for layer in layers:
         if all(name in origins for name in layer.reads):
-            above = dict.fromkeys(maker for name in layer.reads for maker in makers[name])
+            above = {name: maker for read in layer.reads for name, maker in makers[read].items()}
             origins |= dict.fromkeys(layer.writes, frozenset().union(*(origins[name] for name in layer.reads)))
-            makers |= dict.fromkeys(layer.writes, (*above, layer))
+            makers |= dict.fromkeys(layer.writes, above | {layer.name: layer})
         else:
             wanted |= dict.fromkeys(layer.reads)
     return tuple(
-        KeptTensor(name=name, reads=tuple(one for one in inputs if one in origins[name]), layers=makers[name])
+        KeptTensor(
+            name=name,
+            reads=tuple(one for one in inputs if one in origins[name]),
+            layers=tuple(makers[name].values()),
+        )
         for name in origins
-        if name in wanted and any(maker.modules for maker in makers[name])
+        if name in wanted and any(maker.modules for maker in makers[name].values())
     )

@@ -205,16 +205,25 @@ def recorded_of(
     )
 
 
+def _has_prediction(state: RunState) -> bool:
+    """Whether all steps are alike, and as the plan predicts them.
+
+    Steps that read results of encoders are shorter, steps by tokens have orders of their own, and steps on patches are
+    as long as their patches are large.
+    """
+    recipe, worker = state.session.recipe, state.session.worker
+    is_alike = worker.window is None and worker.cut is None and state.cache is None and recipe.data.patches is None
+    return recipe.pipeline.is_profiled and is_alike
+
+
 class FirstSteps:
     """Records 15 steps after the first 5 of a run, up to three times; rank 0 compares them with the prediction."""
 
     def __init__(self, state: RunState) -> None:
         session, recipe = state.session, state.session.recipe
         self._state, self._first = state, state.step + WARM_UP
-        # Steps that read results of encoders are shorter than predicted.
-        has_prediction = recipe.pipeline.is_profiled and session.worker.window is None and state.cache is None
         is_long_enough = recipe.training.num_steps - state.step > WARM_UP + COUNTED
-        wanted = state.hooks.judge is not None and has_prediction and is_long_enough
+        wanted = state.hooks.judge is not None and _has_prediction(state) and is_long_enough
         self._recorder = StepRecorder(session) if wanted else None
         self._judge = state.hooks.judge if session.is_first else None
         self._is_over = False

@@ -238,8 +238,9 @@ def _sized(opened: RecipeModels, source: BatchSource, order: SizeOrder | PatchOr
     if order is None:
         return None
     graphs = opened.graph.of_sizes
-    assert all(graph.size is not None for graph in graphs), "a graph of several sizes names them"
-    inputs = {graph.size: graph.inputs for graph in graphs if graph.size is not None}
+    # One size has an order too, where some pictures are left out by theirs; only several have names in the graph.
+    built = order.sizes if len(graphs) == 1 else [graph.size for graph in graphs if graph.size is not None]
+    inputs = {size: graph.inputs for size, graph in zip(built, graphs, strict=True)}
     if opened.recipe.data.weigh is Measure.TOKENS and isinstance(order, SizeOrder):
         return sized(source, order, inputs, order.assignment.mean_pixels)
     return sized(source, order, inputs)

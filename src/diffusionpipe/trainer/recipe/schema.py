@@ -570,7 +570,18 @@ def _sizes_go_with_the_rest(
 def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
     way = 'or remove data.batching = "tokens"'
     if pipeline.is_searched:
-        yield f"pipeline.plan: a search looks for equal micro-batches; set pipeline.microbatches, {way}"
+        given = {
+            "stages": pipeline.stages is not None,
+            'schedule = "1f1b"': pipeline.schedule == "1f1b",
+            "fill = false": pipeline.fill is False,
+            "sharded = false": pipeline.sharded is False,
+        }
+        lacking = ", ".join(key for key, is_given in given.items() if not is_given)
+        if lacking:
+            yield (
+                "pipeline.plan: steps by tokens have one stage on each rank and no fills, so a search chooses "
+                f"micro-batches, copies and cuts alone; set {lacking} in [pipeline], {way}"
+            )
     elif pipeline.plan is None and pipeline.sizes.microbatches == 1:
         yield f"pipeline.microbatches: a step of several sizes has more than one; set it to 2 or more, {way}"
     if pipeline.may_cache:
@@ -583,7 +594,7 @@ def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
             "pipeline.fill: bubbles are filled with the next step's pictures, which are cut otherwise than this one's; "
             f"remove it, {way}"
         )
-    if pipeline.parts:
+    if pipeline.sharded:
         yield f"pipeline.sharded: sharded copies gather for fixed micro-batches; remove it, {way}"
 
 

@@ -38,6 +38,8 @@ def run_of(recipe: Recipe) -> int:
     pipeline, batch = recipe.pipeline, recipe.training.batch
     if recipe.data.batching is Measure.TOKENS:
         return 1
+    if recipe.data.patches is not None:
+        return batch
     if recipe.data.same_size is not None:
         return recipe.data.same_size
     if pipeline.is_searched or pipeline.plan_file is not None:

@@ -30,6 +30,7 @@ from diffusionpipe.profiler.layer_operations import computed_operations, measure
 from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.schedules.several.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
+from diffusionpipe.trainer.data.sizes.patches import shares_of
 from diffusionpipe.trainer.model.decisions import has_bfloat16
 from diffusionpipe.trainer.model.members import RecipeModels, build_model
 from diffusionpipe.trainer.recipe import Recipe, RecipePrecision, decided, load_recipe
@@ -143,14 +144,24 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
 
 
 def _over_sizes(opened: RecipeModels, found: Callable[[LayerGraph, ModelGraph], Profile], tell: Telling) -> Profile:
-    """The profile of a model over the sizes of its data, whose headers are read; `found` makes the one of a size.
+    """The profile of a model over the sizes of its data; `found` makes the one of a size."""
+    profile = found(opened.graph, opened.model)
+    if not opened.others:
+        return profile
+    models, graphs = (opened.model, *opened.others), opened.graph.of_sizes
+    shares, least = _shares(opened, tell), smallest_of(models)
+    return profile_of_sizes(profile, found(graphs[least], models[least]) if least else profile, models, shares)
+
+
+def _shares(opened: RecipeModels, tell: Telling) -> tuple[float, ...]:
+    """The part of the samples that has each size of the model: by headers of the data, or the recipe's for patches.
 
     Where the data cannot be read, every size counts alike.
     """
-    profile, recipe = found(opened.graph, opened.model), opened.recipe
-    if not opened.others or not recipe.data.has_sizes:
-        return profile
-    models, graphs = (opened.model, *opened.others), opened.graph.of_sizes
+    recipe, graphs = opened.recipe, opened.graph.of_sizes
+    if recipe.data.patches is not None:
+        tell.say(f"patches: a step has one of {len(graphs)} sizes; times are the mean over steps")
+        return shares_of(recipe.data.patches.share_whole, len(graphs))
     try:
         assignment = report_on_recipe(recipe, tell=tell).use.sizes
     except DataError as error:  # it may lie on another machine
@@ -159,9 +170,8 @@ def _over_sizes(opened: RecipeModels, found: Callable[[LayerGraph, ModelGraph], 
     else:
         assert assignment is not None, "the recipe has sizes"
         shares = assignment.parts([graph.size for graph in graphs])
-    least = smallest_of(models)
-    tell.say(f"sizes: {len(models)}; times are the mean over pictures, and there is room for the largest")
-    return profile_of_sizes(profile, found(graphs[least], models[least]) if least else profile, models, shares)
+    tell.say(f"sizes: {len(graphs)}; times are the mean over pictures, and there is room for the largest")
+    return shares
 
 
 def measured_profile(

@@ -33,11 +33,11 @@ class SizedSamples:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The part of the samples at each size that the model is built for, in its order; () for patches."""
-        if not isinstance(self.order, SizeOrder):
-            return ()
-        visits = dict(zip(self.numbers, (share.visits for share in self.order.assignment.shares), strict=True))
-        return tuple(visits.get(number, 0) / sum(visits.values()) for number in range(len(self.sources)))
+        """The part of the samples at each size that the model is built for, in its order."""
+        order = self.order
+        own = order.assignment.parts(order.sizes) if isinstance(order, SizeOrder) else order.shares
+        parts = dict(zip(self.numbers, own, strict=True))
+        return tuple(parts.get(number, 0.0) for number in range(len(self.sources)))
 
 
 def sized(
