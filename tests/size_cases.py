@@ -24,6 +24,9 @@ from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 
+SIZES = (Clip(width=8, height=16), Clip(width=16, height=8), Clip.square(8))
+"""Two aspects of one area, and a smaller area."""
+MIXED = ((0, 0, 1, 1, 2, 2, 1, 1), (2, 2, 0, 0, 0, 0, 1, 1))
 BY_SIZE = {
     "_class_name": "FlowMatchEulerDiscreteScheduler",
     "use_dynamic_shifting": True,
@@ -54,7 +57,7 @@ KINDS = ("unet", "transformer", "adapters on nf4", "coordinates")
 
 
 @cache
-def graph_of(kind: str, sizes: tuple[Clip, ...]) -> LayerGraph:
+def graph_of(kind: str, sizes: tuple[Clip, ...] = SIZES) -> LayerGraph:
     """A tiny model for all sizes."""
     lora = None
     if kind in ("unet", "coordinates"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from descriptions import described
 from layouts import CPU
-from runtime.test_sizes import MIXED, OF_EIGHT, graph_of
+from size_cases import MIXED, OF_EIGHT, graph_of
 from sized_steps import feed, own_copy, samples_of
 
 from diffusionpipe.planner import Layout, build_plan

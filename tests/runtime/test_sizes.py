@@ -9,21 +9,16 @@ from descriptions import described
 from layouts import assert_same_step
 from real_pictures import SIZES as REAL_SIZES
 from real_pictures import save_real, steps_over
-from size_cases import KINDS, LAYOUTS, compare, graph_of
+from size_cases import KINDS, LAYOUTS, MIXED, compare, graph_of
 from sized_steps import mixed_steps, one_process, samples_of
 from tiers import quick_and_slow
 
-from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.planner import build_plan
 
-SIZES = (Clip(width=8, height=16), Clip(width=16, height=8), Clip.square(8))
-"""Two aspects of one area, and a smaller area."""
-MIXED = ((0, 0, 1, 1, 2, 2, 1, 1), (2, 2, 0, 0, 0, 0, 1, 1))
-
 
 def check(kind, layout, steps=MIXED) -> None:
-    graph = graph_of(kind, SIZES)
+    graph = graph_of(kind)
     compare(graph, layout, [(sizes, samples_of(graph, sizes, number)) for number, sizes in enumerate(steps)])
 
 
@@ -56,7 +51,7 @@ def test_twenty_steps_over_photographs_of_five_aspects_and_two_areas(kind, layou
 
 
 def test_layers_of_another_aspect_give_other_gradients_though_every_shape_between_layers_is_equal():
-    graph = graph_of("transformer", SIZES)
+    graph = graph_of("transformer")
     models = [described(replace(own, others=())) for own in graph.of_sizes]
     crossing = {spec.name for spec in models[0].tensors if spec == models[1].tensor(spec.name)}
     assert any(name.startswith("transformer.") for name in crossing)
@@ -68,7 +63,7 @@ def test_layers_of_another_aspect_give_other_gradients_though_every_shape_betwee
 
 
 def test_times_are_shifted_by_each_sample_s_own_tokens():
-    graph = graph_of("transformer", SIZES)
+    graph = graph_of("transformer")
     shifted = []
     for own in graph.of_sizes:
         noise = next(layer for layer in own.layers if layer.name == "objective.noise")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from descriptions import described
 from layouts import CPU, assert_same_step, merge
-from runtime.test_sizes import OF_EIGHT, graph_of
+from size_cases import OF_EIGHT, graph_of
 from sized_steps import feed, one_process, own_copy, samples_of
 from tiers import quick_and_slow
 
