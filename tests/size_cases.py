@@ -8,7 +8,7 @@ import torch
 from cuts import traced_once
 from descriptions import described
 from layout_cases import scattered
-from layouts import assert_same_step
+from layouts import Step, assert_same_step
 from sized_steps import Samples, mixed_steps, one_process
 from tiny_models import _prepare, tiny_flux_transformer, tiny_t5, tiny_text_encoder, tiny_unet, tiny_vae
 
@@ -100,10 +100,13 @@ def graph_of(kind: str, sizes: tuple[Clip, ...] = SIZES) -> LayerGraph:
     return graph
 
 
-def compare(graph: LayerGraph, layout: str, steps: Sequence[tuple[Sequence[int], Samples]]) -> None:
-    """Raises AssertionError where the gradients of a layout's steps are not the ones of one process."""
+def compare(
+    graph: LayerGraph, layout: str, steps: Sequence[tuple[Sequence[int], Samples]], expected: Sequence[Step] = ()
+) -> None:
+    """Raises AssertionError where the gradients of a layout's steps are not the ones of one process, `expected`."""
     models = [described(replace(own, others=())) for own in graph.of_sizes]
     filler = scattered(1) if layout.startswith("filled") else None
     found = mixed_steps(graph, models, build_plan(models[0], LAYOUTS[layout], filler=filler), steps)
-    for own, batch in zip(found, steps, strict=True):
-        assert_same_step(own, one_process(graph, *batch))
+    alone = expected or [one_process(graph, *batch) for batch in steps]
+    for own, one in zip(found, alone, strict=True):
+        assert_same_step(own, one)

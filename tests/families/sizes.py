@@ -8,6 +8,7 @@ from time import perf_counter
 
 from real_pictures import SIZES, save_real, steps_over
 from size_cases import LAYOUTS, compare, graph_of
+from sized_steps import one_process
 
 KINDS = ("unet", "transformer", "adapters on nf4")
 STEPS = 20
@@ -21,23 +22,26 @@ def main_of_sizes(only: str) -> bool:
         return True
     with TemporaryDirectory() as folder:
         pictures = save_real(Path(folder) / "pictures")
-        cells = {kind: [_cell(kind, layout, pictures) for layout in LAYOUTS] for kind in kinds}
+        cells = {kind: list(_row(kind, pictures)) for kind in kinds}
     print("\n".join(table(cells)))
     return FAILED not in {cell for row in cells.values() for cell in row}
 
 
-def _cell(kind: str, layout: str, pictures: Path) -> str:
-    """The seconds of the steps in a layout and in one process; or that their gradients differ."""
-    started = perf_counter()
-    try:
-        graph = graph_of(kind, SIZES)
-        compare(graph, layout, steps_over(pictures, graph, SIZES, batch=8, steps=STEPS).steps)
-        cell = f"{perf_counter() - started:.1f} s"
-    except Exception as error:
-        print(f"sizes of {kind}, {layout}: {type(error).__name__}: {error}", file=sys.stderr)
-        cell = FAILED
-    print(f"sizes of {kind}, {layout} {cell}", file=sys.stderr, flush=True)
-    return cell
+def _row(kind: str, pictures: Path) -> Iterator[str]:
+    """The seconds of the steps in each layout; or that their gradients are not the ones of one process."""
+    graph = graph_of(kind, SIZES)
+    steps = steps_over(pictures, graph, SIZES, batch=8, steps=STEPS).steps
+    alone = [one_process(graph, *batch) for batch in steps]
+    for layout in LAYOUTS:
+        started = perf_counter()
+        try:
+            compare(graph, layout, steps, alone)
+            cell = f"{perf_counter() - started:.1f} s"
+        except Exception as error:
+            print(f"sizes of {kind}, {layout}: {type(error).__name__}: {error}", file=sys.stderr)
+            cell = FAILED
+        print(f"sizes of {kind}, {layout} {cell}", file=sys.stderr, flush=True)
+        yield cell
 
 
 def table(cells: dict[str, list[str]]) -> Iterator[str]:

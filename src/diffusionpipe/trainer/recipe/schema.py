@@ -572,7 +572,7 @@ def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
     if pipeline.is_searched:
         given = {
             "stages": pipeline.stages is not None,
-            'schedule = "1f1b"': pipeline.schedule == "1f1b",
+            'schedule = "1f1b"': pipeline.schedule is not None,  # a plan of another kind is refused by its name
             "fill = false": pipeline.fill is False,
             "sharded = false": pipeline.sharded is False,
         }
