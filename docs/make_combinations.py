@@ -1,10 +1,10 @@
-"""Writes docs/combinations.md from `diffusionpipe.combinations` and the table in tests/pairs.py: `make docs`."""
+"""Writes docs/combinations.md from `diffusionpipe.combinations` and the table in tests/kit/pairs.py: `make docs`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-from pairs import WORKS, Refused, Works, verdict
+from kit.pairs import WORKS, Refused, Works, verdict
 
 from diffusionpipe.combinations.features import MEANINGS, Feature
 from diffusionpipe.combinations.refused import REFUSED
@@ -12,7 +12,7 @@ from diffusionpipe.combinations.refused import REFUSED
 FILE = Path(__file__).parent / "combinations.md"
 HEAD = """# Combinations
 
-`make docs` generates this page from `src/diffusionpipe/combinations/refused.py` and `tests/pairs.py`. Every error
+`make docs` generates this page from `src/diffusionpipe/combinations/refused.py` and `tests/kit/pairs.py`. Every error
 message about two features that do not go together comes from the first, and a test provokes each of them. For every
 pair that works, a test trains with both features and compares the result with a run that lacks them. No test has tried
 the other pairs, and no code refuses them.

@@ -1,4 +1,4 @@
-"""Writes docs/models.md from diffusers' classes, our registry and the cases of tests/cut_cases.py: `make docs`."""
+"""Writes docs/models.md from diffusers' classes, our registry and the cases of tests/kit/cut_cases.py: `make docs`."""
 
 import inspect
 import sys
@@ -117,7 +117,7 @@ def tables() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     folder = str(Path(__file__).parents[1] / "tests")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    cases = import_module("cut_cases")
+    cases = import_module("kit.cut_cases")
     return cases.CASES, cases.REFUSED
 
 
@@ -142,7 +142,7 @@ def planned_size(name: str) -> str:
 
 def reason_of(name: str, case: Any) -> str:
     """Why the class cannot be cut, as the adapter says it."""
-    inputs = import_module("cut_cases").inputs_of(case, 2)
+    inputs = import_module("kit.cut_cases").inputs_of(case, 2)
     model = getattr(diffusers, name)(**case.config)
     try:
         cut(model, lambda root, **given: root(**given, **case.fixed, return_dict=False)[0], inputs)

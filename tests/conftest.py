@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cpu_seconds import CpuSeconds
 from hypothesis import settings
-from kept_results import results_kept
-from signals import hear_all_signals
+from kit.cpu_seconds import CpuSeconds
+from kit.kept_results import results_kept
+from kit.signals import hear_all_signals
 
 if TYPE_CHECKING:
-    from crew import Crew
+    from kit.crew import Crew
 
 # The first runs with the source of the commit that it records, the second warms up the fork server of `make torture`.
 collect_ignore = ["golden/record.py", "torture/warm.py"]
@@ -84,7 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist; install what constraints.txt names")
     if "torch" not in sys.modules:
         return  # none of these tests has ranks
-    from crew import fork_server_of_this_process, start_fork_server
+    from kit.crew import fork_server_of_this_process, start_fork_server
 
     if sys.platform == "linux":
         fork_server_of_this_process()  # all is imported, and no test has computed
@@ -110,7 +110,7 @@ def untouched_log() -> "Iterator[None]":
 @pytest.fixture(scope="module")
 def crew() -> "Iterator[Crew]":
     """Two ranks, the same for all tests of a file."""
-    from crew import crew_of
+    from kit.crew import crew_of
 
     with crew_of(2) as ranks:
         yield ranks
@@ -119,7 +119,7 @@ def crew() -> "Iterator[Crew]":
 @pytest.fixture
 def forked_ranks() -> "Iterator[None]":
     """Ranks that the launcher starts in this process begin with all imports done."""
-    from nursery import nursery_here
+    from kit.nursery import nursery_here
 
     with nursery_here():
         yield
@@ -141,8 +141,8 @@ def one_trace() -> Iterator[None]:
     """Models that are alike are traced and described once, see cuts.py and descriptions.py."""
     from unittest import mock
 
-    from cuts import traced_once
-    from descriptions import described
+    from kit.cuts import traced_once
+    from kit.descriptions import described
 
     from diffusionpipe.trainer.model import members
 

@@ -3,7 +3,7 @@
 from itertools import combinations, product
 
 import pytest
-from covering import covering, meetings
+from kit.covering import covering, meetings
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 10), (4, 4, 4), (3, 3, 3, 3), (1, 5), (2, 2, 2, 2, 2, 2)])

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from cpu_seconds import CpuSeconds, seconds_of_tree
+from kit.cpu_seconds import CpuSeconds, seconds_of_tree
 
 BURNING = "import time\nwhile time.process_time() < {}: pass"
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 from PIL import Image
 from test_structure import MODULES, relative
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.trainer.recipe.recipe_file import recipe_to_toml
 

@@ -159,7 +159,7 @@ def test_a_family_is_found_by_the_class_of_the_pipeline(tmp_path):
 
 
 def test_a_recipe_may_name_a_tracker_and_hands_it_the_numbers(tmp_path):
-    from tiny_runs import recipe_of
+    from kit.tiny_runs import recipe_of
 
     from diffusionpipe.trainer.recipe import recipe_to_toml
     from diffusionpipe.trainer.reporting.trackers import open_trackers

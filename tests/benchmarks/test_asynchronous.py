@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-import windowed
+from kit import windowed
 
 from benchmarks.asynchronous.periods import flushed_period, period, time_of
 from benchmarks.asynchronous.recurrence import Part, Recurrence, mean_ages, parts_of

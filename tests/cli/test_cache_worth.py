@@ -10,10 +10,10 @@ from statistics import median
 from unittest import mock
 
 import pytest
-from cached_rows import opened_run
-from cuts import traced_once
-from descriptions import described
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
+from kit.cached_rows import opened_run
+from kit.cuts import traced_once
+from kit.descriptions import described
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.costs.files import read_profile

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from kit.tiny_runs import recipe_of, save_stable_diffusion, train_here
 from PIL import Image
-from tiny_runs import recipe_of, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.data.sizes.sizes import sizes_of_area

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
-from screen_files import assert_screen
+from kit.screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

@@ -1,7 +1,7 @@
 """A run whose sizes are given names the slow links of its ranks before it starts."""
 
+from kit.tiny_runs import recipe_of
 from planner import synthetic
-from tiny_runs import recipe_of
 
 from diffusionpipe.workflows.training.run_plan import make_plan
 

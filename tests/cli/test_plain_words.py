@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plain_english import hits
+from kit.plain_english import hits
 
 from diffusionpipe.schedules import REGISTRY
 

@@ -4,8 +4,8 @@ import sys
 from dataclasses import replace
 
 import pytest
+from kit.screen_files import assert_screen
 from planner import synthetic
-from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.decoding import Decoding

@@ -1,8 +1,8 @@
 """`diffusionpipe plan` for a profile of two backbones."""
 
 import pytest
+from kit.screen_files import assert_screen
 from planner import synthetic
-from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.files import write_cluster, write_profile

@@ -2,9 +2,9 @@ import re
 from dataclasses import replace
 
 import pytest
+from kit.screen_files import assert_screen
 from planner import synthetic
 from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
-from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.cli.text.plan_compare import names_of, rival_lines, writable

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from forked import completed
 from golden.plans import questions, recorded_plan
-from tiny_runs import save_pictures, save_stable_diffusion
+from kit.forked import completed
+from kit.tiny_runs import save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import main
 from diffusionpipe.errors import RecipeError

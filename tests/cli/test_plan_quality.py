@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from tiny_runs import recipe_of, save_dit, save_pictures, train_here
+from kit.tiny_runs import recipe_of, save_dit, save_pictures, train_here
 
 from diffusionpipe.cli import main
 from diffusionpipe.trainer.recipe import recipe_to_toml

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 from golden.plans import recorded_profile
+from kit.screen_files import assert_screen
 from planner import synthetic
-from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.cli.verbs.plan_asking import PlanCommand

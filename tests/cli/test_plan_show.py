@@ -2,8 +2,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from kit.screen_files import assert_screen
 from planner import synthetic
-from screen_files import assert_screen
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.files import write_cluster, write_profile

@@ -2,8 +2,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from kit.screen_files import assert_screen
 from planner import synthetic
-from screen_files import assert_screen
 
 from diffusionpipe.cli.text.plan_table import MOST_SIMULATED, table_lines
 from diffusionpipe.planner.choosing.advice import nothing_fits

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from kit.tiny_runs import recipe_of
 from planner import synthetic
-from tiny_runs import recipe_of
 
 from diffusionpipe.cli.verbs.plan_asking import PlanCommand
 from diffusionpipe.costs.cluster import with_memory

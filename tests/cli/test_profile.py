@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from kit.tiny_runs import recipe_of, save_dit, save_pictures
 from planner import synthetic
-from tiny_runs import recipe_of, save_dit, save_pictures
 
 from diffusionpipe import cli
 from diffusionpipe.cli.verbs.profile import _print_report

@@ -1,7 +1,7 @@
 """`profile --operations`: screen, file and picture of a recipe; what is refused."""
 
 import pytest
-from tiny_runs import recipe_of, save_dit, save_pictures
+from kit.tiny_runs import recipe_of, save_dit, save_pictures
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.operations import read_report

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.clusters import load_cluster

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.given import NOTHING, Given

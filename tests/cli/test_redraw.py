@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 from PIL import Image
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.data.randomness import normal

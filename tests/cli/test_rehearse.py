@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.screen_files import assert_screen
 from rich.console import Console
-from screen_files import assert_screen
 
 from diffusionpipe import cli
 from diffusionpipe.cli.text.rehearsal_report import Outcome, figures_of, print_report

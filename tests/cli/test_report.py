@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from report_runs import SCRIPT, make_run, write_metrics, write_plan_of, write_samples
+from kit.report_runs import SCRIPT, make_run, write_metrics, write_plan_of, write_samples
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.loading import Spread

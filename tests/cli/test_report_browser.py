@@ -8,9 +8,9 @@ from statistics import fmean, median
 from threading import Thread
 
 import pytest
-from browser import Tab, browsing, needs_browser
+from kit.browser import Tab, browsing, needs_browser
+from kit.report_runs import SCRIPT, make_run, write_plan_of
 from planner import synthetic
-from report_runs import SCRIPT, make_run, write_plan_of
 
 import diffusionpipe as dp
 from diffusionpipe.ir.files import read_timeline

@@ -9,11 +9,11 @@ from time import sleep
 from types import SimpleNamespace
 
 import pytest
+from kit.screen_files import assert_screen
+from kit.tiny_runs import recipe_of
 from planner.correction.planted import layer_doubled, link_too_fast
 from planner.correction.recordings import recorded_of
 from rich.console import Console
-from screen_files import assert_screen
-from tiny_runs import recipe_of
 
 from diffusionpipe.cli.text.check_text import ConsoleReport, causes_text, check_lines, check_table, others_text
 from diffusionpipe.costs.files import write_cluster, write_profile

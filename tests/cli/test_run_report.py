@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from descriptions import described
+from kit.descriptions import described
+from kit.screen_files import assert_screen
+from kit.tiny_models import tiny_stable_diffusion
+from kit.tiny_runs import recipe_of
 from rich.console import Console
-from screen_files import assert_screen
-from tiny_models import tiny_stable_diffusion
-from tiny_runs import recipe_of
 
 from diffusionpipe.cli.verbs.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.costs.files import write_profile

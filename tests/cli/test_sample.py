@@ -3,8 +3,8 @@
 from contextlib import suppress
 
 import pytest
-from screen_files import assert_screen, masked
-from tiny_runs import save_stable_diffusion
+from kit.screen_files import assert_screen, masked
+from kit.tiny_runs import save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError

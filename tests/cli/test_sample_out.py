@@ -5,8 +5,8 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from kit.tiny_described import save_described
 from PIL import Image, ImageSequence
-from tiny_described import save_described
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.inference import folder_drawing

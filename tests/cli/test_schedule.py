@@ -1,8 +1,8 @@
 import json
 
 import pytest
+from kit.screen_files import assert_screen
 from PIL import Image
-from screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

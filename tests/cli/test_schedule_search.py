@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 from golden.plans import recorded_profile
+from kit.screen_files import assert_screen
 from PIL import Image
-from screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

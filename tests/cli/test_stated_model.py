@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from golden.plans import recorded_profile
-from tiny_runs import save_stable_diffusion
+from kit.tiny_runs import save_stable_diffusion
 
 from diffusionpipe.cli import main
 from diffusionpipe.costs.devices import DEVICES

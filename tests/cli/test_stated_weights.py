@@ -1,7 +1,7 @@
 """`plan --weights bfloat16`: the bytes of a recipe's training, and the keys that a plan file hands to recipes."""
 
 import pytest
-from tiny_runs import opened_here, save_pictures, save_stable_diffusion
+from kit.tiny_runs import opened_here, save_pictures, save_stable_diffusion
 
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.holding import Ledger

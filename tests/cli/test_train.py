@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from full_disk import REASONS, full_disk
-from screen_files import assert_screen, masked
-from terminal import run_in_terminal
-from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
+from kit.full_disk import REASONS, full_disk
+from kit.screen_files import assert_screen, masked
+from kit.terminal import run_in_terminal
+from kit.tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError

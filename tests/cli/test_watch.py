@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kit.report_runs import make_run, write_samples
 from PIL import Image
-from report_runs import make_run, write_samples
 
 from diffusionpipe.cli import main
 from diffusionpipe.files.output_file import write_atomically

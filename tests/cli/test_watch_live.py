@@ -3,9 +3,9 @@
 from threading import Thread
 
 import pytest
-from browser import browsing, needs_browser
-from forked_jobs import ForkedCommand
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of
+from kit.browser import browsing, needs_browser
+from kit.forked_jobs import ForkedCommand
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of
 
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.workflows.report.watching import Watch

@@ -7,9 +7,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from pairs import NOT_TRIED, TABLE, WORKS, Refused, Works
+from kit.pairs import NOT_TRIED, TABLE, WORKS, Refused, Works
+from kit.tiny_models import FILLING_UNET, tiny_controlled, tiny_dit, tiny_stable_diffusion
 from planner import synthetic
-from tiny_models import FILLING_UNET, tiny_controlled, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.combinations.features import MEANINGS, Feature
 from diffusionpipe.combinations.refused import REFUSED, refusal

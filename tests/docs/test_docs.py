@@ -12,8 +12,8 @@ from types import ModuleType
 
 import diffusers
 import pytest
-from drawn_families import asked_of, by_diffusers, difference, drawn_here
-from tiny_described import PIPELINES, pixart_sigma, save_described
+from kit.drawn_families import asked_of, by_diffusers, difference, drawn_here
+from kit.tiny_described import PIPELINES, pixart_sigma, save_described
 
 from diffusionpipe.models.opening import folder
 from diffusionpipe.schedules import REGISTRY

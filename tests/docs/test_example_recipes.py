@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tiers import quick_and_slow
-from tiny_described import PIPELINES, RESOLUTIONS, save_described
-from tiny_runs import save_pictures, train_here
+from kit.tiers import quick_and_slow
+from kit.tiny_described import PIPELINES, RESOLUTIONS, save_described
+from kit.tiny_runs import save_pictures, train_here
 
 from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.models.parameters.lora_read import ADAPTERS

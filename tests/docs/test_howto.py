@@ -19,8 +19,8 @@ from urllib.request import urlopen
 
 import pytest
 import typer
-from forked import Forked
-from tiny_runs import RESOLUTION, losses_of, save_pictures, save_stable_diffusion
+from kit.forked import Forked
+from kit.tiny_runs import RESOLUTION, losses_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import app
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest

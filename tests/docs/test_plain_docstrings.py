@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from plain_english import RULES, docstrings, refused
+from kit.plain_english import RULES, docstrings, refused
 
 SOURCE = Path(__file__).parents[2] / "src/diffusionpipe"
 SENTENCES = [

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plain_english import hits, without_code
+from kit.plain_english import hits, without_code
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")

@@ -6,7 +6,7 @@ from pathlib import Path
 import diffusers
 import numpy as np
 import torch
-from tiny_runs import RESOLUTION, save_stable_diffusion
+from kit.tiny_runs import RESOLUTION, save_stable_diffusion
 
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.inference.conditions import SampleRequest

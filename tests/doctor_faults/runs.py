@@ -1,4 +1,4 @@
-"""Real runs of `diffusionpipe doctor` with two rank processes, on one machine or on two of tests/nodes.py."""
+"""Real runs of `diffusionpipe doctor` with two rank processes, on one machine or on two of tests/kit/nodes.py."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodes import Node, may_have_nodes, two_nodes
+from kit.nodes import Node, may_have_nodes, two_nodes
 
 LIMIT = 60.0
 """Seconds that doctor may take."""

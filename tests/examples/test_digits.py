@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from forked import completed
-from tiny_runs import measured_briefly
+from kit.forked import completed
+from kit.tiny_runs import measured_briefly
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.profiler import profile_model

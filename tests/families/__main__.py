@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from drawn_families import Drawn, difference
-from drawn_families import check as check_drawn
-from drawn_from_words import SAVED as CALLED
-from drawn_from_words import WITHOUT, calls_of, compared, drawn_apart, lacks_of
 from families.sizes import main_of_sizes
-from family_runs import LAYOUTS, SAVED, Place, all_of, check, run_all
+from kit.drawn_families import Drawn, difference
+from kit.drawn_families import check as check_drawn
+from kit.drawn_from_words import SAVED as CALLED
+from kit.drawn_from_words import WITHOUT, calls_of, compared, drawn_apart, lacks_of
+from kit.family_runs import LAYOUTS, SAVED, Place, all_of, check, run_all
 
 Row = dict[str, str]
 """What became of a family, by the heads of the table."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from real_pictures import SIZES, save_real, steps_over
-from size_cases import LAYOUTS, compare, graph_of
-from sized_steps import one_process
+from kit.real_pictures import SIZES, save_real, steps_over
+from kit.size_cases import LAYOUTS, compare, graph_of
+from kit.sized_steps import one_process
 
 KINDS = ("unet", "transformer", "adapters on nf4")
 STEPS = 20

@@ -9,7 +9,7 @@ import pytest
 from golden.folders import save_model, save_pictures
 from golden.losses import differences, is_same, machine
 from golden.recipes import STEPS, TRAININGS, Training, recipe_of
-from tiny_runs import losses_of, tensors_of, train_here
+from kit.tiny_runs import losses_of, tensors_of, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import cluster_to_text, profile_to_text, read_profile

@@ -15,10 +15,10 @@ from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
-from crew import IMPORTED
 from fuzz.isolation import Ending, Outcome, all_outcomes
 from fuzz.kinds import KINDS
 from fuzz.originals import Case, Kind, Originals, make_originals
+from kit.crew import IMPORTED
 
 from diffusionpipe import cli, planner, viz
 from diffusionpipe.cli.verbs.output import quieten

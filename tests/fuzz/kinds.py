@@ -9,7 +9,7 @@ from fuzz import folders, words
 from fuzz.mutation import WORDS, changed_table, encoded, mutated_bytes, mutated_json, mutated_text
 from fuzz.originals import FILES, INSTANCE, KEYS, Case, Kind, Originals, rewrite
 from fuzz.readers import command, load_checkpoint, load_run_recipe, materialize_unet, open_model, scan_clips, scan_data
-from tiny_clips import CODECS
+from kit.tiny_clips import CODECS
 
 from diffusionpipe.trainer.checkpoints.checkpoint import resolve
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 import torch
-from tiny_clips import CODECS, grey_frames, write_clip
-from tiny_runs import save_pictures, save_stable_diffusion
+from kit.tiny_clips import CODECS, grey_frames, write_clip
+from kit.tiny_runs import save_pictures, save_stable_diffusion
 
 from diffusionpipe.trainer.checkpoints.checkpoint import save
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.checkpoints.checkpoint import load, resolve

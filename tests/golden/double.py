@@ -15,7 +15,7 @@ import diffusers.models.embeddings
 import diffusers.models.transformers.transformer_flux
 import torch
 import transformers.models.t5.modeling_t5
-from tiny_runs import train
+from kit.tiny_runs import train
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 

@@ -4,7 +4,7 @@
     PYTHONPATH=TREE/src:TREE OMP_NUM_THREADS=1 python -m golden.record [orders] [families] [losses] [files]
 
 TREE is a checkout of the version to record: its source, benchmarks and profiles are used, and no file of this one but
-those in tests/golden, tests/crew.py and tests/tiny_runs.py. Every recording is made as the tests repeat it.
+those in tests/golden, tests/kit/crew.py and tests/kit/tiny_runs.py. Every recording is made as the tests repeat it.
 """
 
 import json
@@ -20,14 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from crew import crew_of
 from golden.folders import KINDS, save_model, save_pictures
 from golden.losses import machine
 from golden.orders import FAMILIES, family_figures, write_orders
 from golden.plans import FOLDER
 from golden.recipes import FILLED_PLAN, PRECISIONS, STEPS, TRAININGS, recipe_of
 from golden.trainings import run_training
-from tiny_runs import losses_of, train_here
+from kit.crew import crew_of
+from kit.tiny_runs import losses_of, train_here
 
 from benchmarks.ordering.cases import small_cases
 from benchmarks.schedules.__main__ import grid as schedule_grid

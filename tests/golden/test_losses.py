@@ -5,7 +5,6 @@ from math import nextafter
 
 import pytest
 import torch
-from crew import crew_of
 from diffusers.models import embeddings
 from diffusers.models.transformers import transformer_flux
 from golden.double import in_double
@@ -14,6 +13,7 @@ from golden.losses import differences, is_same, machine
 from golden.plans import FOLDER
 from golden.recipes import PRECISIONS, STEPS, TRAININGS
 from golden.trainings import run_training
+from kit.crew import crew_of
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")

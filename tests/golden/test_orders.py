@@ -4,7 +4,7 @@ import json
 
 import pytest
 from golden.orders import FAMILIES, family_figures, recorded_orders, value_of
-from oracle import execute
+from kit.oracle import execute
 
 from diffusionpipe.ordering import Goal, Placing, costs_of, schedule_of, search
 from diffusionpipe.simulator import simulate
@@ -22,7 +22,7 @@ def is_worse(value, than):
 
 
 def judged(instance, schedule, placement):
-    """What is to be short, by the machine of tests/oracle.py."""
+    """What is to be short, by the machine of tests/kit/oracle.py."""
     run = execute(schedule, costs_of(instance, Placing(placement)))
     windows = [ends[-1] - starts[0] for starts, ends in zip(run.starts, run.ends, strict=True)]
     return max(windows) if instance.objective is Goal.WINDOW else max(ends[-1] for ends in run.ends)

@@ -2,7 +2,7 @@
 
 import pytest
 from golden.plans import TOLERANCE, predicted, questions, recorded_plan, setting_of
-from oracle import makespan
+from kit.oracle import makespan
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choosing.choice import choose
@@ -27,7 +27,7 @@ def is_slower(step, than):
 
 
 def judged(proposal):
-    """The step with the iteration that the machine of tests/oracle.py takes."""
+    """The step with the iteration that the machine of tests/kit/oracle.py takes."""
     return makespan(proposal.train, proposal.costs) + proposal.update
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from tempfile import mkdtemp
 
-from crew import Crew
 from golden.double import train_in_double
 from golden.recipes import TRAININGS, recipe_of
-from tiny_runs import losses_of, train
+from kit.crew import Crew
+from kit.tiny_runs import losses_of, train
 
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train, train_here
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train, train_here
 
 from diffusionpipe.profiler.clock import Clock
 from diffusionpipe.runtime.job.membership import membership

@@ -8,7 +8,7 @@ from random import Random
 import torch
 from gradients.graphs import Model, random_model
 from gradients.orders import SOURCES, random_layout, random_schedule
-from layouts import CPU, copies_of, feed_rows
+from kit.layouts import CPU, copies_of, feed_rows
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph

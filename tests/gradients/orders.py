@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from strategies import sized
+from kit.strategies import sized
 
 from diffusionpipe.ir import Action, Op, Schedule
 from diffusionpipe.ordering import Goal, HalfStage, Instance, Placing, search

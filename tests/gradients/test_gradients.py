@@ -7,7 +7,7 @@ import torch
 from gradients.comparison import TOLERANCE, compare, handed_views, random_case
 from gradients.graphs import random_model
 from gradients.orders import SOURCES
-from reusing_pool import planted_pools
+from kit.reusing_pool import planted_pools
 
 from diffusionpipe.runtime.machine.buffers import num_in_memory_of
 from diffusionpipe.runtime.weights import gradients

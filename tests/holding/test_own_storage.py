@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-import every_second
 import pytest
-from every_second import OWN
+from kit import every_second
+from kit.every_second import OWN
 from planner import synthetic
 
 import diffusionpipe

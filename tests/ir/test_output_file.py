@@ -3,7 +3,7 @@ import stat
 import threading
 
 import pytest
-from full_disk import REASONS, full_disk
+from kit.full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.files import output_file

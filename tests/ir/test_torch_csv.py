@@ -3,7 +3,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import sized
+from kit.strategies import sized
 
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Share, Stage

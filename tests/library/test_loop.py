@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from forked import completed
+from kit.forked import completed
 
 PROGRAM = Path(__file__).with_name("loop_program.py")
 SIZES = ({}, {"stages": 2, "microbatches": 4}, {"data_parallel": 2})

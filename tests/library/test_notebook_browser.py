@@ -3,7 +3,7 @@
 from html import escape
 
 import pytest
-from browser import Tab, browsing, needs_browser
+from kit.browser import Tab, browsing, needs_browser
 
 needs_browser("nbclient", "ipykernel")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]

@@ -1,7 +1,7 @@
 """`dp.train`: a recipe with functions that hear of each step."""
 
 import pytest
-from tiny_runs import recipe_of, save_dit, save_pictures
+from kit.tiny_runs import recipe_of, save_dit, save_pictures
 
 import diffusionpipe as dp
 from diffusionpipe.errors import ConfigError, RecipeError

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
-from descriptions import described
-from layouts import CPU, feed_rows
+from kit.descriptions import described
+from kit.layouts import CPU, feed_rows
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
 from live_memory.counter import LiveStorages, UnseenCopies, sampled_between
-from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
 from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph, Profile

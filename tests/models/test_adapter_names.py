@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from tiny_described import aura_flow, chroma, flux2, hunyuan_video, ltx, qwen_image, wan, z_image
-from tiny_models import (
+from kit.tiny_described import aura_flow, chroma, flux2, hunyuan_video, ltx, qwen_image, wan, z_image
+from kit.tiny_models import (
     tiny_flux_transformer,
     tiny_projected_text_encoder,
     tiny_sd3_transformer,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from accelerate import init_empty_weights
+from kit.tiny_described import aura_flow, flux2, ltx, qwen_image, wan, z_image
+from kit.tiny_models import randomise_pipeline, tiny_t5, tiny_text_encoder, tiny_unet, tiny_vae
+from kit.tiny_pipelines import CLIP, sdxl
 from safetensors.torch import save_file
-from tiny_described import aura_flow, flux2, ltx, qwen_image, wan, z_image
-from tiny_models import randomise_pipeline, tiny_t5, tiny_text_encoder, tiny_unet, tiny_vae
-from tiny_pipelines import CLIP, sdxl
 
 from diffusionpipe.models.parameters.adapter_names import Adapter, layer_sizes, to_foreign
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cascades import MEMBERS, cascade
-from descriptions import described
-from tiny_models import tiny_dit, tiny_sdxl
+from kit.cascades import MEMBERS, cascade
+from kit.descriptions import described
+from kit.tiny_models import tiny_dit, tiny_sdxl
 
 from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import ConfigError, ModelError

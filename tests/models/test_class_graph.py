@@ -6,8 +6,8 @@ from dataclasses import replace
 import diffusers
 import pytest
 import torch
-from cut_cases import CASES, REFUSED, TEXT
-from tiers import quick_and_slow
+from kit.cut_cases import CASES, REFUSED, TEXT
+from kit.tiers import quick_and_slow
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import Clip

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from layouts import CPU, assert_same_step, merge, reference_step, run_step
-from tiny_class_unet import NUM_CLASSES, tiny_class_unet
-from tiny_models import randomise_parameters
+from kit.layouts import CPU, assert_same_step, merge, reference_step, run_step
+from kit.tiny_class_unet import NUM_CLASSES, tiny_class_unet
+from kit.tiny_models import randomise_parameters
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import LowResolution

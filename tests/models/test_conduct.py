@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from layouts import assert_same_step, reference_step, step_in_threads
-from tiny_models import raw_inputs
+from kit.layouts import assert_same_step, reference_step, step_in_threads
+from kit.tiny_models import raw_inputs
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 from golden.plans import recorded_profile
-from tiers import quick_and_slow
+from kit.tiers import quick_and_slow
 from torch import nn
 
 from diffusionpipe.errors import ModelError

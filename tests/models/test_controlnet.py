@@ -1,7 +1,7 @@
 import pytest
 import torch
-from descriptions import described
-from tiny_models import raw_inputs, tiny_controlled
+from kit.descriptions import described
+from kit.tiny_models import raw_inputs, tiny_controlled
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.run import needed_layers, run_layers

@@ -3,9 +3,9 @@
 import diffusers
 import pytest
 import torch
-from cut_cases import CASES, REFUSED, Case, inputs_of
-from tiers import quick_and_slow
-from tiny_models import randomise_parameters
+from kit.cut_cases import CASES, REFUSED, Case, inputs_of
+from kit.tiers import quick_and_slow
+from kit.tiny_models import randomise_parameters
 from torch import nn
 
 from diffusionpipe.errors import ModelError

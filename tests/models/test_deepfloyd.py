@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from descriptions import described
 from diffusers import DDPMScheduler
-from tiny_deepfloyd import LEVELS, tiny_if, tiny_super_resolution
-from tiny_models import randomise_parameters
+from kit.descriptions import described
+from kit.tiny_deepfloyd import LEVELS, tiny_if, tiny_super_resolution
+from kit.tiny_models import randomise_parameters
 from torch.nn.functional import interpolate
 
 from diffusionpipe.errors import ModelError

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone, TensorSpec

@@ -7,9 +7,9 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from opened_family import CAPTIONS, Opened
-from tiers import quick_and_slow
-from tiny_described import CLIPS, PIPELINES, flux2_vae
+from kit.opened_family import CAPTIONS, Opened
+from kit.tiers import quick_and_slow
+from kit.tiny_described import CLIPS, PIPELINES, flux2_vae
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import Clip

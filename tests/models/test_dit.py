@@ -1,7 +1,7 @@
 import pytest
 import torch
-from descriptions import described
-from tiny_models import NUM_CLASSES, raw_inputs, tiny_dit
+from kit.descriptions import described
+from kit.tiny_models import NUM_CLASSES, raw_inputs, tiny_dit
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.run import needed_layers, run_layers

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.models.graphs.describe import describe, dtype_name

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from covering import covering
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from kit.covering import covering
 from scipy.special import betainc
 
 from diffusionpipe.errors import ModelError

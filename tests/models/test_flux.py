@@ -2,9 +2,9 @@ import inspect
 
 import pytest
 import torch
-from descriptions import described
 from diffusers import FluxPipeline
-from tiny_models import raw_inputs, tiny_flux
+from kit.descriptions import described
+from kit.tiny_models import raw_inputs, tiny_flux
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.run import needed_layers, run_layers

@@ -5,7 +5,7 @@ import huggingface_hub
 import pytest
 import torch
 from diffusers import DDPMScheduler, DiTPipeline, StableDiffusionPipeline, UNet2DConditionModel
-from tiny_models import (
+from kit.tiny_models import (
     randomise_parameters,
     raw_inputs,
     tiny_text_encoder,

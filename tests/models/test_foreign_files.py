@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from tiny_runs import save_stable_diffusion
+from kit.tiny_runs import save_stable_diffusion
 
 from diffusionpipe.errors import DiffusionPipeError, ModelError
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction

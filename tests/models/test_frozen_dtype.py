@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_described import CLIPS, PIPELINES
-from tiny_models import randomise_pipeline, raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_stable_diffusion
+from kit.tiny_described import CLIPS, PIPELINES
+from kit.tiny_models import randomise_pipeline, raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.models.graphs.graph import canonical_names

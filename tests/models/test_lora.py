@@ -1,9 +1,9 @@
 import pytest
 import torch
-from descriptions import described
+from kit.descriptions import described
+from kit.tiny_described import flux2_transformer
+from kit.tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 from safetensors.torch import save_file
-from tiny_described import flux2_transformer
-from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.graph import layer_parameters

@@ -5,7 +5,7 @@ import inspect
 import diffusers
 import pytest
 import torch
-from tiny_models import raw_inputs, tiny_controlled, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
+from kit.tiny_models import raw_inputs, tiny_controlled, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.describe import describe

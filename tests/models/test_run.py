@@ -3,8 +3,8 @@ import weakref
 
 import pytest
 import torch
-from descriptions import described
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.models.graphs.graph import Layer, layer_parameters, parameter_names

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from descriptions import described
 from diffusers import StableDiffusion3Pipeline
-from tiny_models import raw_inputs, tiny_sd3, tiny_t5
+from kit.descriptions import described
+from kit.tiny_models import raw_inputs, tiny_sd3, tiny_t5
 from torch.nn import functional
 
 from diffusionpipe.errors import ModelError

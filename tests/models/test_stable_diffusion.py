@@ -1,7 +1,7 @@
 import pytest
 import torch
-from descriptions import described
-from tiny_models import (
+from kit.descriptions import described
+from kit.tiny_models import (
     randomise_parameters,
     raw_inputs,
     tiny_stable_diffusion,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock
+from kit.tiny_models import tiny_sd3, tiny_stable_diffusion
 from safetensors.torch import save_file
-from tiny_models import tiny_sd3, tiny_stable_diffusion
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

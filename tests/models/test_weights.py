@@ -4,8 +4,7 @@ import os
 import pytest
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from safetensors.torch import load_file, save_file
-from tiny_models import (
+from kit.tiny_models import (
     randomise_parameters,
     raw_inputs,
     tiny_dit,
@@ -14,6 +13,7 @@ from tiny_models import (
     tiny_unet,
     tiny_vae,
 )
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from diffusionpipe.errors import ModelError

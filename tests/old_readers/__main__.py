@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from old_readers.exports import SOURCES, Source, arrays_of, export, write_data, write_source
 
-READER = Path(__file__).parent.parent / "plain_reader.py"
+READER = Path(__file__).parents[1] / "kit/plain_reader.py"
 STEPS = 3
 CLOSE = 1e-4
 """The largest difference of values in [0, 1]."""

@@ -7,15 +7,13 @@ from typing import Any
 
 import diffusers
 import numpy as np
-import tiny_deepfloyd
-import tiny_described
-import tiny_pipelines
-from drawn_families import size_of
+from kit import tiny_deepfloyd, tiny_described, tiny_pipelines
+from kit.drawn_families import size_of
+from kit.steered import save_steered
+from kit.tiny_clips import save_clips
+from kit.tiny_models import randomise_pipeline, tiny_text_encoder, tiny_transformer, tiny_unet, tiny_vae
+from kit.tiny_runs import recipe_of, save_pictures, train_here
 from old_readers.hub_folders import write_folder
-from steered import save_steered
-from tiny_clips import save_clips
-from tiny_models import randomise_pipeline, tiny_text_encoder, tiny_transformer, tiny_unet, tiny_vae
-from tiny_runs import recipe_of, save_pictures, train_here
 
 from diffusionpipe.models.opening.folder import REGISTRY
 

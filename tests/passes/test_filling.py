@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import sized, trainers
+from kit.strategies import sized, trainers
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Range

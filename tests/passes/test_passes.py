@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.strategies import costs_of, lookaheads, schedules
 from passes.kept import assert_computes_kept
-from strategies import costs_of, lookaheads, schedules
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import COMPUTE_OPS, RECV_OPS, Action, Edge, Op, Pipeline, Placement, Range, Schedule, Share, Stage

@@ -7,8 +7,8 @@ from math import lcm
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.strategies import FROZEN_BLOCK, costs_of, edges, lookaheads, sized, streams
 from passes.kept import assert_computes_kept
-from strategies import FROZEN_BLOCK, costs_of, edges, lookaheads, sized, streams
 
 from diffusionpipe.ir import Action, Edge, Op, Range
 from diffusionpipe.ir.flows import flows

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from asynchronous_device import PlantedQueue
+from kit.asynchronous_device import PlantedQueue
 from planner import synthetic
 
 from diffusionpipe.costs import HostTimes

@@ -4,8 +4,8 @@ from unittest import mock
 
 import pytest
 import torch
-from descriptions import described
-from tiny_models import tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.tiny_models import tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.costs.devices import DEVICES

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from asynchronous_device import PlantedQueue
+from kit.asynchronous_device import PlantedQueue
 
 from diffusionpipe.profiler.clock import Clock
 from diffusionpipe.profiler.passes import time_passes

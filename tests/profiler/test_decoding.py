@@ -5,9 +5,9 @@ from unittest import mock
 import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
-from tiers import quick_and_slow
-from tiny_described import PIPELINES, clip_vae, flux2_vae
-from tiny_models import tiny_vae
+from kit.tiers import quick_and_slow
+from kit.tiny_described import PIPELINES, clip_vae, flux2_vae
+from kit.tiny_models import tiny_vae
 
 from diffusionpipe.models.opening.configured import configured_parts
 from diffusionpipe.models.parts import decoder

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU
-from tiny_models import raw_inputs, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layouts import CPU
+from kit.tiny_models import raw_inputs, tiny_stable_diffusion
 
 from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Fill, Range

@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, feed_rows
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layouts import CPU, feed_rows
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 

@@ -4,8 +4,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from descriptions import described
-from tiny_models import tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.tiny_models import tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.costs.operations import OUTSIDE, holding
 from diffusionpipe.profiler import analytic_profile

@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from descriptions import described
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.tiny_models import tiny_dit, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from descriptions import described
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.models.cut.sequential import sequential_graph

@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 import torch
-from descriptions import described
-from tiny_models import raw_inputs, tiny_dit
+from kit.descriptions import described
+from kit.tiny_models import raw_inputs, tiny_dit
 
 from diffusionpipe.profiler.clock import Clock
 from diffusionpipe.profiler.layer_run import layer_run

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 import pytest
-from descriptions import described
-from tiny_models import tiny_dit
+from kit.descriptions import described
+from kit.tiny_models import tiny_dit
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.profiler import waking

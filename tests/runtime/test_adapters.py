@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, assert_same_step, feed_rows, merge, planned_step, reference_step, step_in_threads
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layouts import CPU, assert_same_step, feed_rows, merge, planned_step, reference_step, step_in_threads
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
 from diffusionpipe.models.parameters.lora import LoraSettings, adapt, is_adapter, is_second_matrix

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from forked import Forked
+from kit.forked import Forked
 from torch.distributed import HashStore
 
 from diffusionpipe.errors import ConfigError

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from descriptions import described
-from layout_cases import scattered
-from layouts import assert_same_step, reference_step, steps_ahead
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layout_cases import scattered
+from kit.layouts import assert_same_step, reference_step, steps_ahead
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.planner import Layout, build_plan
 

@@ -3,12 +3,12 @@
 import copy
 
 import pytest
-from cascades import BATCH, MEMBERS, batch_of, cascade, inputs_of, merged, parts_of, step_of, steps_in_process
-from crew import crew_of
-from descriptions import described
-from layout_cases import scattered
-from layouts import CPU, assert_same_step, reference_step, rows_of
-from tiers import quick_and_slow
+from kit.cascades import BATCH, MEMBERS, batch_of, cascade, inputs_of, merged, parts_of, step_of, steps_in_process
+from kit.crew import crew_of
+from kit.descriptions import described
+from kit.layout_cases import scattered
+from kit.layouts import CPU, assert_same_step, reference_step, rows_of
+from kit.tiers import quick_and_slow
 
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner import Layout, build_plan

@@ -1,9 +1,9 @@
 """Stages in buckets, adjacent groups, and what the search proposes: trained for real, they change no gradient."""
 
 import pytest
-from descriptions import described
-from layouts import assert_same_step, reference_step, step_in_threads
-from tiny_models import raw_inputs, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layouts import assert_same_step, reference_step, step_in_threads
+from kit.tiny_models import raw_inputs, tiny_stable_diffusion
 
 from diffusionpipe.planner import Layout
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from descriptions import described
-from handed_views import SECOND, layout_in_orders
-from layouts import assert_same_step, planned_step, reference_step
-from reusing_pool import ReusingPool, planted_pools
-from tiny_models import raw_inputs
+from kit.descriptions import described
+from kit.handed_views import SECOND, layout_in_orders
+from kit.layouts import assert_same_step, planned_step, reference_step
+from kit.reusing_pool import ReusingPool, planted_pools
+from kit.tiny_models import raw_inputs
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, feed_rows, merge, run_step
-from tiny_models import raw_inputs, tiny_dit
+from kit.descriptions import described
+from kit.layouts import CPU, feed_rows, merge, run_step
+from kit.tiny_models import raw_inputs, tiny_dit
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -5,14 +5,14 @@ from functools import cache
 
 import pytest
 import torch
-from cuts import traced_once
-from descriptions import described
-from layout_cases import scattered
-from layouts import assert_same_step
+from kit.cuts import traced_once
+from kit.descriptions import described
+from kit.layout_cases import scattered
+from kit.layouts import assert_same_step
+from kit.sized_steps import mixed_steps, one_process, samples_of
+from kit.tiny_described import PIPELINES
+from kit.tiny_models import randomise_parameters
 from runtime.test_unequal import cut_steps
-from sized_steps import mixed_steps, one_process, samples_of
-from tiny_described import PIPELINES
-from tiny_models import randomise_parameters
 
 from diffusionpipe.ir.size import Clip
 from diffusionpipe.models.objectives.objective import Objective, ObjectiveSettings, Prediction

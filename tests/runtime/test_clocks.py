@@ -3,9 +3,9 @@
 from itertools import product
 
 import pytest
-from causality import assert_read_after_sent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.causality import assert_read_after_sent
 
 from diffusionpipe.ir import Mesh, Span
 from diffusionpipe.passes import communicate

@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 import torch
-from descriptions import described
-from layout_cases import searched
-from layouts import CPU, assert_same_step, copies_of, merge, reference_step, run_step
-from pairs import pairs_that_work
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layout_cases import searched
+from kit.layouts import CPU, assert_same_step, copies_of, merge, reference_step, run_step
+from kit.pairs import pairs_that_work
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.ir import Range, Sharded

@@ -4,13 +4,13 @@ from math import isfinite
 
 import pytest
 import torch
-from descriptions import described
-from handed_views import SECOND, layout_in_orders
-from layout_cases import scattered
-from layouts import assert_same_step, reference_step, step_in_threads, steps_ahead
-from opened_family import Opened
-from tiers import quick_and_slow
-from tiny_described import PIPELINES
+from kit.descriptions import described
+from kit.handed_views import SECOND, layout_in_orders
+from kit.layout_cases import scattered
+from kit.layouts import assert_same_step, reference_step, step_in_threads, steps_ahead
+from kit.opened_family import Opened
+from kit.tiers import quick_and_slow
+from kit.tiny_described import PIPELINES
 
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner import Layout, build_plan

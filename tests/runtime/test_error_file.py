@@ -3,7 +3,7 @@ import os
 
 import pytest
 import torch
-from full_disk import full_disk
+from kit.full_disk import full_disk
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.machine.error_file import note_of, read_error_file, write_error_file

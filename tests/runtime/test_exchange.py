@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from crew import Crew
-from exchanges import (
+from kit.crew import Crew
+from kit.exchanges import (
     FLOATS,
     collect_rows,
     fail_on_first,

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 import torch
-import windowed
-from tiers import quick_and_slow
-from windowed import batches_of, distances_of, is_within_limits, layout_of, model_of, pipeline_of, recurrence
+from kit import windowed
+from kit.tiers import quick_and_slow
+from kit.windowed import batches_of, distances_of, is_within_limits, layout_of, model_of, pipeline_of, recurrence
 
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.versions import Versions, staleness_of

@@ -8,11 +8,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, assert_same_step, reference_step, rows_of, run_step, step_in_threads, steps_ahead
-from planner import synthetic
-from tiers import quick_and_slow
-from tiny_models import (
+from kit.descriptions import described
+from kit.layouts import CPU, assert_same_step, reference_step, rows_of, run_step, step_in_threads, steps_ahead
+from kit.tiers import quick_and_slow
+from kit.tiny_models import (
     raw_inputs,
     tiny_controlled,
     tiny_dit,
@@ -20,6 +19,7 @@ from tiny_models import (
     tiny_sd3,
     tiny_stable_diffusion,
 )
+from planner import synthetic
 from torch import nn
 
 from diffusionpipe.errors import ConfigError

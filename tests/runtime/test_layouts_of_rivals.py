@@ -6,11 +6,11 @@ from math import prod
 
 import pytest
 import torch
-from descriptions import described
 from golden.plans import recorded_profile
-from layouts import assert_same_step, copy_of, planned_step, reference_step, step_in_threads
+from kit.descriptions import described
+from kit.layouts import assert_same_step, copy_of, planned_step, reference_step, step_in_threads
+from kit.tiny_models import narrow_stable_diffusion_2, raw_inputs, tiny_dit
 from planner import synthetic
-from tiny_models import narrow_stable_diffusion_2, raw_inputs, tiny_dit
 
 from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile
 from diffusionpipe.costs.clusters import load_cluster

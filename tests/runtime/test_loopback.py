@@ -5,8 +5,8 @@ import socket
 from datetime import timedelta
 
 import pytest
-from crew import crew_of
-from listening import can_connect, listening, own_addresses, places_of_rank
+from kit.crew import crew_of
+from kit.listening import can_connect, listening, own_addresses, places_of_rank
 
 from diffusionpipe.runtime.job.job_store import tcp_store
 from diffusionpipe.runtime.job.local_ranks import local_ranks

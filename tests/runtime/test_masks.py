@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 import torch
-from cuts import traced_once
-from descriptions import described
-from layouts import CPU, assert_same_step, merge, reference_step, run_step
-from tiers import quick_and_slow
-from tiny_described import CLIPS, wan_from_frames
-from tiny_models import (
+from kit.cuts import traced_once
+from kit.descriptions import described
+from kit.layouts import CPU, assert_same_step, merge, reference_step, run_step
+from kit.tiers import quick_and_slow
+from kit.tiny_described import CLIPS, wan_from_frames
+from kit.tiny_models import (
     FILLING_FLUX,
     FILLING_UNET,
     randomise_pipeline,

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from crew import crew_of
+from kit.crew import crew_of
 from torch import nn
 
 from diffusionpipe.errors import ConfigError

@@ -4,10 +4,10 @@ import copy
 from dataclasses import replace
 
 import pytest
-from descriptions import described
-from every_second import OWN
-from layouts import CPU, step_in_threads
-from tiny_models import raw_inputs, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.every_second import OWN
+from kit.layouts import CPU, step_in_threads
+from kit.tiny_models import raw_inputs, tiny_stable_diffusion
 
 from diffusionpipe.holding import STORAGES
 from diffusionpipe.ir.files import plan_from_text, plan_to_text

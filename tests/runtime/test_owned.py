@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, assert_same_step, copy_of, reference_step, run_step, step_in_threads
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layouts import CPU, assert_same_step, copy_of, reference_step, run_step, step_in_threads
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor
 
 from diffusionpipe.ir import Op, Sharded

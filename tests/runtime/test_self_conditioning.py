@@ -4,10 +4,10 @@ from functools import cache
 
 import pytest
 import torch
-from descriptions import described
-from layout_cases import layouts_of, scattered
-from layouts import Step, assert_same_step, step_in_threads, steps_ahead
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layout_cases import layouts_of, scattered
+from kit.layouts import Step, assert_same_step, step_in_threads, steps_ahead
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op, Sharded
 from diffusionpipe.models.base.self_conditioning import self_conditioned

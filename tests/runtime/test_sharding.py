@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, Step, assert_same_step, merge, reference_step, run_step, step_in_threads
-from tiers import quick_and_slow
-from tiny_models import (
+from kit.descriptions import described
+from kit.layouts import CPU, Step, assert_same_step, merge, reference_step, run_step, step_in_threads
+from kit.tiers import quick_and_slow
+from kit.tiny_models import (
     raw_inputs,
     tiny_controlled,
     tiny_dit,

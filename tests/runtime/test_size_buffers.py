@@ -4,10 +4,10 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from descriptions import described
-from layouts import CPU
-from size_cases import MIXED, OF_EIGHT, graph_of
-from sized_steps import feed, own_copy, samples_of
+from kit.descriptions import described
+from kit.layouts import CPU
+from kit.size_cases import MIXED, OF_EIGHT, graph_of
+from kit.sized_steps import feed, own_copy, samples_of
 
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.comm.threads import run_threads

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from descriptions import described
-from layouts import assert_same_step
-from real_pictures import SIZES as REAL_SIZES
-from real_pictures import save_real, steps_over
-from size_cases import KINDS, LAYOUTS, MIXED, compare, graph_of
-from sized_steps import mixed_steps, one_process, samples_of
-from tiers import quick_and_slow
+from kit.descriptions import described
+from kit.layouts import assert_same_step
+from kit.real_pictures import SIZES as REAL_SIZES
+from kit.real_pictures import save_real, steps_over
+from kit.size_cases import KINDS, LAYOUTS, MIXED, compare, graph_of
+from kit.sized_steps import mixed_steps, one_process, samples_of
+from kit.tiers import quick_and_slow
 
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.planner import build_plan

@@ -1,10 +1,10 @@
 """Several stages on a worker, several ways through the workers, whole and split backwards: one process's gradients."""
 
 import pytest
-from descriptions import described
-from greedy_orders import greedy
-from layouts import assert_same_step, reference_step, step_in_threads
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.greedy_orders import greedy
+from kit.layouts import assert_same_step, reference_step, step_in_threads
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout, build_plan

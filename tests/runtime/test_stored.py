@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from covering import covering
-from descriptions import described
-from layout_cases import scattered, searched
-from layouts import CPU, assert_same_step, reference_step, step_in_threads, steps_ahead
-from opened_family import Opened
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_flux, tiny_sd3
+from kit.covering import covering
+from kit.descriptions import described
+from kit.layout_cases import scattered, searched
+from kit.layouts import CPU, assert_same_step, reference_step, step_in_threads, steps_ahead
+from kit.opened_family import Opened
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_flux, tiny_sd3
 
 from diffusionpipe.costs.forms import Form, stored_bytes
 from diffusionpipe.ir import Sharded

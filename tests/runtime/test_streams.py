@@ -9,12 +9,12 @@ from unittest import mock
 
 import pytest
 import torch
-from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
-from descriptions import described
-from layout_cases import can_run, scattered
-from layouts import CPU, rows_of
-from reusing_pool import planted_pools
-from streams import (
+from kit.asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
+from kit.descriptions import described
+from kit.layout_cases import can_run, scattered
+from kit.layouts import CPU, rows_of
+from kit.reusing_pool import planted_pools
+from kit.streams import (
     BACKEND,
     Event,
     Stream,
@@ -25,8 +25,8 @@ from streams import (
     page_locked,
     without_order,
 )
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Action, Sharded
 from diffusionpipe.ir.flows import TIMED_OPS

@@ -5,11 +5,11 @@ from unittest import mock
 
 import pytest
 import torch
-from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
-from layout_cases import scattered
-from streams import Streams, StreamTransport, devices_with_streams, without_order
-from tiers import quick_and_slow
-from windowed import layout_of, model_of, run_windows
+from kit.asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
+from kit.layout_cases import scattered
+from kit.streams import Streams, StreamTransport, devices_with_streams, without_order
+from kit.tiers import quick_and_slow
+from kit.windowed import layout_of, model_of, run_windows
 
 from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.planner import build_plan

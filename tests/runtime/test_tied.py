@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from descriptions import described
-from layouts import assert_same_step, reference_step, step_in_threads
-from tiers import quick_and_slow
-from tiny_models import raw_inputs
+from kit.descriptions import described
+from kit.layouts import assert_same_step, reference_step, step_in_threads
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs
 from torch import nn
 
 from diffusionpipe.costs import TensorSpec

@@ -4,7 +4,7 @@ import csv
 import io
 
 import pytest
-from strategies import sized
+from kit.strategies import sized
 from torch.distributed.pipelining import _schedule_visualizer as visualizer
 from torch.distributed.pipelining import schedules as torch_schedules
 

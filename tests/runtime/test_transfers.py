@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 import torch
-from descriptions import described
-from layout_cases import can_run, scattered
-from layouts import CPU, copies_of, run_step
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit
-from windowed import layout_of, model_of, run_windows
+from kit.descriptions import described
+from kit.layout_cases import can_run, scattered
+from kit.layouts import CPU, copies_of, run_step
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit
+from kit.windowed import layout_of, model_of, run_windows
 
 from diffusionpipe.errors import PeerError
 from diffusionpipe.planner import Layout, build_plan

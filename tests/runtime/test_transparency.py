@@ -9,13 +9,13 @@ from threading import get_ident
 
 import pytest
 import torch
-from descriptions import described
-from layout_cases import can_run, layouts_of
-from layouts import CPU, assert_same_step, feed_rows, reference_step, run_step, step_in_threads
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.descriptions import described
+from kit.layout_cases import can_run, layouts_of
+from kit.layouts import CPU, assert_same_step, feed_rows, reference_step, run_step, step_in_threads
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.toy import toy_graph
 from torch import Tensor, nn
-from toy import toy_graph
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import PlanPhase

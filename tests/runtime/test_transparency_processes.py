@@ -1,13 +1,13 @@
 """Loss and gradients through processes and gloo are those of one process on the plain full batch."""
 
 import pytest
-from crew import crew_of
-from descriptions import described
-from layout_cases import can_run, scattered
-from layouts import assert_same_step, merge, reference_step, steps_in_process
-from tiers import quick_and_slow
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
-from windowed import (
+from kit.crew import crew_of
+from kit.descriptions import described
+from kit.layout_cases import can_run, scattered
+from kit.layouts import assert_same_step, merge, reference_step, steps_in_process
+from kit.tiers import quick_and_slow
+from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from kit.windowed import (
     STEPS,
     batches_of,
     distances_of,

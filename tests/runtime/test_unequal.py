@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from descriptions import described
-from layouts import CPU, assert_same_step, merge
-from size_cases import OF_EIGHT, graph_of
-from sized_steps import feed, one_process, own_copy, samples_of
-from tiers import quick_and_slow
+from kit.descriptions import described
+from kit.layouts import CPU, assert_same_step, merge
+from kit.size_cases import OF_EIGHT, graph_of
+from kit.sized_steps import feed, one_process, own_copy, samples_of
+from kit.tiers import quick_and_slow
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.cells import rows_by_size

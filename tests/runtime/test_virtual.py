@@ -3,7 +3,7 @@ from time import perf_counter
 
 import pytest
 import torch
-from greedy_orders import greedy
+from kit.greedy_orders import greedy
 
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.ir import COMPUTE_OPS, Op

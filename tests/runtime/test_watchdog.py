@@ -10,7 +10,7 @@ from queue import Queue
 
 import pytest
 import torch.distributed as dist
-from forked import Forked
+from kit.forked import Forked
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.job.membership import membership

@@ -5,10 +5,10 @@ w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } an
 
 import pytest
 import torch
-from covering import covering
-from layout_cases import scattered
-from tiers import quick_and_slow
-from windowed import (
+from kit.covering import covering
+from kit.layout_cases import scattered
+from kit.tiers import quick_and_slow
+from kit.windowed import (
     BATCH,
     RATES,
     STEPS,

@@ -1,5 +1,5 @@
 import pytest
-from tiers import quick_and_slow
+from kit.tiers import quick_and_slow
 
 from diffusionpipe.ir import Op
 from diffusionpipe.schedules.families.bitpipe import bitpipe

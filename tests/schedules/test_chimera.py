@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import pytest
-from tiers import quick_and_slow
+from kit.tiers import quick_and_slow
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op

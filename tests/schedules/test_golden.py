@@ -4,7 +4,7 @@ Times are of whole stages; for the families on a V of half-stages. Bubbles are r
 """
 
 import pytest
-from split_times import UNEQUAL, simulated, window
+from kit.split_times import UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.schedules import REGISTRY

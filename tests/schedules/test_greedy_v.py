@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from split_times import UNEQUAL, simulated, window
-from strategies import durations
+from kit.split_times import UNEQUAL, simulated, window
+from kit.strategies import durations
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError

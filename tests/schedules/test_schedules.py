@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import generators, sized
+from kit.strategies import generators, sized
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op

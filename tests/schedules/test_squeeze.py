@@ -3,8 +3,8 @@ from itertools import permutations, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from split_times import simulated
-from strategies import durations
+from kit.split_times import simulated
+from kit.strategies import durations
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ScheduleError

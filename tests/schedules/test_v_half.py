@@ -1,6 +1,6 @@
 import pytest
+from kit.split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 from schedules.measures import counts_up_to_64
-from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.schedules.families.v_half import v_half

@@ -1,8 +1,8 @@
 from math import ceil
 
 import pytest
+from kit.split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 from schedules.measures import counts_up_to_64
-from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.schedules.families.v_min import v_min

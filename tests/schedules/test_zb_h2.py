@@ -1,6 +1,6 @@
 import pytest
+from kit.split_times import SOME_MICROBATCHES, simulated, window
 from schedules.measures import counts_up_to_64
-from split_times import SOME_MICROBATCHES, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError

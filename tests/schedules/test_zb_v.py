@@ -1,8 +1,8 @@
 from itertools import product
 
 import pytest
+from kit.split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated, window
 from schedules.measures import counts_up_to_64
-from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError

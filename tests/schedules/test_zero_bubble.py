@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.split_times import SOME_MICROBATCHES, peak_memory, simulated, window
+from kit.strategies import durations
 from schedules.measures import counts_up_to_64
-from split_times import SOME_MICROBATCHES, peak_memory, simulated, window
-from strategies import durations
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import costs_of, durations, lookaheads, relabelled, schedules, streams, trainers
+from kit.strategies import costs_of, durations, lookaheads, relabelled, schedules, streams, trainers
 
 from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.errors import ScheduleError

@@ -6,9 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from kit.tiny_runs import losses_of
 from soak.job import WARM_UP, Job
 from soak.readings import Reading, Span, growth, head, read, shared_bytes
-from tiny_runs import losses_of
 
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 

@@ -3,10 +3,10 @@
 import time
 
 import pytest
+from kit.tiny_runs import losses_of
 from soak.__main__ import await_steps, watch
 from soak.job import Job
 from soak.readings import Reading, Span, growth
-from tiny_runs import losses_of
 
 MIB = 2**20
 

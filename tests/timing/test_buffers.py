@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import schedules
+from kit.strategies import schedules
 from timing.test_oracle import filled, held_at, taken_and_given_back
 from timing.test_sends import dropped_at, explicit, reader_of
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import costs_of, lookaheads, relabelled, schedules, streams
+from kit.strategies import costs_of, lookaheads, relabelled, schedules, streams
 
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import (

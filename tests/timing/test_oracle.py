@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Streams as OracleStreams
-from oracle import execute
-from strategies import schedules
+from kit.oracle import Streams as OracleStreams
+from kit.oracle import execute
+from kit.strategies import schedules
 
 from diffusionpipe.costs import Costs, HostTimes, Link, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError

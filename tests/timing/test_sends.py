@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.strategies import schedules
 from passes.test_versions import encoding, replicated
-from strategies import schedules
 from timing.test_oracle import costs_of, filled
 
 from diffusionpipe.ir import SEND_OPS, Edge, Op

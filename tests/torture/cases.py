@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 import psutil
-from forked_jobs import ForkedCommand
-from jobs import Job
-from moments import Moment
+from kit.forked_jobs import ForkedCommand
+from kit.jobs import Job
+from kit.moments import Moment
 from torture.findings import CauseError, LostError
 from torture.inputs import FLAVOURS, Inputs, saved_steps
 

@@ -4,10 +4,10 @@ import re
 from functools import partial
 from pathlib import Path
 
-from forked_jobs import ForkedCommand
-from full_disk import REASONS
-from moments import Moment
-from tiny_runs import losses_of, save_dit, save_pictures
+from kit.forked_jobs import ForkedCommand
+from kit.full_disk import REASONS
+from kit.moments import Moment
+from kit.tiny_runs import losses_of, save_dit, save_pictures
 from torture.cases import Case, Scene, check_plain, finish, go_on, reach, start_forked
 from torture.findings import CauseError, LostError
 from torture.inputs import saved_steps

@@ -1,6 +1,6 @@
 """What may be wrong with a tortured job."""
 
-from jobs import HangError, StrayError
+from kit.jobs import HangError, StrayError
 
 
 class CauseError(AssertionError):

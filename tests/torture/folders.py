@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from forked_jobs import ForkedCommand
-from moments import Moment
+from kit.forked_jobs import ForkedCommand
+from kit.moments import Moment
 from torture.cases import LINGERS, Case, Scene, check_plain, go_on, reach, start_forked
 from torture.findings import CauseError, LostError
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
-from jobs import HangError
-from moments import Moment
+from kit.jobs import HangError
+from kit.moments import Moment
 from torture.cases import LINGERS, SOON, Case, Scene, check_kept, check_plain, finish, go_on, reach, start_forked
 from torture.findings import CauseError
 
@@ -23,7 +23,7 @@ if rank == 1:
     from unittest import mock
     from diffusionpipe.trainer.data.batches import loader
     from diffusionpipe.trainer.data.batches.workers import DataWorkers
-    from worker_batches import StuckAt
+    from kit.worker_batches import StuckAt
     mock.patch.object(loader, "DataWorkers", lambda make, *others: DataWorkers(StuckAt(make, 3), *others)).start()
 """
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from forked_jobs import ForkedCommand
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, tensors_of
+from kit.forked_jobs import ForkedCommand
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, tensors_of
 from torture.findings import LostError, UnequalError
 
 from diffusionpipe.trainer.checkpoints.checkpoint import verify

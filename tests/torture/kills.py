@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
-from moments import Moment
+from kit.moments import Moment
 from torture.cases import (
     LINGERS,
     SOON,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from crew import start_fork_server
-from signals import hear_all_signals
+from kit.crew import start_fork_server
+from kit.signals import hear_all_signals
 from torture import disks, folders, frozen, kills, real, restarts, stops
 from torture.cases import Case, Scene
 from torture.findings import COLUMNS, column_of

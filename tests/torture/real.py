@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from jobs import Command
-from tiny_runs import losses_of
+from kit.jobs import Command
+from kit.tiny_runs import losses_of
 from torture.cases import LINGERS, SOON, Case, Scene, check_kept, check_killed, check_plain, finish
 from torture.findings import CauseError
 from torture.inputs import saved_steps

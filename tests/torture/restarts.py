@@ -6,10 +6,10 @@ from contextlib import suppress
 from functools import partial
 
 import psutil
-from forked_jobs import ForkedCommand
-from jobs import PATIENCE, TORCHRUN, Command, Job
-from moments import Moment
-from tiny_runs import losses_of
+from kit.forked_jobs import ForkedCommand
+from kit.jobs import PATIENCE, TORCHRUN, Command, Job
+from kit.moments import Moment
+from kit.tiny_runs import losses_of
 from torture.cases import Case, Scene, check_plain, finish, go_on, reach, start_forked
 from torture.findings import CauseError
 

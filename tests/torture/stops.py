@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
-from moments import Moment
-from tiny_runs import losses_of
+from kit.moments import Moment
+from kit.tiny_runs import losses_of
 from torture.cases import (
     SOON,
     Case,

@@ -7,10 +7,10 @@ import time
 from random import Random
 
 import pytest
-from forked_jobs import ForkedCommand
-from jobs import HangError, Job, StrayError
-from moments import PLACES, Moment
-from signals import hear_all_signals
+from kit.forked_jobs import ForkedCommand
+from kit.jobs import HangError, Job, StrayError
+from kit.moments import PLACES, Moment
+from kit.signals import hear_all_signals
 from torture import folders, kills, restarts, stops
 from torture.cases import Case, Scene, check_kept, check_killed, check_plain
 from torture.findings import CauseError, LostError, UnequalError, column_of
@@ -55,7 +55,7 @@ def test_every_place_is_a_function_of_the_program(monkeypatch):
     """A moment at a function that has another name now would never come."""
     for place in PLACES:
         with monkeypatch.context() as context:
-            context.setattr("moments.mock.patch.object", lambda owner, name, function: Patched(owner, name))
+            context.setattr("kit.moments.mock.patch.object", lambda owner, name, function: Patched(owner, name))
             Moment(place, 0).arm(0, None)
 
 

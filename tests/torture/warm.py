@@ -11,7 +11,7 @@ from diffusionpipe.cli.verbs.output import quieten
 quieten()
 
 import torch
-from tiny_runs import recipe_of, save_dit, save_stable_diffusion
+from kit.tiny_runs import recipe_of, save_dit, save_stable_diffusion
 from transformers.utils.logging import disable_progress_bar
 
 from diffusionpipe.trainer.model.members import build_model

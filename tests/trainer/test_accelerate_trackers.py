@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
+from kit.tiny_runs import recipe_of
 from PIL import Image
-from tiny_runs import recipe_of
 
 from diffusionpipe.trainer.recipe import TrackerName
 from diffusionpipe.trainer.reporting.accelerate_trackers import AccelerateTracker, _arguments

@@ -4,11 +4,11 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
+from kit.crew import crew_of
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 from safetensors.torch import load_file
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

@@ -6,10 +6,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from kit.tiny_models import tiny_unet
+from kit.tiny_runs import RESOLUTION, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tiny_models import tiny_unet
-from tiny_runs import RESOLUTION, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError, ModelError
 from diffusionpipe.models.parameters.adapter_names import FORMS, to_foreign

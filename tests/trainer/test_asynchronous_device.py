@@ -4,8 +4,8 @@ import itertools
 from unittest import mock
 
 import pytest
-from asynchronous_device import AsynchronousDevice, AsynchronousRecorder
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
+from kit.asynchronous_device import AsynchronousDevice, AsynchronousRecorder
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
 
 from diffusionpipe.errors import NonFiniteLossError
 from diffusionpipe.trainer.course import run

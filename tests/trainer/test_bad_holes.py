@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from kit.tiny_described import save_described
+from kit.tiny_models import FILLING_UNET, tiny_unet
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 from PIL import Image
 from pydantic import ValidationError
-from tiny_described import save_described
-from tiny_models import FILLING_UNET, tiny_unet
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_runs import (
+from kit.tiny_runs import (
     losses_of,
     recipe_of,
     save_pictures,

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from cached_rows import rows_seen
-from tiny_clips import save_clips
-from tiny_described import save_described
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
+from kit.cached_rows import rows_seen
+from kit.tiny_clips import save_clips
+from kit.tiny_described import save_described
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.recipe.cached_keys import ON_CACHE, OnCache, counts_of

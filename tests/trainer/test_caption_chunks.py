@@ -5,16 +5,16 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from descriptions import described as describe
 from diffusers import UNet2DConditionModel
-from drawn_families import STEPS, Asked, difference, drawn_here, settings_of
-from layouts import assert_same_step, reference_step, step_in_threads
+from kit.descriptions import described as describe
+from kit.drawn_families import STEPS, Asked, difference, drawn_here, settings_of
+from kit.layouts import assert_same_step, reference_step, step_in_threads
+from kit.tiny_models import randomise_pipeline, raw_inputs, tiny_projected_text_encoder, tiny_text_encoder
+from kit.tiny_pipelines import CLIP, WORDS, sd3
+from kit.tiny_pipelines import sdxl as tiny_sdxl
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 from PIL import Image
 from safetensors import safe_open
-from tiny_models import randomise_pipeline, raw_inputs, tiny_projected_text_encoder, tiny_text_encoder
-from tiny_pipelines import CLIP, WORDS, sd3
-from tiny_pipelines import sdxl as tiny_sdxl
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 from transformers import CLIPTokenizer
 
 from diffusionpipe import cli

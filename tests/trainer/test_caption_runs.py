@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from crew import crew_of
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
+from kit.crew import crew_of
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.errors import CheckpointError
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 import torch
-from crew import crew_of
 from diffusers import DiffusionPipeline
-from tiny_runs import kill, losses_of, save_dit, save_pictures, save_stable_diffusion, tensors_of, train, train_here
+from kit.crew import crew_of
+from kit.tiny_runs import kill, losses_of, save_dit, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError, ConfigError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest

@@ -4,8 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from tiny_class_unet import save_class_pair
-from tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
+from kit.tiny_class_unet import save_class_pair
+from kit.tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
 
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from cuts import traced_once
-from tiny_clips import save_clips
-from tiny_described import CLIPS, save_described
-from tiny_runs import recipe_of, train_here
+from kit.cuts import traced_once
+from kit.tiny_clips import save_clips
+from kit.tiny_described import CLIPS, save_described
+from kit.tiny_runs import recipe_of, train_here
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.data.batches import batch

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from kit.tiny_clips import save_clips, write_clip
+from kit.tiny_described import save_described
+from kit.tiny_runs import losses_of, recipe_of, train, train_here
 from PIL import Image
-from tiny_clips import save_clips, write_clip
-from tiny_described import save_described
-from tiny_runs import losses_of, recipe_of, train, train_here
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.workflows.data_report import report_on_recipe

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.deepfloyd_if import pipeline_if_superresolution
+from kit.tiers import quick_and_slow
+from kit.tiny_deepfloyd import save_cascade
+from kit.tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
 from safetensors.torch import load_file, save_file
-from tiers import quick_and_slow
-from tiny_deepfloyd import save_cascade
-from tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

@@ -3,9 +3,9 @@
 import logging
 
 import pytest
-from crew import crew_of
-from tiers import quick_and_slow
-from tiny_runs import losses_of, save_dit, save_pictures, train, train_here
+from kit.crew import crew_of
+from kit.tiers import quick_and_slow
+from kit.tiny_runs import losses_of, save_dit, save_pictures, train, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile

@@ -4,10 +4,10 @@ import shutil
 
 import diffusers
 import pytest
-from drawn_families import check as check_drawn
-from family_runs import LAYOUTS, SAMPLING, SAVED, WITHOUT_ADAPTERS, Place, check, run_all, some_of
-from tiny_described import PIPELINES, RESOLUTIONS, save_described
-from tiny_runs import recipe_of, save_pictures, train_here
+from kit.drawn_families import check as check_drawn
+from kit.family_runs import LAYOUTS, SAMPLING, SAVED, WITHOUT_ADAPTERS, Place, check, run_all, some_of
+from kit.tiny_described import PIPELINES, RESOLUTIONS, save_described
+from kit.tiny_runs import recipe_of, save_pictures, train_here
 
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.opening.folder import REGISTRY

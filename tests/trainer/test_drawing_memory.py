@@ -1,8 +1,8 @@
 """Each rank that draws holds what `plan --draw` predicts."""
 
 import pytest
-from drawn_families import asked_of
-from held_drawing import held, predicted, save_flux
+from kit.drawn_families import asked_of
+from kit.held_drawing import held, predicted, save_flux
 
 from diffusionpipe.trainer.recipe import RecipePrecision
 

@@ -1,7 +1,7 @@
 """What `sample` draws from words is what diffusers draws from them in another process."""
 
 import pytest
-from drawn_from_words import SAVED, WITHOUT, calls_of, compared, drawn_apart, drawn_tenth
+from kit.drawn_from_words import SAVED, WITHOUT, calls_of, compared, drawn_apart, drawn_tenth
 
 from diffusionpipe.models.opening.folder import REGISTRY
 

@@ -7,15 +7,15 @@ import shutil
 from unittest import mock
 
 import pytest
-import tiny_runs
 import torch
-from cached_runs import LAYOUT, assert_close, entries_of, is_whole, small_shards, train_in_small_shards
-from crew import nest
-from full_disk import full_disk
+from kit import tiny_runs
+from kit.cached_runs import LAYOUT, assert_close, entries_of, is_whole, small_shards, train_in_small_shards
+from kit.crew import nest
+from kit.full_disk import full_disk
+from kit.sized_pictures import SIZED, save_sized
+from kit.tiny_models import FILLING_UNET, randomise_parameters, tiny_unet, tiny_vae
+from kit.tiny_runs import save_pictures, save_stable_diffusion, train_here
 from safetensors import safe_open
-from sized_pictures import SIZED, save_sized
-from tiny_models import FILLING_UNET, randomise_parameters, tiny_unet, tiny_vae
-from tiny_runs import save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer.data.cache.files import shards_of

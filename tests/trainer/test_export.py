@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, ModelError

@@ -6,9 +6,9 @@ import signal
 import socket
 
 import pytest
-from crew import crew_of
-from forked_jobs import ForkedCommand
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
+from kit.crew import crew_of
+from kit.forked_jobs import ForkedCommand
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.checkpoints.checkpoint import verify

@@ -10,11 +10,11 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from known_frames import CLIP, CPU, by_diffusers, differences, settings_of
+from kit.known_frames import CLIP, CPU, by_diffusers, differences, settings_of
+from kit.tiny_clips import save_clips
+from kit.tiny_described import save_described
+from kit.tiny_runs import losses_of, recipe_of, train, train_here
 from PIL import Image
-from tiny_clips import save_clips
-from tiny_described import save_described
-from tiny_runs import losses_of, recipe_of, train, train_here
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.graphs.run import run_layers
@@ -48,7 +48,7 @@ def first(tmp_path_factory):
 
 def in_float64(folder, first):
     """The differences of `known_frames` where all of both is computed in float64."""
-    program = Path(__file__).parents[1] / "known_frames.py"
+    program = Path(__file__).parents[1] / "kit/known_frames.py"
     run = subprocess.run([sys.executable, program, folder, first], capture_output=True, text=True, check=True)
     return [float(number) for number in run.stdout.split()]
 

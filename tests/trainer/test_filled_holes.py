@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import FILLING
 from PIL import Image
-from tiny_models import randomise_pipeline
-from tiny_pipelines import FILLING
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.models.opening.folder import scheduler_config

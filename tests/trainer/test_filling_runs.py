@@ -7,13 +7,13 @@ import sys
 import diffusers
 import numpy as np
 import pytest
+from kit.tiny_clips import save_clips
+from kit.tiny_described import save_described
+from kit.tiny_models import FILLING_UNET, randomise_pipeline, tiny_unet
+from kit.tiny_pipelines import FILLING
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 from PIL import Image
 from pydantic import ValidationError
-from tiny_clips import save_clips
-from tiny_described import save_described
-from tiny_models import FILLING_UNET, randomise_pipeline, tiny_unet
-from tiny_pipelines import FILLING
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.errors import DataError, RecipeError

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from checked_runs import LOG, PARTS, train_checked, values_of_keys
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train
+from kit.checked_runs import LOG, PARTS, train_checked, values_of_keys
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline, calculate_shift, retrieve_timesteps
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES
-from tiny_runs import recipe_of, save_pictures, train_here
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES
+from kit.tiny_runs import recipe_of, save_pictures, train_here
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

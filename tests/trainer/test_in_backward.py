@@ -6,8 +6,8 @@ from math import prod
 
 import pytest
 import torch
-from crew import crew_of
-from tiny_runs import losses_of, opened_here, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
+from kit.crew import crew_of
+from kit.tiny_runs import losses_of, opened_here, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 
 from diffusionpipe.errors import NonFiniteLossError
 from diffusionpipe.holding import Ledger

@@ -1,6 +1,6 @@
 """What a job measures of its own devices."""
 
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.runtime.job.membership import membership

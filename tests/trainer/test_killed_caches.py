@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cached_runs import LAYOUT, assert_close, entries_of, is_whole, small_shards, train_in_small_shards
-from crew import crew_of, nest
-from killed_writes import RENAMED, Kill
-from mortal_runs import RANKS, step_of, train_whole, warm
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
+from kit.cached_runs import LAYOUT, assert_close, entries_of, is_whole, small_shards, train_in_small_shards
+from kit.crew import crew_of, nest
+from kit.killed_writes import RENAMED, Kill
+from kit.mortal_runs import RANKS, step_of, train_whole, warm
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.recipe import Recipe

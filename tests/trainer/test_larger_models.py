@@ -8,12 +8,12 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from drawn_families import GUIDED, by_diffusers
+from kit.drawn_families import GUIDED, by_diffusers
+from kit.steered import asked_of_steered, save_controlled, save_steered
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES, sd3
+from kit.tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
 from PIL import Image
-from steered import asked_of_steered, save_controlled, save_steered
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES, sd3
-from tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

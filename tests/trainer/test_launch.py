@@ -17,8 +17,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from forked import Forked
-from full_disk import REASONS, full_disk
+from kit.forked import Forked
+from kit.full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import (
     ConfigError,

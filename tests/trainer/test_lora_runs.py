@@ -7,10 +7,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from card_code import picture_of
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES, flux
-from tiny_runs import (
+from kit.card_code import picture_of
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES, flux
+from kit.tiny_runs import (
     RESOLUTION,
     draw_untrained,
     losses_of,

@@ -3,13 +3,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from card_code import picture_of
 from diffusers import DDIMScheduler, DiTPipeline
 from huggingface_hub import ModelCard
-from tiny_described import save_described
-from tiny_models import tiny_transformer, tiny_vae
-from tiny_pipelines import PIPELINES
-from tiny_runs import recipe_of
+from kit.card_code import picture_of
+from kit.tiny_described import save_described
+from kit.tiny_models import tiny_transformer, tiny_vae
+from kit.tiny_pipelines import PIPELINES
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.pipeline_defaults import Guidance

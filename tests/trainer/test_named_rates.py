@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
 from torch import nn
 from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType

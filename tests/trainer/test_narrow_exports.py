@@ -10,12 +10,12 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from drawn_families import asked_of, difference, drawn_everywhere, drawn_here
+from kit.drawn_families import asked_of, difference, drawn_everywhere, drawn_here
+from kit.tiers import quick_and_slow
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import flux, sdxl
+from kit.tiny_runs import RESOLUTION, recipe_of, save_dit, save_pictures, save_stable_diffusion, train_here
 from safetensors.torch import load_file, save_file
-from tiers import quick_and_slow
-from tiny_models import randomise_pipeline
-from tiny_pipelines import flux, sdxl
-from tiny_runs import RESOLUTION, recipe_of, save_dit, save_pictures, save_stable_diffusion, train_here
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

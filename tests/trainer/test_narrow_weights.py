@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 import torch
-from crew import crew_of
 from diffusers import DiTTransformer2DModel
+from kit.crew import crew_of
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 from safetensors.torch import load_file
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError, RecipeError
 from diffusionpipe.holding import Item, Ledger

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
 from torch._subclasses.fake_tensor import FakeTensor
 
 from diffusionpipe.runtime.compute.stage import LayerStage

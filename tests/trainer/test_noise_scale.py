@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from descriptions import described
-from layouts import CPU, copy_of, feed_rows
+from kit.descriptions import described
+from kit.layouts import CPU, copy_of, feed_rows
 from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone, TensorSpec

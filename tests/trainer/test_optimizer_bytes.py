@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from held_states import held_by
+from kit.held_states import held_by
 from torch import nn
 
 from diffusionpipe.costs import ModelGraph, ParameterSpec

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 import torch
-from crew import crew_of
-from held_states import held_by
+from kit.crew import crew_of
+from kit.held_states import held_by
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 from safetensors.torch import load_file
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 from torch import nn
 
 from diffusionpipe.errors import ConfigError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiers import quick_and_slow
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train
+from kit.tiers import quick_and_slow
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from drawn_families import _drawn_in_job, _first, drawn_here
-from drawn_families import asked_of as asked_of_family
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES
-from tiny_runs import save_stable_diffusion
+from kit.drawn_families import _drawn_in_job, _first, drawn_here
+from kit.drawn_families import asked_of as asked_of_family
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES
+from kit.tiny_runs import save_stable_diffusion
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.timing.in_time import blocks_of, evaluations, latency

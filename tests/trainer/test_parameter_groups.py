@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 import torch
-from tiny_runs import losses_of, save_pictures, save_stable_diffusion, tensors_of, train_here
+from kit.tiny_runs import losses_of, save_pictures, save_stable_diffusion, tensors_of, train_here
 from torch import nn
 
 from diffusionpipe.errors import ConfigError, RecipeError

@@ -6,12 +6,12 @@ import shlex
 import numpy as np
 import pytest
 import torch
+from kit.tiny_class_unet import save_class_pair
+from kit.tiny_pipelines import inpainting
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, train, train_here
 from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from tiny_class_unet import save_class_pair
-from tiny_pipelines import inpainting
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe import cli
 from diffusionpipe.costs.clusters import load_cluster

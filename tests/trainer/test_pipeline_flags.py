@@ -7,9 +7,9 @@ from dataclasses import replace
 import diffusers
 import pytest
 import torch
-from drawn_families import asked_of, by_diffusers, difference, drawn_here, size_of
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES, sdxl
+from kit.drawn_families import asked_of, by_diffusers, difference, drawn_here, size_of
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES, sdxl
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.base.family import Absent

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.tiny_runs import recipe_of
 from planner import synthetic
-from tiny_runs import recipe_of
 
 from diffusionpipe.errors import ConfigError, FileFormatError, RecipeError
 from diffusionpipe.ir import Op, Sharded

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_runs import losses_of, opened_here, recipe_of, save_pictures, save_stable_diffusion, train, train_here
+from kit.tiny_runs import losses_of, opened_here, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe import profiler
 from diffusionpipe.cli import main

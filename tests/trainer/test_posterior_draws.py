@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from cached_runs import LAYOUT, entries_of
-from posterior_draws import posterior_draws
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
+from kit.cached_runs import LAYOUT, entries_of
+from kit.posterior_draws import posterior_draws
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined

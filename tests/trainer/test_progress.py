@@ -2,9 +2,9 @@ import io
 import logging
 
 import pytest
+from kit.screen_files import assert_screen, masked
+from kit.terminal import last_state
 from rich.console import Console
-from screen_files import assert_screen, masked
-from terminal import last_state
 
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.screen import Screen, steps_of

@@ -6,10 +6,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file, save_file
-from tiny_models import NUM_CLASSES
-from tiny_runs import (
+from kit.tiny_models import NUM_CLASSES
+from kit.tiny_runs import (
     RESOLUTION,
     losses_of,
     recipe_of,
@@ -19,6 +17,8 @@ from tiny_runs import (
     train,
     train_here,
 )
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from diffusionpipe import cli
 from diffusionpipe.errors import CheckpointError, DataError, ModelError

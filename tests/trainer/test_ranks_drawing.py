@@ -5,14 +5,14 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from drawn_families import GUIDED, Asked, asked_of, by_diffusers, check, drawn_everywhere, of_cascade
-from steered import asked_of_steered, save_controlled, save_steered
-from tiers import quick_and_slow
-from tiny_class_unet import save_class_pair
-from tiny_deepfloyd import save_cascade
-from tiny_models import randomise_parameters, randomise_pipeline, tiny_unet
-from tiny_pipelines import sdxl
-from tiny_runs import save_dit, save_stable_diffusion
+from kit.drawn_families import GUIDED, Asked, asked_of, by_diffusers, check, drawn_everywhere, of_cascade
+from kit.steered import asked_of_steered, save_controlled, save_steered
+from kit.tiers import quick_and_slow
+from kit.tiny_class_unet import save_class_pair
+from kit.tiny_deepfloyd import save_cascade
+from kit.tiny_models import randomise_parameters, randomise_pipeline, tiny_unet
+from kit.tiny_pipelines import sdxl
+from kit.tiny_runs import save_dit, save_stable_diffusion
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graphs.describe import describe

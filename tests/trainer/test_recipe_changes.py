@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.errors import CheckpointError, RecipeError
 from diffusionpipe.trainer.course.recipe_changes import Settled, settle, shown, state_of

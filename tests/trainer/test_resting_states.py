@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from tiny_runs import recipe_of, save_dit, save_pictures, tensors_of, train, train_here
+from kit.tiny_runs import recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 from torch import nn
 
 from diffusionpipe.costs.graph import ParameterSpec

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 import torch
-from crew import crew_of
+from kit.crew import crew_of
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.checkpoints import manifest

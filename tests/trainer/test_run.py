@@ -7,9 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from causality import assert_read_after_sent
-from PIL import Image
-from tiny_runs import (
+from kit.causality import assert_read_after_sent
+from kit.tiny_runs import (
     RESOLUTION,
     ask_to_draw,
     ask_to_save,
@@ -27,6 +26,7 @@ from tiny_runs import (
     train_here,
     train_started_apart,
 )
+from PIL import Image
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import SURVEY, read_file, read_plan, read_timeline

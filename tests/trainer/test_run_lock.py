@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 import pytest
-from forked import Forked
+from kit.forked import Forked
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.verdict import RankProcess, this_member

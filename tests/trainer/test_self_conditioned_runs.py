@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tiny_pipelines import flux
-from tiny_runs import (
+from kit.tiny_pipelines import flux
+from kit.tiny_runs import (
     RESOLUTION,
     ask_to_save_and_quit,
     losses_of,

@@ -8,10 +8,9 @@ import diffusers
 import huggingface_hub
 import pytest
 import torch
-from card_code import picture_of
-from drawn_families import asked_of, by_diffusers, difference, drawn_here, size_of
-from safetensors.torch import load_file, save_file
-from tiny_models import (
+from kit.card_code import picture_of
+from kit.drawn_families import asked_of, by_diffusers, difference, drawn_here, size_of
+from kit.tiny_models import (
     randomise_pipeline,
     tiny_projected_text_encoder,
     tiny_sd3_transformer,
@@ -20,11 +19,12 @@ from tiny_models import (
     tiny_unet,
     tiny_vae,
 )
-from tiny_pipelines import CLIP, PIECES
-from tiny_pipelines import flux as tiny_flux
-from tiny_pipelines import sd3 as tiny_sd3
-from tiny_pipelines import sdxl as tiny_sdxl
-from tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
+from kit.tiny_pipelines import CLIP, PIECES
+from kit.tiny_pipelines import flux as tiny_flux
+from kit.tiny_pipelines import sd3 as tiny_sd3
+from kit.tiny_pipelines import sdxl as tiny_sdxl
+from kit.tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import CLIPTextModelWithProjection
 

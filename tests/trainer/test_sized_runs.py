@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from family_runs import EqualCosts
+from kit.family_runs import EqualCosts
+from kit.sized_pictures import SIZED, save_sized
+from kit.tiny_runs import losses_of, opened_here, recipe_of, save_stable_diffusion, train, train_here
 from PIL import Image
-from sized_pictures import SIZED, save_sized
-from tiny_runs import losses_of, opened_here, recipe_of, save_stable_diffusion, train, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError, DataError

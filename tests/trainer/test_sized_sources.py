@@ -7,10 +7,10 @@ import tarfile
 from collections import Counter
 
 import pytest
-from crew import crew_of
+from kit.crew import crew_of
+from kit.sized_pictures import save_sized
+from kit.tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_here
 from pydantic import ValidationError
-from sized_pictures import save_sized
-from tiny_runs import losses_of, recipe_of, save_stable_diffusion, train, train_here
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError
 from diffusionpipe.ir.size import Clip

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 from diffusers import AutoencoderKL
-from drawn_families import settings_of
-from tiny_described import save_described
+from kit.drawn_families import settings_of
+from kit.tiny_described import save_described
 
 from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.models.opening.pipeline_defaults import Guidance, default_guidance

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers.utils.state_dict_utils import convert_state_dict_to_kohya
+from kit.tiers import quick_and_slow
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import PIPELINES
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from tiers import quick_and_slow
-from tiny_models import randomise_pipeline
-from tiny_pipelines import PIPELINES
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.parameters.adapter_names import Adapter

@@ -1,10 +1,10 @@
 """A ControlNet draws from conditioning pictures: in runs from those of validation, in `sample` also from others."""
 
 import pytest
-from drawn_families import GUIDED
+from kit.drawn_families import GUIDED
+from kit.steered import CONDITIONS, asked_of_steered, save_controlled, save_steered
+from kit.tiny_runs import RESOLUTION
 from PIL import Image
-from steered import CONDITIONS, asked_of_steered, save_controlled, save_steered
-from tiny_runs import RESOLUTION
 
 from diffusionpipe.errors import ConfigError, DataError, RecipeError
 from diffusionpipe.trainer.inference.conditions import SampleRequest, steering_pictures
@@ -54,7 +54,7 @@ def test_what_steers_nothing_or_is_missing_is_refused(model, data, tmp_path):
 
 
 def test_a_condition_for_a_model_that_is_not_steered_is_refused(tmp_path, data):
-    from tiny_runs import save_stable_diffusion
+    from kit.tiny_runs import save_stable_diffusion
 
     plain = save_stable_diffusion(tmp_path / "plain")
     with pytest.raises(ConfigError, match="holds no ControlNet; leave it out"):

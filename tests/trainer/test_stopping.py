@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import completed
+from kit.forked import completed
 
 from diffusionpipe.errors import PeerError
 from diffusionpipe.trainer.step.stopping import Decision, Stopping, Votes

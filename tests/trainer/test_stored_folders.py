@@ -10,10 +10,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from kit.steered import save_controlled, save_steered
+from kit.stored_folders import BROKEN, KINDS, damage, store, variant_of
+from kit.tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
 from safetensors.torch import load_file, save_file
-from steered import save_controlled, save_steered
-from stored_folders import BROKEN, KINDS, damage, store, variant_of
-from tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.objectives.objective import ObjectiveSettings

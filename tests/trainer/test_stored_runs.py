@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
-from forked import completed
-from PIL import Image
-from tiny_models import randomise_pipeline
-from tiny_pipelines import flux
-from tiny_runs import (
+from kit.forked import completed
+from kit.tiny_models import randomise_pipeline
+from kit.tiny_pipelines import flux
+from kit.tiny_runs import (
     losses_of,
     opened_here,
     recipe_of,
@@ -19,6 +18,7 @@ from tiny_runs import (
     train,
     train_here,
 )
+from PIL import Image
 from typer.testing import CliRunner
 
 from diffusionpipe import cli

@@ -7,15 +7,15 @@ import socket
 import time
 
 import pytest
-from forked import Forked
-from tiny_runs import losses_of, save_dit, save_pictures
+from kit.forked import Forked
+from kit.tiny_runs import losses_of, save_dit, save_pictures
 
 SCRIPT = """
 import os, time
 from pathlib import Path
 from unittest import mock
-import worker_batches
-from tiny_runs import ask_to_save, recipe_of, train
+from kit import worker_batches
+from kit.tiny_runs import ask_to_save, recipe_of, train
 from diffusionpipe.runtime.engine import compiler
 from diffusionpipe.runtime.job.process_group import joined, leave
 from diffusionpipe.runtime.job.membership import membership

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.screen_files import assert_screen
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 from PIL import Image
 from rich.console import Console
-from screen_files import assert_screen
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.cli.verbs.run_report import RunReport
 from diffusionpipe.models.opening.folder import scheduler_config

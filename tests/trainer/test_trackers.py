@@ -6,10 +6,10 @@ import logging
 
 import numpy as np
 import pytest
+from kit.tiny_runs import recipe_of
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
-from tiny_runs import recipe_of
 
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer.recipe import recipe_from_table, recipe_to_toml

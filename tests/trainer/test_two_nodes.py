@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
-from nodes import may_have_nodes, two_nodes
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures
+from kit.nodes import may_have_nodes, two_nodes
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures
 
 from diffusionpipe.trainer.recipe import recipe_to_toml
 

@@ -4,10 +4,10 @@ import os
 from dataclasses import replace
 
 import pytest
-from forked import completed
-from forked_jobs import ForkedCommand
-from nodes import may_have_nodes, two_nodes
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
+from kit.forked import completed
+from kit.forked_jobs import ForkedCommand
+from kit.nodes import may_have_nodes, two_nodes
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
 from diffusionpipe.cli.verbs.used_ranks import place_among
 from diffusionpipe.errors import ConfigError, RecipeError

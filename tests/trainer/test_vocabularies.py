@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from family_runs import SAVED as FAMILIES
-from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion, train_here
+from kit.family_runs import SAVED as FAMILIES
+from kit.tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion, train_here
 from torch import nn
 from transformers import AddedToken, CLIPTextModel, CLIPTokenizer
 

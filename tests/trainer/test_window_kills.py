@@ -5,11 +5,11 @@ import signal
 from random import Random
 
 import pytest
-from crew import nest
-from forked_jobs import ForkedCommand
-from moments import Moment
-from mortal_runs import RANKS, assert_same_bits, step_of, train_whole, train_with_kills
-from tiny_runs import recipe_of, save_dit, save_pictures
+from kit.crew import nest
+from kit.forked_jobs import ForkedCommand
+from kit.moments import Moment
+from kit.mortal_runs import RANKS, assert_same_bits, step_of, train_whole, train_with_kills
+from kit.tiny_runs import recipe_of, save_dit, save_pictures
 
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.trainer.setup.job_profile import PROFILE

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from asynchronous_device import AsynchronousDevice, AsynchronousRecorder
-from tiny_runs import (
+from kit.asynchronous_device import AsynchronousDevice, AsynchronousRecorder
+from kit.tiny_runs import (
     ask_to_draw,
     ask_to_save_and_quit,
     losses_of,

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.costs import ModelGraph, ParameterSpec
 from diffusionpipe.costs.graph import numbers_of

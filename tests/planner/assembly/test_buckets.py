@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import chains
+from kit.strategies import chains
 
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.passes import reduce_gradients

@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from layout_cases import can_run, layouts_of
+from kit.layout_cases import can_run, layouts_of
+from kit.tiers import quick_and_slow
 from planner import synthetic
-from tiers import quick_and_slow
 
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import build_plan

@@ -5,10 +5,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.strategies import costs_of, schedules, trainers
 from planner import synthetic
 from planner.filling.exact_fill import exact_fill
 from planner.filling.fill_cases import random_case, random_layers, small_case
-from strategies import costs_of, schedules, trainers
 
 from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError

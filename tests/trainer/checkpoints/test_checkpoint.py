@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked
-from full_disk import REASONS, full_disk
+from kit.forked import Forked
+from kit.full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.runtime.job.shared_file_system import check_shared_file_system

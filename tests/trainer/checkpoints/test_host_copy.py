@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from streams import BACKEND, Stream, Streams, devices_with_streams
+from kit.streams import BACKEND, Stream, Streams, devices_with_streams
 
 from diffusionpipe.trainer.checkpoints import host_copy
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy

@@ -7,9 +7,9 @@ import socket
 import time
 
 import pytest
-from crew import crew_of
-from forked import Forked
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train
+from kit.crew import crew_of
+from kit.forked import Forked
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train
 
 from diffusionpipe.trainer.checkpoints.checkpoint import verify
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
@@ -21,7 +21,7 @@ SCRIPT = """
 import os, random, time
 from pathlib import Path
 from unittest import mock
-from tiny_runs import recipe_of, train
+from kit.tiny_runs import recipe_of, train
 from diffusionpipe.runtime.job.process_group import joined, leave
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving

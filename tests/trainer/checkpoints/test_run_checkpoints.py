@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from background_saves import PATIENCE, WRITING, train_and_hear, train_with_a_full_disk, train_with_late_writes
-from full_disk import REASONS, full_disk
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
+from kit.background_saves import PATIENCE, WRITING, train_and_hear, train_with_a_full_disk, train_with_late_writes
+from kit.full_disk import REASONS, full_disk
+from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, tensors_of, train, train_here
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, NonFiniteLossError, NonFiniteWeightsError, RecipeError

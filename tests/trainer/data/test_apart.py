@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from kit.tiny_runs import recipe_of
 from PIL import Image
-from tiny_runs import recipe_of
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.scan.dataset import ScanRules, examine, scan

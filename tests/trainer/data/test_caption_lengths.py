@@ -4,10 +4,10 @@ import random
 from string import ascii_lowercase
 
 import pytest
-from tiny_described import _gemma_tokenizer as gemma_tokenizer
-from tiny_described import _llama_tokenizer as llama_tokenizer
-from tiny_described import qwen_tokenizer
-from tiny_pipelines import PIECES, WORDS
+from kit.tiny_described import _gemma_tokenizer as gemma_tokenizer
+from kit.tiny_described import _llama_tokenizer as llama_tokenizer
+from kit.tiny_described import qwen_tokenizer
+from kit.tiny_pipelines import PIECES, WORDS
 from transformers import CLIPTokenizer, T5Tokenizer
 
 from diffusionpipe.costs import TensorSpec

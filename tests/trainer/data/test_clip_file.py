@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import av
 import pytest
-from numbered_clips import Kind, constant, uneven, write
+from kit.numbered_clips import Kind, constant, uneven, write
 from PIL import Image
 
 from diffusionpipe.errors import DataError

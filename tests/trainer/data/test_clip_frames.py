@@ -8,7 +8,7 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
-from numbered_clips import SIZE, Kind, board, constant, numbers_of, paused, uneven, write
+from kit.numbered_clips import SIZE, Kind, board, constant, numbers_of, paused, uneven, write
 
 from diffusionpipe.trainer.data.decoding import clip_file, clip_times, clips
 from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip, problem_of_clip

@@ -7,7 +7,7 @@ import av
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numbered_clips import SIZE, Kind, constant, numbers_of, paused, uneven, write
+from kit.numbered_clips import SIZE, Kind, constant, numbers_of, paused, uneven, write
 
 from diffusionpipe.trainer.data.decoding.clip_times import _evened, timeline_of
 from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip

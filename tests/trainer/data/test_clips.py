@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_clips import CODECS, grey_frames, save_clips, write_clip
+from kit.tiny_clips import CODECS, grey_frames, save_clips, write_clip
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError

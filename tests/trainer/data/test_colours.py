@@ -1,9 +1,8 @@
 """Pictures with colour profiles become sRGB: expected colours are computed from the profiles' numbers in float."""
 
-import icc
 import numpy as np
-import pngs
 import pytest
+from kit import icc, pngs
 from PIL import Image
 
 from diffusionpipe.trainer.data.decoding.images import load_levels, read_header

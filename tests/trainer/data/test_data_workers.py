@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import worker_batches
+from kit import worker_batches
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.batches.workers import DataWorkers
@@ -18,7 +18,7 @@ SMALL = """
 import resource, subprocess, sys
 from contextlib import closing
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"], check=True)
-import worker_batches
+from kit import worker_batches
 from diffusionpipe.trainer.data.batches.workers import DataWorkers
 if __name__ == "__main__":
     with closing(DataWorkers(worker_batches.large, range(4), 1)) as workers:
@@ -26,7 +26,7 @@ if __name__ == "__main__":
 """
 STOPPED = """
 import time
-import worker_batches
+from kit import worker_batches
 from diffusionpipe.trainer.data.batches.workers import DataWorkers
 if __name__ == "__main__":
     workers = DataWorkers(worker_batches.pid, range(9), 1)

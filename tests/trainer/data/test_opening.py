@@ -3,8 +3,8 @@
 import tracemalloc
 import zlib
 
-import pngs
 import pytest
+from kit import pngs
 from PIL import Image, PngImagePlugin
 
 from diffusionpipe.errors import ConfigError

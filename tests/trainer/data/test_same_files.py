@@ -5,7 +5,7 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from tiny_runs import save_pictures
+from kit.tiny_runs import save_pictures
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.scan import same_files

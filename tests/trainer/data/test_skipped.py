@@ -2,8 +2,8 @@ import json
 
 import pytest
 import torch
+from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 from PIL import Image
-from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError

@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
-from descriptions import described as describe
-from layouts import assert_same_step, reference_step, step_in_threads
+from kit.crew import crew_of
+from kit.descriptions import described as describe
+from kit.layouts import assert_same_step, reference_step, step_in_threads
+from kit.tiny_models import raw_inputs
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 from PIL import Image
 from pydantic import ValidationError
-from tiny_models import raw_inputs
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import CheckpointError, DataError, ModelError

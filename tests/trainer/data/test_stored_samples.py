@@ -7,9 +7,9 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
+from kit.crew import crew_of
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 from PIL import Image
-from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ConfigError, DataError

@@ -2,8 +2,8 @@
 
 import av
 import numpy as np
-import pngs
 import pytest
+from kit import pngs
 from PIL import Image
 
 from diffusionpipe.trainer.data.decoding.clips import FrameSelection, load_clip

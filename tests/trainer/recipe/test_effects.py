@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.trainer.recipe import SECTIONS, Effect, Recipe, default_of, effect_of, values_of, with_values
 from diffusionpipe.trainer.recipe.effects import COMPONENT, EFFECTS, MODEL

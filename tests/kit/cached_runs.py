@@ -1,0 +1,58 @@
+"""Runs with a cache of encoders' results, and the entries of their caches."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partialmethod
+from pathlib import Path
+from unittest import mock
+
+import torch
+from kit.tiny_runs import losses_of, train
+from safetensors import safe_open
+from torch import Tensor
+
+from diffusionpipe.runtime.job.process_group import Job
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.step.cache_writer import CacheWriter
+
+LAYOUT = {"microbatches": 2, "encode_chunk": 2}
+
+
+@contextmanager
+def small_shards() -> Iterator[None]:
+    """Every step writes a shard."""
+    with mock.patch.object(CacheWriter, "__init__", partialmethod(CacheWriter.__init__, shard=1)):
+        yield
+
+
+def train_in_small_shards(job: Job, recipe: Recipe, resume: str | None = None) -> int:
+    """The run of a recipe, in which every step writes a shard."""
+    with small_shards():
+        return train(job, recipe, resume)
+
+
+def assert_close(found: Recipe, expected: Recipe, most: float = 1e-6) -> None:
+    """The losses of two runs, step by step."""
+    own, other = losses_of(found.run.folder), losses_of(expected.run.folder)
+    assert own.keys() == other.keys()
+    assert max(abs(own[step] - other[step]) for step in own) < most
+
+
+def entries_of(folder: Path) -> dict[tuple[str, str], Tensor]:
+    """Key -> tensor of every folder of a cache; ranks that meet a result at the same time may both write it."""
+    found: dict[tuple[str, str], Tensor] = {}
+    for shard in sorted(folder.glob("*/*.safetensors")):
+        with safe_open(shard, "pt") as opened:
+            for key in list(opened.keys()):
+                value = opened.get_tensor(key)
+                torch.testing.assert_close(value, found.setdefault((shard.parent.name, key), value))
+    return found
+
+
+def is_whole(shard: Path) -> bool:
+    """Whether a shard has the checksums of its own bytes."""
+    with safe_open(shard, "pt") as opened:
+        sums = opened.metadata()
+        rows = {key: opened.get_tensor(key).numpy().tobytes() for key in sums}
+    return all(f"{zlib.crc32(row):08x}" == sums[key] for key, row in rows.items())
