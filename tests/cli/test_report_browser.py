@@ -350,7 +350,7 @@ def test_a_watched_run_grows_in_the_browser_and_is_saved_by_its_button(browser, 
     folder = make_run(tmp_path / "live", steps=30)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with acquire(folder), Watch(folder) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         page = browser.new_context().new_page()
         asked, said = [], []
