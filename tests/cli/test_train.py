@@ -438,6 +438,7 @@ def test_a_terminal_shows_a_block_bars_that_go_and_the_results(place, tmp_path):
         r"\S+ samples/s, \S+ left": "# samples/s, # left",
         r"(?<=loss )[0-9.]+": "#",
         r" +[0-9.]+ ms": " # ms",
+        r"median step +measured": "median step  measured",
         r"(?<=node: ).*?(?= *│)": "a CPU",
         r" +│$": " │",
     }
