@@ -119,7 +119,7 @@ def test_a_recipe_is_told_as_its_run_would_begin_though_its_model_is_not_there(t
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["data.resolution=3"], "a folder has no keys"),
+        (["data.resolution=3"], "sets a key of a recipe, but"),
         (["--aspects", "2", "1"], "give the least width / height first"),
     ],
 )

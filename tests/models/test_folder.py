@@ -140,7 +140,7 @@ def test_a_file_that_is_no_json_object_is_named(stable_diffusion, content):
 
 def test_a_configuration_that_makes_no_model_is_named(stable_diffusion):
     _edit(stable_diffusion / "unet" / "config.json", block_out_channels=[8])
-    with pytest.raises(ModelError, match=r"unet/config\.json is no configuration of a UNet2DConditionModel"):
+    with pytest.raises(ModelError, match=r"unet/config\.json is not the configuration of a UNet2DConditionModel"):
         open_components(stable_diffusion)
 
 

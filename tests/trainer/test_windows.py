@@ -231,7 +231,7 @@ def test_rates_of_old_weights_fade_to_the_usual_ones():
     assert found == {0: 3.0, 1: 2.0, 2: 1.0, 3: 0.0}
     assert [factor_at(step, found[0], 2) for step in (0, 1, 2, 3)] == [1 / 3, pytest.approx(3**-0.5), 1.0, 1.0]
     assert {factor_at(step, found[3], 2) for step in range(4)} == {1.0}
-    with pytest.raises(ConfigError, match="no stage reads weights that are more than one step old in the mean"):
+    with pytest.raises(ConfigError, match="on average no stage reads weights that are more than one step old"):
         fading_staleness(2, with_versions(overlap(4, 4), Versions.STASHED))
 
 

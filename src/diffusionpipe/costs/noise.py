@@ -23,8 +23,6 @@ def noise_scale(measured: Sequence[tuple[float, float]]) -> float | None:
 
     None where there are fewer than 20 pairs, or a mean is not above 0.
 
-    None: not known yet, because there are few, or a mean is not above 0.
-
     >>> noise_scale([(1.0, 10.0), (3.0, 30.0)] * 10), noise_scale([(1.0, 10.0)] * 19), noise_scale([(-1.0, 10.0)] * 40)
     (10.0, None, None)
     """

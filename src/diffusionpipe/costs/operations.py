@@ -118,7 +118,7 @@ def read_report(path: Path) -> OperationReport:
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict) and data.get("format") == FORMAT and data.get("version") == VERSION:
             if not isinstance(data["report"], dict):
-                raise TypeError('"report" is no object')
+                raise TypeError('"report" must be an object')
             uses = tuple(OperationUse(**use) for use in data["report"].pop("uses"))
             return OperationReport(**data["report"], uses=uses)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -110,8 +110,6 @@ def in_bfloat16(states: Iterable[State], *, gradient: int, has_errors: bool) -> 
     `gradient`: bytes of a number of their gradients. `has_errors`: whether a rounding error of two bytes is kept for
     each of their numbers, as one more state.
 
-    `gradient`: bytes of a number of their gradients. `has_errors`: whether a second bfloat16 number is beside each.
-
     >>> narrow = ParameterSpec(name="x", shape=(10,), dtype="bfloat16", is_trainable=True)
     >>> held_of(in_bfloat16(plain_states(), gradient=4, has_errors=True), narrow)
     Held(parameters=20, gradients=40, optimizer=100, ema=0, backup=0, hosted=0)

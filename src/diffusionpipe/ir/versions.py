@@ -56,8 +56,6 @@ def versions_read(window: Schedule, batches: int) -> dict[tuple[int, Op, int], i
 
     Ops are F, B and I. Of predicted weights it is the version from which they are predicted.
 
-    For predicted weights the version from which they are predicted.
-
     >>> from diffusionpipe.passes import with_versions
     >>> from diffusionpipe.planner.assembly.windows import overlap
     >>> read = versions_read(with_versions(overlap(4, 1), Versions.STASHED), 6)

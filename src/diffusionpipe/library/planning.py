@@ -148,8 +148,8 @@ def _check_layers(profile: Profile, name: str, stages: int, microbatches: int | 
     blocks, layers = len({stage.weights for stage in made.placement.stages}), len(profile.graph.backbone_layers)
     if blocks > layers:
         raise ConfigError(
-            f"the schedule {name!r} cuts the model into {blocks} stages on {stages} ranks, but it has {layers} trained "
-            "layers; use fewer ranks for a pipeline, or another schedule"
+            f"the schedule {name!r} cuts the model into {blocks} stages on {stages} ranks, but the model has "
+            f"{layers} trained layers; use fewer ranks for a pipeline, or another schedule"
         )
 
 

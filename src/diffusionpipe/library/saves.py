@@ -100,7 +100,7 @@ def finish(folder: Path, index: Index) -> None:
 
 
 def saves(folder: Path) -> dict[int, Path]:
-    """Step -> path of each complete save below a folder."""
+    """Step -> path of each complete save in the folder, in no order; {} if there is no such folder."""
     found = {}
     for place in folder.glob(f"{_PREFIX}*") if folder.is_dir() else ():
         number = place.name.removeprefix(_PREFIX)

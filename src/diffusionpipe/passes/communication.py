@@ -59,7 +59,9 @@ def communicate(
         ScheduleError: messages are explicit already, the timeline is another schedule's, or the schedule gets stuck.
     """
     if lookahead < 0:
-        raise ConfigError(f"lookahead={lookahead} actions: give 0 or more; a message may arrive so many actions early")
+        raise ConfigError(
+            f"lookahead={lookahead}: give 0 or more, the actions before its reader by which a message may arrive"
+        )
     if schedule.has_communication:
         raise ScheduleError(["messages are explicit already; communicate takes a compute-only schedule"])
     graph = graph or graph_of(schedule)

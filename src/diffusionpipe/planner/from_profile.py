@@ -53,9 +53,7 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
 def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | None]:
     """(layout with its stages cut by time where it names no splits, filler of its bubbles or None).
 
-    None: the model has no frozen layers.
-
-    None: they stay empty.
+    The filler is None where the model has no frozen layers: bubbles stay empty.
 
     Raises:
         ConfigError: there are more stages than layers.

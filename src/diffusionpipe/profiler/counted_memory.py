@@ -87,7 +87,8 @@ class KnownRun:
 def run_for_memory(run: LayerRun, gauge: Gauge, watch: MemoryWatch | None = None) -> MemoryRun:
     """Run a layer forward and backward; returns its outputs, the storages that it keeps, and its bytes at the peaks.
 
-    `gauge`: counts bytes. `watch`: contexts and functions around the passes; None: none.
+    `gauge`: counts bytes. `watch`: contexts and functions around the passes; None: none. Where its `known` remembers an
+    equal run, only the forward runs.
     """
     watch = watch or MemoryWatch(
         forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known=lambda _: None

@@ -39,7 +39,10 @@ def data(
     check_outputs(out)
     if place.is_dir() or place.suffix != ".toml":
         if settings:
-            raise ConfigError(f"{settings[0]}: a folder has no keys; give a recipe, or --resolution and --aspects")
+            raise ConfigError(
+                f"{settings[0]} sets a key of a recipe, but {place} is data and no recipe (.toml); give a recipe, or "
+                "--resolution and --aspects"
+            )
         least, most = aspects or ASPECTS
         if least > most:
             raise ConfigError(f"--aspects {least:g} {most:g}: give the least width / height first")

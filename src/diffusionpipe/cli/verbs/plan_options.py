@@ -153,7 +153,7 @@ WeightsName = Annotated[
     str | None,
     typer.Option(
         help="With --model or --model-class: float32 (the default), or bfloat16, which keeps trained matrices in two "
-        "bytes and rounds each update (training.weights). A profile and a recipe state it.",
+        "bytes and rounds each update (training.weights). A profile and a recipe state it: leave it out there.",
         show_default=False,
     ),
 ]

@@ -30,7 +30,7 @@ def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion
 def line_of(width: PlannedWidth) -> str:
     """The line of one width: the step, the memory of the fullest device, and the layout.
 
-    Or the memory that it lacks.
+    Or the memory that it lacks, or that no layout can divide the batch.
     """
     from diffusionpipe.planner.choosing.rows import GIB
 

@@ -158,7 +158,8 @@ NoiseLevelOption = Annotated[
     typer.Option(
         min=0,
         max=999_999,
-        help="Of super-resolution: the time step whose noise the small pictures get; default: the run's, or 250.",
+        help="For super-resolution models: the time step whose noise is added to the small pictures; default: the "
+        "run's, or 250.",
         show_default=False,
     ),
 ]
@@ -179,7 +180,8 @@ ChunksOption = Annotated[
     typer.Option(
         min=1,
         max=4,
-        help="Of Stable Diffusion 1, 2 and XL: parts of 75 tokens that are read of each prompt; default: as trained.",
+        help="For Stable Diffusion 1, 2 and XL: how many parts of 75 tokens of each prompt are read; default: as "
+        "trained.",
         show_default=False,
     ),
 ]

@@ -44,7 +44,7 @@ class ConstantTables:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that have been computed so far, on any device."""
+        """All tensors that have been computed so far, on any device, and the fake ones of the last fake mode."""
         return (value for value in (*self._kept.values(), *self._fakes.values()) if isinstance(value, Tensor))
 
     def value(self, node: fx.Node, root: nn.Module, device: torch.device) -> Any:

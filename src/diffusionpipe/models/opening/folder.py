@@ -335,7 +335,8 @@ def _check_captions(family: Family, captions: CaptionReading) -> None:
     if captions.clip_skip is not None and not family.has_clip_skip:
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_clip_skip)
         raise ModelError(
-            f"clip_skip: it has no effect, because this model has its layer by itself; it is for {able}; leave it out"
+            f"clip_skip has no effect: the layer that is read of this model's text encoder is fixed. It is for {able}; "
+            "remove it"
         )
 
 

@@ -64,7 +64,7 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
             module.tie_weights()  # accelerate makes a new meta parameter at every place that a tied one stands
     except Exception as error:  # the libraries' constructors raise whatever a wrong value leads to
         reason = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{source} is no configuration of a {kind} ({reason}); get the model again") from error
+        raise ModelError(f"{source} is not the configuration of a {kind} ({reason}); get the model again") from error
     assert isinstance(module, nn.Module)
     return module
 

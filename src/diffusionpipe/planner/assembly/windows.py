@@ -41,9 +41,9 @@ def turns_of(family: str, num_workers: int, num_microbatches: int) -> Turns:
     turns = _turns(family, num_workers, 4 * num_workers + 2 * num_microbatches)
     if num_microbatches % turns.length:
         raise ConfigError(
-            f"the schedule {family!r} runs {turns.length} forwards and {turns.length} backwards in turn, and without a "
-            f"flush no turn may hold two batches: {num_microbatches} micro-batches are not a multiple of "
-            f"{turns.length}; use {-(-num_microbatches // turns.length) * turns.length}"
+            f"the schedule {family!r} runs {turns.length} forwards and {turns.length} backwards in turn, without a "
+            f"flush all of one batch, and {num_microbatches} micro-batches are not a multiple of {turns.length}; use "
+            f"{-(-num_microbatches // turns.length) * turns.length}"
         )
     return turns
 

@@ -92,7 +92,11 @@ def compare(
 ) -> Comparison:
     """The comparison of the layouts that a search looked at, at least one of which fits, with other systems' layouts.
 
-    The plan is `chosen`, else the fastest. Rows `beside` are simulated layouts of other searches.
+    The plan is `chosen`, else the fastest. Rows `beside` are simulated layouts of other searches. At most
+    `max_estimated` layouts are shown that were only estimated.
+
+    Raises:
+        AssertionError: nothing fits, and none is chosen.
     """
     chosen = chosen or search.winner
     assert chosen, "nothing fits; see `advice.nothing_fits`"

@@ -87,12 +87,13 @@ class _Window:
 
 
 def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]:
-    """The table rows of training without a flush, fastest first; () where it cannot train this model on this cluster.
+    """The table rows of training without a flush: rows that fit first, each part fastest first.
 
-    `filler`: places the frozen work; None: each batch is encoded before its first forward.
+    () where it cannot train this model, or where another layout is given. `filler`: places the frozen work; None: each
+    batch is encoded before its first forward.
 
-    The first rows have at least as many micro-batches as stages: the fastest sizes that fit. Where fewer micro-batches
-    are faster even without fills, a `stashed` row with them follows.
+    All rows but one have at least as many micro-batches as stages: the fastest sizes that fit `stashed`, or the fastest
+    if none fits. One more `stashed` row has fewer micro-batches, where these save 1 % even without fills.
     """
     setting = setting.whole or setting
     given, graph = setting.given, setting.graph

@@ -25,7 +25,8 @@ from diffusionpipe.schedules.traits import holds_one
 def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
     """(candidate, simulation) of the layout that misses the memory by least; None where the batch cannot be cut.
 
-    Pipelines and whole copies are looked at.
+    Pipelines and whole copies are looked at; two backbones only one after the other. If a layout fits, its overflow is
+    not above 0.
     """
     best = least_estimated_overflow(setting)
     return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))

@@ -173,7 +173,7 @@ class LeastOneForwardOneBackward:
         return max(forward * ease + ahead_one + total, end + late), end, own, stages + 1
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The seconds until all work is done, the sums of gradients included."""
+        """The seconds until all work of a partition with these numbers is done, the sums of gradients included."""
         return numbers[0]
 
     def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:

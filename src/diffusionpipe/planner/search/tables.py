@@ -163,9 +163,9 @@ class Tables:
 
     @cached_property
     def seconds_a_sample(self) -> Callable[[int, bool], Seconds]:
-        """A function (samples of a fill, whether without waits for weights) -> seconds of frozen work a sample.
+        """A function (samples of a fill, True: without the waits for weights from the host) -> seconds a sample.
 
-        On a device of speed 1.
+        Of frozen work, on a device of speed 1.
         """
         setting, profile = self.setting, self.setting.profile
         options = FillOptions(overhead=setting.fill_start)

@@ -243,7 +243,10 @@ class CutExecutors:
         self._kept: dict[tuple[int, ...], Executor] = {}
 
     def executor(self, *counts: int) -> Executor:
-        """The executor for a batch with this number of samples of each size; made at the first call."""
+        """The executor for a batch with this number of samples of each size; made at the first call.
+
+        Of more than 64 kinds of batch the executor that was made first is dropped.
+        """
         if counts not in self._kept:
             if len(self._kept) >= _MOST_CUTS:
                 del self._kept[next(iter(self._kept))]

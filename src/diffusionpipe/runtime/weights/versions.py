@@ -114,7 +114,7 @@ class BlockVersions:
             update()
 
     def flush(self) -> None:
-        """Let the parameters show the newest version, when no micro-batch is open; older ones end."""
+        """Show the newest version and forget older ones; only for a moment at which no micro-batch is open."""
         self._first = self._newest
         self._predicted.clear()
         self.bind(self._newest)

@@ -70,8 +70,10 @@ def num_written(run_folder: Path) -> int:
 def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
     """The checkpoint meant by "latest", a step, or a path (to a checkpoint, or to a run whose latest is meant).
 
+    Digits are always a step, never a path. The folder of all checkpoints means the latest.
+
     Raises:
-        CheckpointError: there is none; it lists what is there.
+        CheckpointError: there is none, or the path is a file; it lists what is there.
     """
     if wanted == "latest":
         return _latest_or_refuse(run_folder)

@@ -130,10 +130,9 @@ class TensorWriting:
     def finish(self, written: Sequence[Sequence[Written]]) -> None:
         """Writes the table of all tensors from the ranks' results `written`, in the order of ranks.
 
-        On the first rank only.
-
         Raises:
             CheckpointError: a rank has written something else than it was to write.
+            AssertionError: this is not the first rank.
         """
         assert self._decided is not None, "only the first rank has planned for all"
         plans, metadata = self._decided

@@ -157,7 +157,10 @@ def results_of(written: Sequence[Written], share: SavePlan, prefix: str) -> list
     """
     index_of = {item.index.fqn: item.index for item in share.items}
     if sorted(one.name for one in written) != sorted(index_of):
-        raise CheckpointError(f"the owner of {prefix}* has written other tensors than it was to write")
+        raise CheckpointError(
+            f"the rank that writes {prefix}* has written other tensors than planned; check that all ranks run the same "
+            "version of diffusionpipe"
+        )
     for one in written:
         if not one.file.startswith(prefix) or "/" in one.file or min(one.offset, one.length, one.size) < 0:
             raise CheckpointError(f"{one.name} cannot lie in {one.file!r}; its file is one of {prefix}*")

@@ -75,7 +75,10 @@ def with_optimizer(state: State | None, states: Sequence[State], rest: Rest = RE
 
 
 def counted_state(sizes: Mapping[str, Bytes], model: ModelGraph) -> State:
-    """The optimizer's state for a model whose bytes are given by parameter."""
+    """The optimizer's state from `sizes`: name of a parameter -> bytes of its states.
+
+    Its width is their mean for each number, rounded down.
+    """
     numbers = sum(prod(p.shape) for p in model.parameters if p.name in sizes)
     mean = sum(sizes.values()) // max(1, numbers)
     return State(item=Item.OPTIMIZER, width=mean, sizes=tuple(Sized(*one) for one in sorted(sizes.items())))

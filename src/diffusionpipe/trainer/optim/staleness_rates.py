@@ -42,7 +42,7 @@ def fading_staleness(by_staleness: int | None, window: Schedule) -> Mapping[int,
     }
     if max(found.values(), default=0.0) <= 1.0:
         raise ConfigError(
-            "learning_rate.by_staleness: no stage reads weights that are more than one step old in the mean, so all "
-            "rates stay as they are; remove it, or use fewer micro-batches"
+            "learning_rate.by_staleness changes nothing here: on average no stage reads weights that are more than one "
+            "step old; remove it, or use fewer micro-batches, which make weights older"
         )
     return found

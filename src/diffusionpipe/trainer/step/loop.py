@@ -61,7 +61,11 @@ class Saves(Protocol):
     """The methods of a checkpoint on its way to the disk that the steps call."""
 
     def vote(self) -> int:
-        """A number from 0 to the number of ranks, to be summed over all ranks."""
+        """The vote of this rank that the checkpoint on its way can be completed.
+
+        0 while it is written or where there is none, 1 when it is written, the number of ranks if that has failed. All
+        complete it when the sum over ranks reaches the number of ranks.
+        """
         ...
 
     def protect(self) -> None:
