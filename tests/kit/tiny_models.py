@@ -204,9 +204,6 @@ def raw_inputs(graph: LayerGraph, batch: int, seed: int = 0) -> dict[str, Tensor
             batches[spec.name][:, :2] = 1  # a caption has an end
         elif spec.name == "mask":
             batches[spec.name] = torch.randint(2, shape, generator=generator).to(dtype)
-        elif spec.name == "input_mask":  # a caption of at least one token, then padding
-            lengths = torch.randint(1, shape[1] + 1, (batch, 1), generator=generator)
-            batches[spec.name] = (torch.arange(shape[1]) < lengths).to(dtype)
         elif spec.name == "pixels":
             batches[spec.name] = torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1
         else:

@@ -146,3 +146,19 @@ def test_a_component_that_is_not_trained_has_no_values_of_its_own(place):
     )
     with pytest.raises(ConfigError, match=message):
         train_here(recipe_of(place, "untrained", train=["unet"]))
+
+
+@pytest.mark.slow
+def test_a_component_has_its_rate_for_both_classes_of_a_mixed_optimizer(place):
+    mixed = {"name": "Muon", "learning_rate": 0.01, "rest": {"name": "AdamW"}}
+    sections = {
+        "optimizer": mixed,
+        "training": {"steps": 1, "batch": 4, "ema_decay": "none", "precision": "float64"},
+    }
+    found = []
+    for name, own in (("plain", {}), ("own", {"learning_rate": 0.002})):
+        assert train_here(recipe_of(place, f"mixed-{name}", own=own, **sections)) == 1
+        tensors = tensors_of(latest(place / f"mixed-{name}"))
+        found.append({key: value for key, value in tensors.items() if key.startswith("model.")})
+    changed = {key for key, value in found[0].items() if not torch.equal(value, found[1][key])}
+    assert changed == {key for key in found[0] if key.startswith("model.text_encoder.")}
