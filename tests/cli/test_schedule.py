@@ -246,9 +246,8 @@ def test_compare_draws_one_sheet(tmp_path):
 
 
 def test_compare_refuses_sizes_and_times_that_would_not_end():
-    assert problems_of("compare", "--ranks", 4, "--microbatches", 10**7) == [
-        "4 ranks x 10000000 micro-batches are more than 2,048 forwards; use fewer"
-    ]
+    (found,) = problems_of("compare", "--ranks", 4, "--microbatches", 10**7)
+    assert found.startswith("4 ranks x 10000000 micro-batches are 40,000,000 forwards, and at most 2,048 are compared;")
     assert run("compare", "--ranks", 4, "--microbatches", 8, "--forward", "inf").exit_code == 2
 
 

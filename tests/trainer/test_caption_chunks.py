@@ -194,7 +194,7 @@ def test_other_families_refuse_chunks_and_a_skipped_layer(tmp_path, sdxl):
     sd3().save_pretrained(tmp_path)
     for folder, captions, named in (
         (tmp_path, CaptionReading(chunks=2), "caption_chunks: captions are read in chunks by StableDiffusionPipeline"),
-        (sdxl, CaptionReading(clip_skip=2), "clip_skip: it has no effect"),
+        (sdxl, CaptionReading(clip_skip=2), "clip_skip has no effect"),
     ):
         flow = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if folder == tmp_path else Prediction.EPSILON)
         with pytest.raises(ModelError, match=named):
