@@ -58,7 +58,7 @@ class Storage(ABC):
 
     @property
     def brings(self) -> bool:
-        """Whether weights have to be brought from the host; then devices must state their bandwidth of such copies."""
+        """Whether weights come from the host; the cluster must then give each device its bandwidth of such copies."""
         return True
 
 

@@ -52,7 +52,7 @@ IN_WORDS = InWords()
 
 
 def among(used: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
-    """The numbers in the whole cluster of these ranks of the used ones; `used` () stands for all ranks."""
+    """The numbers that these of the `used` ranks have in the whole cluster; () as `used`: all ranks are used."""
     return [used[rank] for rank in ranks] if used else ranks
 
 

@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def workers(self) -> int:
-        """The number of workers of the schedule, each of which stands for one or more units."""
+        """The number of workers of the schedule. A worker is one unit, or several that share its stages."""
         return len(self.replicas)
 
     def divides(self, batch: int) -> bool:

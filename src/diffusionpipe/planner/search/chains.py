@@ -79,9 +79,9 @@ def add_chains(
 
 
 def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
-    """Whether no other arrangement stands for these replicas: another one does if they have a common divisor.
+    """Whether these replicas are looked at here: False if they have a common divisor, and so more copies do the same.
 
-    But where devices are unequal, all units of one pipeline share its frozen work as they have time, and groups do not.
+    But where devices are unequal, all units of one pipeline share its frozen work as they have time, and copies do not.
     """
     is_shared_better = pool.is_filled and len(set(pool.judge.tables.ground(arrangement).speeds)) > 1
     return gcd(*replicas) == 1 or is_shared_better

@@ -70,7 +70,7 @@ def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
     work = tables.least_work(samples) + tables.least_encoding
     busy = setting.workload.batch * work / (arrangement.data_parallel * sum(tables.ground(arrangement).speeds))
     if setting.owners == 1 and arrangement.units <= MAX_UNEQUAL_UNITS and setting.given.stages is None:
-        return busy
+        return busy  # stages may have replicas, which share the way through their layers
     in_turn = microbatches if setting.owners > 1 else -(-microbatches // 2)
     return max(busy, least_passage(judge, arrangement, microbatches, in_turn=in_turn))
 

@@ -19,6 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 LOGS = "logs"
 """The folder for the ranks' output, in the folder of the run."""
 _HOST = "127.0.0.1"
+_ELASTIC = "torch.distributed.elastic"
+"""The package of torch's agent, and the beginning of its loggers' names."""
 
 
 def is_under_torchrun(environ: Mapping[str, str]) -> bool:
@@ -274,12 +277,9 @@ def _close_logs(agent: "LocalElasticAgent") -> None:
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
     """Hides messages of the agent of torch. This process can log its own meanwhile, e.g. in callbacks."""
-    from torch.distributed.elastic.agent.server import local_elastic_agent  # each module makes its logger on import
-    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
-
-    package = local_elastic_agent.__name__.partition(".agent.")[0]
-    assert static_tcp_rendezvous.__name__.startswith(package)
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(f"{package}.")]
+    for module in ("agent.server.local_elastic_agent", "rendezvous.static_tcp_rendezvous"):
+        import_module(f"{_ELASTIC}.{module}")  # each module makes its logger on import
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(f"{_ELASTIC}.")]
     names.append("torchelastic-events-null")  # it is made with the first event
     with contextlib.ExitStack() as stack:
         for logger in map(logging.getLogger, names):
