@@ -388,7 +388,7 @@ def test_no_rank_outlives_a_command_that_is_killed_in_the_middle_of_an_iteration
     time.sleep(5)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=20)
     running = [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     for one in running:
         one.kill()
