@@ -41,6 +41,14 @@ def test_every_class_is_known_or_refused():
     assert len(UNKNOWN) >= 20
 
 
+@pytest.mark.parametrize(("name", "shown"), [("../../etc/passwd", "'../../etc/passwd'"), ("A\n[]", r"'A\n[]'")])
+def test_a_name_that_is_none_is_refused_on_one_line_with_its_file(name, shown):
+    with pytest.raises(ModelError) as raised:
+        Objective(ObjectiveSettings(), {"_class_name": name})
+    assert str(raised.value).startswith(f"scheduler_config.json: the scheduler {shown} is not supported: ")
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_classes_are_refused_by_name(name):
     with pytest.raises(ModelError, match=f"the scheduler {name} is not supported"):

@@ -57,14 +57,15 @@ _NAMES = (
 )
 
 
-def refuse_unknown(name: str) -> None:
+def refuse_unknown(name: str, source: str = "scheduler_config.json: ") -> None:
     """Check that schedulers of this class name are supported.
 
-    Raises ModelError with the supported ones if it is not.
+    Raises ModelError with the supported ones if it is not; `source`, the file that names it, begins the message.
     """
     if name not in (*DISCRETE, *FLOWS):
+        shown = name if name.isidentifier() and len(name) < 80 else repr(name[:40])
         raise ModelError(
-            f"the scheduler {name} is not supported: its noise levels and its predictions are not known here; "
+            f"{source}the scheduler {shown} is not supported: its noise levels and its predictions are not known here; "
             f"supported: {', '.join(sorted((*DISCRETE, *FLOWS)))}"
         )
 

@@ -106,15 +106,15 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
     own = str(config["_class_name"])
     name = class_name or own
     scheduler_class = getattr(diffusers, name, None)
+    source = "" if class_name else "scheduler_config.json: "
     if scheduler_class is None:
-        source = "" if class_name else "scheduler_config.json: "
         raise RecipeError(
             f"{source}diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler"
         )
     try:
-        refuse_unknown(name)
+        refuse_unknown(name, source)
     except ModelError as error:
-        raise RecipeError(f"{'' if class_name else 'scheduler_config.json: '}{error}") from error
+        raise RecipeError(str(error)) from error
     if name != own and (name in FLOWS) != is_flow_scheduler(config):  # they read each other's models wrongly
         raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
     if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
