@@ -15,7 +15,7 @@ from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.optimizer import build_optimizer
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen
 from diffusionpipe.units import Bytes, Seconds
 
 _COPIES = 4
@@ -59,7 +59,7 @@ def saves(job: Job, folder: Path, size: Bytes, rounds: int) -> dict[str, list[Sa
     """Saves of `size` bytes by this rank in both ways, which take turns; every rank of the job calls it."""
     state = state_of(job.membership.rank, size)
     runs = {
-        name: RunCheckpoints(job, folder / name, 1, Screen(speaks=False), is_asynchronous=name == "asynchronous")
+        name: RunCheckpoints(job, folder / name, 1, NoScreen(), is_asynchronous=name == "asynchronous")
         for name in ("synchronous", "asynchronous")
     }
     found: dict[str, list[Save]] = {name: [] for name in runs}

@@ -12,18 +12,19 @@ from kit.tiny_models import tiny_stable_diffusion
 from kit.tiny_runs import recipe_of
 from rich.console import Console
 
-from diffusionpipe.cli.verbs.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
+from diffusionpipe.cli.text.run_text import ConsoleWords, end_line, end_table, start_block, start_lines
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.costs.loading import JobDataWorkers, added_by, exactly
 from diffusionpipe.ir import Sharded
 from diffusionpipe.ir.versions import Versions
+from diffusionpipe.ir.words import short_count
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period, predicted_timeline
 from diffusionpipe.runtime.machine.error_file import note_of
 from diffusionpipe.trainer.recipe import RecipePrecision
-from diffusionpipe.trainer.reporting.counts import short_count
 from diffusionpipe.trainer.setup.start import Start
 from diffusionpipe.workflows.training.expectation import Expectation, expectation_of, unmeasured
-from diffusionpipe.workflows.training.run_facts import count_parameters, parts_of, shape_of
+from diffusionpipe.workflows.training.run_facts import count_parameters, facts_of, parts_of, shape_of
+from diffusionpipe.workflows.training.run_report import RunReport, median_step
 
 EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
 WORKERS = JobDataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.001),) * 2, workers=1)
@@ -65,12 +66,12 @@ def on_terminal(renderable, width):
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_terminal_shows_a_block_and_at_the_end_a_table(start, width):
-    assert_screen(f"train_start_{width}", on_terminal(start_block(start, EXPECTED), width))
+    assert_screen(f"train_start_{width}", on_terminal(start_block(facts_of(start), EXPECTED), width))
     assert_screen(f"train_end_{width}", on_terminal(end_table(MEASURED, EXPECTED, 13.1), width))
 
 
 def test_a_pipe_gets_lines(start):
-    assert_screen("train_start_pipe", "\n".join(start_lines(start, EXPECTED)))
+    assert_screen("train_start_pipe", "\n".join(start_lines(facts_of(start), EXPECTED)))
     assert_screen("train_end_pipe", end_line(MEASURED, EXPECTED, 13.1))
 
 
@@ -78,10 +79,10 @@ def test_what_is_not_known_is_said_to_be_unknown(start):
     unknown = expectation_of(start)
     assert unknown.step is None
     assert not unknown.has_activations
-    block = on_terminal(start_block(start, unknown), 160)
+    block = on_terminal(start_block(facts_of(start), unknown), 160)
     assert "time unknown: the layers were not measured" in block
     assert "activations unknown" in block
-    lines = list(start_lines(start, unknown))
+    lines = list(start_lines(facts_of(start), unknown))
     assert "predicted_step_s=unknown reason=layers_not_measured" in lines
     assert sum("activations=unknown" in line for line in lines) == 2
 
@@ -97,17 +98,19 @@ def test_memory_of_unmeasured_layers_is_that_of_their_weights_gradients_and_opti
 def test_conditioning_pictures_are_no_samples(start):
     steered = replace(start, conditions=200)
     assert "data=data/birds samples=200 conditioning_pictures=200 validation_samples=20" in list(
-        start_lines(steered, EXPECTED)
+        start_lines(facts_of(steered), EXPECTED)
     )
     assert "200 samples in data/birds, each with a conditioning picture" in on_terminal(
-        start_block(steered, EXPECTED), 160
+        start_block(facts_of(steered), EXPECTED), 160
     )
 
 
 def test_a_resumed_run_says_from_what(start):
     resumed = replace(start, step=3, checkpoint=Path("runs/birds/checkpoints/step-00000003"))
-    assert "steps 4 to 6, from runs/birds/checkpoints/step-00000003" in on_terminal(start_block(resumed, EXPECTED), 160)
-    assert list(start_lines(resumed, EXPECTED))[-1] == (
+    assert "steps 4 to 6, from runs/birds/checkpoints/step-00000003" in on_terminal(
+        start_block(facts_of(resumed), EXPECTED), 160
+    )
+    assert list(start_lines(facts_of(resumed), EXPECTED))[-1] == (
         "steps=6 from_step=3 resumed=runs/birds/checkpoints/step-00000003"
     )
 
@@ -118,8 +121,8 @@ def test_a_run_without_a_flush_says_which_weights_it_reads(model, start):
         update={"pipeline": start.recipe.pipeline.model_copy(update={"versions": Versions.STASHED})}
     )
     endless = replace(start, plan=build_plan(model, layout), recipe=recipe)
-    assert "not filled, no flush, weights stashed" in on_terminal(start_block(endless, EXPECTED), 160)
-    assert any("microbatches=4 versions=stashed" in line for line in start_lines(endless, EXPECTED))
+    assert "not filled, no flush, weights stashed" in on_terminal(start_block(facts_of(endless), EXPECTED), 160)
+    assert any("microbatches=4 versions=stashed" in line for line in start_lines(facts_of(endless), EXPECTED))
 
 
 def test_what_data_workers_take_while_ranks_compute_is_part_of_a_step(model, start, tmp_path):
@@ -138,9 +141,9 @@ def test_what_data_workers_take_while_ranks_compute_is_part_of_a_step(model, sta
     assert least < usual < most
     assert expected.step == pytest.approx(plain.step + usual)
     line = f"predicted_loading_s={usual:.4f} predicted_least_loading_s={least:.4f} predicted_most_loading_s={most:.4f}"
-    assert any(line in shown for shown in start_lines(alone, expected))
+    assert any(line in shown for shown in start_lines(facts_of(alone), expected))
     words = f"data workers about {usual * 1000:.1f} ms ({least * 1000:.1f} to {most * 1000:.1f})"
-    assert words in " ".join(on_terminal(start_block(alone, expected), 200).split())
+    assert words in " ".join(on_terminal(start_block(facts_of(alone), expected), 200).split())
 
 
 def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batches_in_flight(model, start, tmp_path):
@@ -156,8 +159,8 @@ def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batch
     loading = added_by(WORKERS, iteration=expected.step, bubble=0.0, copies=1)
     assert expectation_of(replace(filled, loading=WORKERS)).step == expected.step + loading.usual
     assert len(expected.memory) == 3
-    assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
-    assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(filled, expected))
+    assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(facts_of(filled), expected), 160)
+    assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(facts_of(filled), expected))
 
 
 def test_without_a_flush_every_forward_in_flight_has_narrow_copies_of_its_own(model, start, tmp_path):
@@ -183,7 +186,7 @@ def test_without_a_flush_every_forward_in_flight_has_narrow_copies_of_its_own(mo
 
 def test_many_workers_show_the_least_and_the_most_memory(start):
     many = replace(EXPECTED, memory=tuple(2**30 * (n + 1) for n in range(9)))
-    assert "1.0 GiB to 9.0 GiB, the most on rank 8" in on_terminal(start_block(start, many), 160)
+    assert "1.0 GiB to 9.0 GiB, the most on rank 8" in on_terminal(start_block(facts_of(start), many), 160)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ def test_large_numbers_have_three_digits(number, text):
 
 
 def test_an_error_about_memory_gets_what_the_plan_predicts_for_its_rank(start):
-    report = RunReport(Console(file=io.StringIO()), rank=1)
+    report = RunReport(ConsoleWords(Console(file=io.StringIO())), rank=1)
     report.start(start)
     full, other = torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("shapes differ")
     report.explain(full)

@@ -18,7 +18,7 @@ from diffusionpipe.trainer.data.batches.loader import StepLoader
 from diffusionpipe.trainer.model import members
 from diffusionpipe.trainer.model.members import open_model
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen
 from diffusionpipe.trainer.setup.caching import Cacheable
 from diffusionpipe.trainer.setup.planning import Planning
 from diffusionpipe.trainer.setup.session import Session, open_session
@@ -59,7 +59,7 @@ def opened_run(recipe: Recipe, *, briefly: bool = True) -> Iterator[OpenedRun]:
         joined(membership({}), device="cpu") as job,
     ):
         opened = open_model(recipe, job)
-        with Screen(speaks=False).work("reading") as work:
+        with NoScreen().work("reading") as work:
             opened, data = read_data(opened, work)
         recipe = opened.recipe
         recipe.run.folder.mkdir(parents=True, exist_ok=True)

@@ -14,12 +14,13 @@ from kit.tiny_runs import train
 from rich.console import Console
 
 from diffusionpipe.cli.text.check_text import ConsoleReport
-from diffusionpipe.cli.verbs.run_report import RunReport
+from diffusionpipe.cli.text.run_text import ConsoleWords
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.machine_use import CorePlace, Counters
 from diffusionpipe.trainer.course import first_steps
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.workflows.training.run_check import Command, RunCheck
+from diffusionpipe.workflows.training.run_report import RunReport
 
 LOG = "log.txt"
 
@@ -52,7 +53,7 @@ def train_checked(job: Job, recipe: Recipe, others: float = 0.0) -> int:
     check = RunCheck(
         ConsoleReport(console), Command(recipe=Path("recipe.toml"), overrides=(), ranks=job.membership.world_size)
     )
-    report = RunReport(console, job.membership.rank, check)
+    report = RunReport(ConsoleWords(console), job.membership.rank, check)
     machine = {"read_counters": Recorded(others).read, "place_of": two_cores}
     with mock.patch.multiple(first_steps, WARM_UP=1, COUNTED=3, **machine), logged_to(log):
         steps = train(job, recipe, check=check, announce=report.start)

@@ -33,7 +33,7 @@ IMPORTED = (
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
     "diffusers.schedulers",
     "transformers.models.clip.modeling_clip",
-    "diffusionpipe.cli.verbs.run_report",
+    "diffusionpipe.cli.text.run_text",
     "diffusionpipe.planner.unequal.cutting",
     "diffusionpipe.runtime.rehearsals.rehearsal",
     "diffusionpipe.trainer.course.run",

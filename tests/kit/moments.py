@@ -44,7 +44,7 @@ PLACES = {
     "exporting": "diffusionpipe.trainer.course.run:export",
     "writing the export": "diffusionpipe.trainer.exports.export:_copy_frozen",
     "replacing the export": "diffusionpipe.trainer.exports.export:_replace",
-    "drawing results": "diffusionpipe.cli.verbs.train:_draw_results",
+    "drawing results": "diffusionpipe.workflows.training.part:draw_results",
 }
 """Functions, at whose beginning a rank waits; "start": before anything."""
 

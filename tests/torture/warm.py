@@ -18,7 +18,7 @@ from diffusionpipe.trainer.model.members import build_model
 
 NAMES = (
     "diffusionpipe.cli.verbs.train",
-    "diffusionpipe.cli.verbs.run_report",
+    "diffusionpipe.cli.text.run_text",
     "diffusionpipe.workflows.training.run_timeline",
     "diffusionpipe.planner",
     "diffusionpipe.viz.grid",

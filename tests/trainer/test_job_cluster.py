@@ -5,7 +5,7 @@ from kit.tiny_runs import recipe_of
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.runtime.job.membership import membership
 from diffusionpipe.runtime.job.process_group import joined
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen
 from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster, with_host_bandwidth
 
 
@@ -20,6 +20,6 @@ def test_the_cluster_of_a_job_says_how_fast_it_copies_from_host_memory(tmp_path)
     recipe = recipe_of(tmp_path, tmp_path, tmp_path / "run", pipeline={"plan": "auto"})
     recipe.run.folder.mkdir()
     with joined(membership({}), device="cpu") as job:
-        found = agree_on_cluster(recipe, job, Screen())
+        found = agree_on_cluster(recipe, job, NoScreen())
     assert found.devices[0].host_bandwidth > 0
     assert load_cluster(str(tmp_path / "run" / "cluster.json")) == found

@@ -6,8 +6,9 @@ from kit.screen_files import assert_screen, masked
 from kit.terminal import last_state
 from rich.console import Console
 
+from diffusionpipe.cli.text.screen import ConsoleScreen
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
-from diffusionpipe.trainer.reporting.screen import Screen, steps_of
+from diffusionpipe.trainer.reporting.screen import steps_of
 
 
 class Clock:
@@ -21,7 +22,7 @@ class Clock:
 def run(clock, *, step_s=1.0, num_steps=25, first_step=0, console=None):
     console = console or Console(file=io.StringIO(), force_terminal=False)
     with TrainingProgress(
-        num_steps=num_steps, batch=8, first_step=first_step, log_every=10, screen=Screen(console, clock=clock)
+        num_steps=num_steps, batch=8, first_step=first_step, log_every=10, screen=ConsoleScreen(console), clock=clock
     ) as progress:
         for step in range(first_step, num_steps):
             clock.now += step_s
@@ -54,7 +55,7 @@ def test_a_resumed_run_counts_from_where_it_begins(lines):
 def test_a_pause_counts_for_no_rate(lines):
     clock = Clock()
     console = Console(file=io.StringIO(), force_terminal=False)
-    with TrainingProgress(num_steps=3, batch=8, screen=Screen(console, clock=clock)) as progress:
+    with TrainingProgress(num_steps=3, batch=8, screen=ConsoleScreen(console), clock=clock) as progress:
         for step in range(3):
             clock.now += 100
             progress.pause()
@@ -75,8 +76,8 @@ def test_a_terminal_shows_a_bar_and_nothing_is_logged(lines):
 def test_the_middle_of_a_run_shows_training_and_what_is_done_besides(width):
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
     clock = Clock()
-    screen = Screen(console, clock=clock)
-    with TrainingProgress(num_steps=1000, batch=8, screen=screen) as progress:
+    screen = ConsoleScreen(console, clock=clock)
+    with TrainingProgress(num_steps=1000, batch=8, screen=screen, clock=clock) as progress:
         for step in range(500):
             clock.now += 0.4
             progress.update(step, {"loss": 0.03123, "step_s": 0.4, "memory_peak_gib": 61.5})
@@ -90,7 +91,9 @@ def test_the_middle_of_a_run_shows_training_and_what_is_done_besides(width):
 
 def test_the_middle_of_a_run_in_a_pipe_is_a_line(lines):
     clock = Clock()
-    with TrainingProgress(num_steps=1000, batch=8, screen=Screen(Console(file=io.StringIO()), clock=clock)) as progress:
+    with TrainingProgress(
+        num_steps=1000, batch=8, screen=ConsoleScreen(Console(file=io.StringIO())), clock=clock
+    ) as progress:
         for step in range(50):
             clock.now += 0.4
             progress.update(step, {"loss": 0.03123, "step_s": 0.4, "samples_per_s": 20.0, "bubble": 0.04})

@@ -7,7 +7,7 @@ import torch
 from diffusionpipe.trainer.course.step_reports import StepReports
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen
 from diffusionpipe.trainer.step.step_result import StepResult, StepTimes
 from diffusionpipe.trainer.step.stopping import Decision
 from diffusionpipe.viz import loss_curve
@@ -15,7 +15,7 @@ from diffusionpipe.viz import loss_curve
 
 def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
     with MetricsWriter(tmp_path) as metrics:
-        progress = TrainingProgress(num_steps=9, batch=4, screen=Screen(speaks=False))
+        progress = TrainingProgress(num_steps=9, batch=4, screen=NoScreen())
         session = SimpleNamespace(plan=SimpleNamespace(batch=4), job=SimpleNamespace(device=torch.device("cpu")))
         dataset = SimpleNamespace(samples=range(12), growth=())
         data = SimpleNamespace(train=SimpleNamespace(skipping=None, dataset=dataset), sizes=None)

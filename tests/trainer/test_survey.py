@@ -13,7 +13,7 @@ from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train
 from PIL import Image
 from rich.console import Console
 
-from diffusionpipe.cli.verbs.run_report import RunReport
+from diffusionpipe.cli.text.run_text import ConsoleWords
 from diffusionpipe.models.opening.folder import scheduler_config
 from diffusionpipe.trainer.data.decoding.images import placing
 from diffusionpipe.trainer.data.scan.dataset import Dataset, Findings, Sample
@@ -143,7 +143,7 @@ def told(place, tmp_path, pictures="data", **sections):
 
 def on_terminal(lines, width):
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    RunReport(console).data(lines)
+    ConsoleWords(console).data(lines)
     return console.file.getvalue()
 
 
@@ -158,7 +158,7 @@ def test_every_fault_is_named_before_anything_is_planned_in_one_screen(place, tm
     assert_screen("train_data_80", shown)
     named = {line.name for line in lines if line.is_warning}
     assert named == {"batch", "enlarged", "captions", "prompts"}
-    RunReport(Console(file=io.StringIO())).data(lines)
+    ConsoleWords(Console(file=io.StringIO())).data(lines)
     assert "captions: 1 is longer than the 6 tokens that text_encoder reads, the longest of small.png" in caplog.text
 
 

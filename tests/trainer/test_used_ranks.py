@@ -9,11 +9,11 @@ from kit.forked_jobs import ForkedCommand
 from kit.nodes import may_have_nodes, two_nodes
 from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
-from diffusionpipe.cli.verbs.used_ranks import place_among
 from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.runtime.job.membership import Membership
 from diffusionpipe.trainer.recipe import PipelineSection, ranks_that_train, recipe_to_toml
+from diffusionpipe.workflows.training.used_ranks import place_among
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

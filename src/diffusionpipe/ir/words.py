@@ -1,4 +1,4 @@
-"""Numbers with the noun that they count, and amounts of bytes, in words."""
+"""Numbers with the noun that they count, large numbers, and amounts of bytes, in words."""
 
 from diffusionpipe.units import Bytes
 
@@ -32,6 +32,18 @@ def counted(number: int, phrase: str) -> str:
     """
     words = [_OF_ONE.get(word, word) for word in phrase.split(" ")] if number == 1 else [phrase]
     return f"{number:,} {' '.join(words)}"
+
+
+def short_count(number: float) -> str:
+    """The number as text with three significant digits and a letter from 1,000 on.
+
+    >>> [short_count(number) for number in (950, 15_240, 859_520_964, 2.567e9)]
+    ['950', '15.2k', '860M', '2.57B']
+    """
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit * 0.9995:
+            return f"{float(f'{number / limit:.3g}'):g}{letter}"
+    return f"{number:.0f}"
 
 
 def bytes_in_words(num_bytes: Bytes) -> str:

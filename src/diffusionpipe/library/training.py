@@ -17,6 +17,7 @@ from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.trainer.reporting.metrics import METRICS
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.training.job import TrainingJob, arguments_of_rank, start
+from diffusionpipe.workflows.training.part import default_ranks
 
 Callback: TypeAlias = Callable[[int, Mapping[str, float | None]], object]
 """Called with a step and its numbers, such as "loss" and "step_s"."""
@@ -55,7 +56,7 @@ def train(
     if wrong := [one for one in callbacks if not callable(one)]:
         raise ConfigError(f"callbacks: {wrong[0]!r} cannot be called; give functions of a step and its numbers")
     loaded = load_recipe(Path(recipe), overrides)
-    count = ranks or _default_ranks(device)
+    count = ranks or default_ranks(device)
     job = TrainingJob(
         recipe=Path(recipe),
         overrides=overrides,
@@ -83,12 +84,6 @@ def train(
     if status:
         raise TrainingError(f"the training ended with status {status}; its messages say why")
     return loaded.run.folder
-
-
-def _default_ranks(device: str) -> int:
-    import torch
-
-    return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
 class _Listener:

@@ -25,7 +25,7 @@ from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.course import copy_memory
 from diffusionpipe.trainer.course.copy_memory import MemoryNeed, shortage_of
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,7 +130,7 @@ def test_nothing_changes_before_it_is_copied():
 def checkpoints_of(folder, keep=1):
     """What a run of one process has, with a job."""
     with joined(membership({}), device="cpu") as job:
-        yield RunCheckpoints(job, folder, keep, Screen(speaks=False), is_asynchronous=True)
+        yield RunCheckpoints(job, folder, keep, NoScreen(), is_asynchronous=True)
 
 
 def state_with(value):

@@ -30,8 +30,8 @@ def data(
     count: Annotated[int, typer.Option(min=1, max=400, help="Pictures on the contact sheet.")] = 24,
 ) -> None:
     """Show sizes, crops, captions and overlooked files of a folder or a recipe, without a model or a device."""
+    from diffusionpipe.cli.text.run_text import print_data
     from diffusionpipe.cli.verbs.outputs import check_outputs
-    from diffusionpipe.cli.verbs.run_report import print_data
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.data_report import ASPECTS, report_on_file, report_on_folder, write_sheet

@@ -5,21 +5,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.inference.cascade_drawing import OnStep
+    from diffusionpipe.workflows.telling import Progress
 
 
 @contextmanager
-def drawing_work(rank: int | None = None) -> "Iterator[OnStep]":
+def drawing_work(rank: int | None = None) -> "Iterator[Progress]":
     """A context with a function (denoising steps done, all steps) that shows them: a bar on a terminal, else lines.
 
     Only rank 0 and a process without a rank (None) show them. The bar is gone at the end.
     """
     from rich.console import Console
 
+    from diffusionpipe.cli.text.screen import ConsoleScreen
     from diffusionpipe.cli.verbs.output import log_to
-    from diffusionpipe.trainer.reporting.screen import Screen, steps_of
 
-    screen = Screen(Console(stderr=True), speaks=not rank)
+    screen = ConsoleScreen(Console(stderr=True), speaks=not rank)
     log_to(screen.console, rank)
     with screen.work("drawing") as work:
-        yield steps_of(work)
+        yield lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.choosing.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
-    from diffusionpipe.trainer.recipe import Recipe
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
@@ -236,7 +235,7 @@ def _answer(
     if shows_all:
         shown = with_alternatives(choice.with_unflushed(), choice, fill=fill, asking=command)
         _print_comparison(replace(asked, setting=setting), shown)
-        _print_band(choice, asked.recipe, fill=fill)
+        _print_band(choice, asked)
     else:
         shown = with_alternatives(choice.comparison(), choice, fill=fill, asking=command)
         _print_screen(screen_lines(_title(asked, setting), tried, choice, shown, band_of(choice, fill=fill)))
@@ -300,7 +299,7 @@ def _print_comparison(asked: PlanQuestion, comparison: Comparison) -> None:
         console.print(line, style=style, markup=False, soft_wrap=True)
 
 
-def _print_band(choice: Choice, recipe: Recipe | None, *, fill: bool | None) -> None:
+def _print_band(choice: Choice, asked: PlanQuestion) -> None:
     from rich.console import Console
 
     from diffusionpipe.cli.text.plan_band import band_lines
@@ -308,6 +307,6 @@ def _print_band(choice: Choice, recipe: Recipe | None, *, fill: bool | None) -> 
 
     console = Console(highlight=False)
     width = max(console.width, 72)
-    decoding = decoding_lines(choice, recipe, width=width) if recipe else ()
-    for line in (*band_lines(choice, width=width, fill=fill), *decoding):
+    decoding = decoding_lines(choice, asked.recipe, width=width) if asked.recipe else ()
+    for line in (*band_lines(choice, width=width, fill=asked.fill), *decoding):
         console.print(line, markup=False, soft_wrap=True)

@@ -53,7 +53,7 @@ from diffusionpipe.trainer.optim.optimizer import problem_of_shapes, problem_of_
 from diffusionpipe.trainer.recipe import DataSection, OnError, Recipe, with_values
 from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.recipe.size_rules import rules_of, run_of, sizes_of
-from diffusionpipe.trainer.reporting.screen import ScreenWork
+from diffusionpipe.trainer.reporting.screen import Work
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Resumed:
 
 
 def read_data(
-    opened: RecipeModels, work: ScreenWork, *others: Check, resumed: Resumed | None = None
+    opened: RecipeModels, work: Work, *others: Check, resumed: Resumed | None = None
 ) -> tuple[RecipeModels, Data]:
     """The model with its number of steps settled, and the training and validation data, which rank 0 scans for all.
 
@@ -352,7 +352,7 @@ def reads_more(recipe: Recipe, members: Sequence[Member]) -> bool:
 
 
 def _scan(
-    opened: RecipeModels, work: ScreenWork, others: tuple[Check, ...], found: list[Folder]
+    opened: RecipeModels, work: Work, others: tuple[Check, ...], found: list[Folder]
 ) -> tuple[Dataset, Dataset | None]:
     """Training and validation data; `found` gets what their scans have shown."""
     data = opened.recipe.data

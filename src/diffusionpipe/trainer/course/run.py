@@ -61,7 +61,7 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.rank_memory import RankMemory
-from diffusionpipe.trainer.reporting.screen import Screen, steps_of
+from diffusionpipe.trainer.reporting.screen import Heard, NoScreen, Screen, steps_of
 from diffusionpipe.trainer.reporting.trackers import Trackers, open_trackers
 from diffusionpipe.trainer.setup.session import open_session
 from diffusionpipe.trainer.setup.start import Start, loading_of, places
@@ -100,8 +100,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
     prepare_folder(folder, resume)
     stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
-    screen = hooks.screen if is_first else Screen(speaks=False)
-    screen.listener = job.progress
+    screen = Heard(hooks.screen if is_first else NoScreen(), job.progress)
     with screen.work("verifying the checkpoint"):
         checkpoint = checkpoint_of(folder, resume)
     recipe = decided_for_run(recipe, job, checkpoint)

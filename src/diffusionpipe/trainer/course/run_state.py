@@ -19,7 +19,7 @@ from diffusionpipe.trainer.optim.named_rates import LossRates
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen, Screen
 from diffusionpipe.trainer.setup.job_profile import ProfileCache
 from diffusionpipe.trainer.setup.planning import CheckPlan, MakeCutting, MakePlan, Planning
 from diffusionpipe.trainer.setup.session import Session
@@ -69,7 +69,7 @@ class Hooks:
     save_grid: SaveGrid
     profiles: ProfileCache | None = None
     """The cache of profiles of other runs; None to measure always."""
-    screen: Screen = field(default_factory=Screen)
+    screen: Screen = field(default_factory=NoScreen)
     """The screen on which rank 0 shows the work under way."""
     judge: PredictionMonitor | None = None
     """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""

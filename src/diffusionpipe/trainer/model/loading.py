@@ -15,6 +15,7 @@ from diffusionpipe.costs.graph import frozen_stores, wider_bytes
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.holding.storage import storage_of
 from diffusionpipe.ir import Plan
+from diffusionpipe.ir.words import short_count
 from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.parameters.stored import StoredWeights
 from diffusionpipe.models.parameters.weights import materialize
@@ -23,8 +24,7 @@ from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.weights.host_weights import hosted_parameters
 from diffusionpipe.runtime.weights.node_memory import NodeMemory
 from diffusionpipe.runtime.weights.owned import Divided
-from diffusionpipe.trainer.reporting.counts import short_count
-from diffusionpipe.trainer.reporting.screen import Screen, ScreenWork
+from diffusionpipe.trainer.reporting.screen import Screen, Work
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _sizes(model: ModelGraph, layers: Collection[str]) -> dict[str, int]:
 class _Count:
     """Parameters that have their values. Mutable: grows with each."""
 
-    def __init__(self, sizes: dict[str, int], work: ScreenWork) -> None:
+    def __init__(self, sizes: dict[str, int], work: Work) -> None:
         self.total = sum(sizes.values())
         self._left, self._work, self._done = sizes, work, 0
 

@@ -1,12 +1,13 @@
 """How far the training is: a bar on a terminal, otherwise a line in the log now and then. Rank 0 shows it."""
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from diffusionpipe.trainer.reporting.screen import Screen, ScreenWork
+from diffusionpipe.trainer.reporting.screen import Screen, Work
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -27,17 +28,24 @@ class TrainingProgress:
     """
 
     def __init__(
-        self, *, num_steps: int, batch: int, screen: Screen, first_step: int = 0, log_every: Seconds = 10.0
+        self,
+        *,
+        num_steps: int,
+        batch: int,
+        screen: Screen,
+        first_step: int = 0,
+        log_every: Seconds = 10.0,
+        clock: Callable[[], Seconds] = time.perf_counter,
     ) -> None:
         """`first_step` is where a resumed run begins; `batch` the samples of a step over all ranks."""
         self._num_steps, self._batch, self._log_every, self._screen = num_steps, batch, log_every, screen
-        self._clock = screen.clock
+        self._clock = clock
         self._done = first_step
         self._step_s: Seconds | None = None
         self._last = self._logged = self._clock()
         self._is_first = True
         self._open = ExitStack()
-        self._bar: ScreenWork | None = None
+        self._bar: Work | None = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that step `step`, counted from 0, is done; the bar shows loss and memory, the log all `values`.
@@ -51,7 +59,7 @@ class TrainingProgress:
             self._step_s = spent if self._step_s is None else self._step_s + SMOOTHING * (spent - self._step_s)
         self._last = now
         is_last = self._done >= self._num_steps
-        if self._screen.is_terminal:
+        if self._screen.columns is not None:
             self._draw(self._text(values))
         elif self._is_first or is_last or now - self._logged >= self._log_every:
             self._logged = now
@@ -86,7 +94,7 @@ class TrainingProgress:
         parts = [f"loss {values['loss']:.4g}"] if "loss" in values else []
         if rates := self._rates():
             parts += [f"{rates[0]:.4g} samples/s", f"{_clock_time(rates[1])} left"]
-        if "memory_peak_gib" in values and self._screen.console.width >= WIDE:
+        if "memory_peak_gib" in values and (self._screen.columns or 0) >= WIDE:
             parts.append(f"{values['memory_peak_gib']:.1f} GiB")
         return ", ".join(parts)
 

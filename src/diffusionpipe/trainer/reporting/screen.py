@@ -1,31 +1,48 @@
-"""The work that is under way, for the user to see: a bar on a terminal, a line now and then elsewhere. Rank 0 shows it.
+"""The screen on which a run shows the work under way: the caller of a run hands one in.
 
-loading weights ━━━━━━━━━━━━╸━━━━━━━  parameters 1.2B/2.6B 0:00:07       on a terminal; gone when it is done
-loading weights parameters=1.2B/2.6B elapsed_s=13 left_s=15              in the log, if it takes longer than 3 s
+A `Heard` screen also tells the watchdog of a job how far the work is; `NoScreen` shows nothing.
 """
 
-import logging
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from diffusionpipe.units import Seconds
 
-logger = logging.getLogger(__name__)
 
-PATIENCE: Seconds = 3.0
-"""Work that takes longer than this is said in the log."""
-LOG_EVERY: Seconds = 10.0
-"""Work that takes long is said in the log once in this time."""
-REFRESH: Seconds = 0.2
-"""The shortest time between two drawings of a bar whose thread rests."""
+class Work(Protocol):
+    """One piece of work under way."""
 
-Clock = Callable[[], Seconds]
+    def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
+        """Shows that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        ...
+
+    def write(self, done: float, total: float, text: str) -> None:
+        """Shows the progress on a terminal alone, with `text` beside the bar."""
+        ...
+
+
+class Screen(Protocol):
+    """Shows work under way to a user."""
+
+    @property
+    def columns(self) -> int | None:
+        """The width of the terminal on which bars are drawn; None where there is none."""
+        ...
+
+    def work(
+        self, title: str, *, is_timed: bool = False, budget: Seconds | None = None
+    ) -> AbstractContextManager[Work]:
+        """A context that shows its block as work of this title, e.g. "loading weights".
+
+        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: the seconds after which it
+        is over.
+        """
+        ...
+
+    def bar(self, title: str) -> AbstractContextManager[Work]:
+        """A context with a bar that stays when the block is over; it shows nothing but on a terminal."""
+        ...
 
 
 class Listener(Protocol):
@@ -40,171 +57,68 @@ class Listener(Protocol):
         ...
 
 
-class ScreenWork:
-    """One piece of work under way on the screen, with its title, progress and time left."""
+class Heard:
+    """A screen that shows work on another one, and lets a listener hear of it."""
 
-    def __init__(
-        self, title: str, clock: Clock, listener: Listener | None = None, budget: Seconds | None = None
-    ) -> None:
-        """`budget`: the work is over about then, done or not; None for no limit."""
-        self._title, self._clock, self._listener, self._budget = title, clock, listener, budget
-        self._started = self._drawn = self._shown = clock()
-        self._done, self._total = 0.0, 0.0
-        self._words: Mapping[str, object] = {}
-        self._bars: Progress | None = None
-        self._task: TaskID | None = None
-
-    def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
-        """Shows that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
-        if self._listener is not None:
-            self._listener.advance()
-        self._done, self._total, self._words = done, total, words or {}
-        self._shown = self._clock()
-        self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
-
-    def write(self, done: float, total: float, text: str) -> None:
-        """Shows the progress on a terminal alone, with `text` beside the bar."""
-        if self._bars is None or self._task is None:
-            return
-        self._bars.update(self._task, completed=done, total=total, text=text)
-        now = self._clock()
-        if not self._bars.live.auto_refresh and now - self._drawn >= REFRESH:
-            self._drawn = now
-            self._bars.refresh()
-
-    def draw_on(self, bars: Progress) -> None:
-        """Adds the work's bar to these bars."""
-        self._bars, self._task = bars, bars.add_task(self._title, total=None, text="")
-        bars.refresh()
-
-    def clear(self) -> None:
-        """Removes the work's bar, if it has one."""
-        if self._bars is not None and self._task is not None:
-            self._bars.remove_task(self._task)
-
-    def line(self) -> str:
-        """A line for the log: the title, the words shown last, and the seconds elapsed and left."""
-        pairs = dict(self._words) | {"elapsed_s": f"{self._clock() - self._started:.0f}"}
-        if (left := self._left()) is not None:
-            pairs["left_s"] = f"{left:.0f}"
-        return " ".join([self._title, *(f"{name}={value}" for name, value in pairs.items())])
-
-    def _left(self) -> Seconds | None:
-        """Time until the end at the pace up to the last report, less the time since; None where it is not known.
-
-        The time since the last report does not count for the pace: work under way is not done.
-        """
-        if not 0 < self._done <= self._total:
-            return None
-        now = self._clock()
-        left = (self._shown - self._started) * (self._total - self._done) / self._done - (now - self._shown)
-        if self._budget is not None:
-            left = min(left, self._started + self._budget - now)
-        return left if left > 0 else None
-
-
-def steps_of(work: ScreenWork) -> Callable[[int, int], None]:
-    """A function (steps done, all steps) that shows them as the progress of the work."""
-    return lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})
-
-
-class Screen:
-    """Shows work under way: as bars on a terminal, else as lines in the log; nothing on ranks that do not speak."""
-
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        speaks: bool = True,
-        patience: Seconds = PATIENCE,
-        log_every: Seconds = LOG_EVERY,
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        """`speaks`: false on all ranks but the first, which then show nothing."""
-        self.console = console or Console(stderr=True)
-        self.clock = clock
-        self.listener: Listener | None = None
-        """Hears of all work, also where nothing is shown."""
-        self._speaks, self._patience, self._log_every = speaks, patience, log_every
-        self._bars: Progress | None = None
+    def __init__(self, screen: Screen, listener: Listener) -> None:
+        self._screen, self._listener = screen, listener
 
     @property
-    def is_terminal(self) -> bool:
-        """Whether the output is a terminal, where bars are drawn."""
-        return self._speaks and self.console.is_terminal
+    def columns(self) -> int | None:
+        """The width of the other screen's terminal; see `Screen`."""
+        return self._screen.columns
 
     @contextmanager
-    def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[ScreenWork]:
-        """A context that shows its block as work of this title, e.g. "loading weights"; its bar goes with it.
+    def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[Work]:
+        """A context that shows its block as work, which is a phase of the listener; see `Screen`."""
+        with self._listener.phase(title), self._screen.work(title, is_timed=is_timed, budget=budget) as work:
+            yield _HeardWork(work, self._listener)
 
-        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: the seconds after which it
-        is over.
-        """
-        work = ScreenWork(title, self.clock, self.listener, budget)
-        with self.listener.phase(title) if self.listener is not None else nullcontext():
-            if self.is_terminal:
-                with self._drawn(work, is_kept=False, is_timed=is_timed):
-                    yield work
-            elif self._speaks:
-                with self._logged(work):
-                    yield work
-            else:
-                yield work
+    def bar(self, title: str) -> AbstractContextManager[Work]:
+        """A bar of the other screen, which the listener does not hear; see `Screen`."""
+        return self._screen.bar(title)
 
-    @contextmanager
-    def bar(self, title: str) -> Iterator[ScreenWork]:
-        """A context with a bar that stays when the block is over; it shows nothing but on a terminal."""
-        work = ScreenWork(title, self.clock)
-        if self.is_terminal:
-            with self._drawn(work, is_kept=True, is_timed=False):
-                yield work
-        else:
-            yield work
 
-    @contextmanager
-    def _drawn(self, work: ScreenWork, *, is_kept: bool, is_timed: bool) -> Iterator[None]:
-        """Bars share one live display: the display of the outermost work."""
-        outer, bars = self._bars, self._bars
-        if bars is None:
-            bars = self._bars = _bars(self.console, is_kept=is_kept, is_timed=is_timed)
-            bars.start()
-        work.draw_on(bars)
-        try:
-            yield
-        finally:
-            if not is_kept:
-                work.clear()
-            if outer is None:
-                self._bars = None
-                bars.stop()
+class _HeardWork:
+    """Work whose progress a listener hears."""
+
+    def __init__(self, work: Work, listener: Listener) -> None:
+        self._work, self._listener = work, listener
+
+    def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
+        self._listener.advance()
+        self._work.show(done, total, words)
+
+    def write(self, done: float, total: float, text: str) -> None:
+        self._work.write(done, total, text)
+
+
+class NoScreen:
+    """A screen of a rank that shows nothing."""
+
+    columns = None
 
     @contextmanager
-    def _logged(self, work: ScreenWork) -> Iterator[None]:
-        is_over = threading.Event()
+    def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[Work]:
+        """A context that shows nothing; see `Screen`."""
+        yield _NoWork()
 
-        def watch() -> None:
-            wait = self._patience
-            while not is_over.wait(wait):
-                logger.info("%s", work.line())
-                wait = self._log_every
-
-        thread = threading.Thread(target=watch, name=f"log of {work.line()}", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+    @contextmanager
+    def bar(self, title: str) -> Iterator[Work]:
+        """A context that shows nothing; see `Screen`."""
+        yield _NoWork()
 
 
-def _bars(console: Console, *, is_kept: bool, is_timed: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[text]}", markup=False),
-        TimeElapsedColumn(),
-        console=console,
-        transient=not is_kept,
-        auto_refresh=not is_timed,
-        refresh_per_second=4,
-    )
+class _NoWork:
+    """Work that nothing shows."""
+
+    def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
+        pass
+
+    def write(self, done: float, total: float, text: str) -> None:
+        pass
+
+
+def steps_of(work: Work) -> Callable[[int, int], None]:
+    """A function (steps done, all steps) that shows them as the progress of the work."""
+    return lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})

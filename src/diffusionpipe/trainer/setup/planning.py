@@ -14,7 +14,7 @@ from diffusionpipe.runtime.job.agreement import from_first
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.model.members import RecipeModels
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.reporting.screen import Screen
+from diffusionpipe.trainer.reporting.screen import NoScreen, Screen
 from diffusionpipe.trainer.setup.job_cluster import agree_on_cluster
 from diffusionpipe.trainer.setup.job_profile import ProfileCache, agree_on_profile
 from diffusionpipe.trainer.setup.kept_plan import kept_plan
@@ -43,7 +43,7 @@ class Planning:
     """The cache of profiles of other runs, which takes this one's too; None to measure always."""
     check_plan: CheckPlan | None = None
     """Looks at a plan file before the weights are loaded; None: no look. The same on all ranks."""
-    screen: Screen = field(default_factory=Screen)
+    screen: Screen = field(default_factory=NoScreen)
     """The screen on which rank 0 shows the progress of measurements."""
     shares: tuple[float, ...] = ()
     """The part of the training samples that has each of the model's sizes; () where they have one."""

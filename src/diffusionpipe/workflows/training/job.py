@@ -87,6 +87,13 @@ def start(job: TrainingJob) -> int:
         return with_restarts(attempt, job.folder, job.resume, max_restarts=job.max_restarts)
 
 
+def signal_of(status: int) -> str:
+    """The name of the signal that has ended a training at once, without a new checkpoint; "" for any other status."""
+    from diffusionpipe.trainer.launching.exit_status import ExitStatus, of_signal, signal_name
+
+    return signal_name(status - of_signal(0)) if status > ExitStatus.STOPPED else ""
+
+
 def arguments_of_rank(job: TrainingJob, resume: str | None) -> list[str]:
     """The arguments of our command line with which each rank is started; `resume`: the checkpoint, None for none."""
     options = ["--device", job.device, *(["--resume", resume] if resume is not None else [])]

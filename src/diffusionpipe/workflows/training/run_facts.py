@@ -12,6 +12,41 @@ if TYPE_CHECKING:
 
     from diffusionpipe.costs import Cluster, ModelGraph
     from diffusionpipe.ir import Pipeline, Plan
+    from diffusionpipe.trainer.setup.start import Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """The facts about a run that are settled before its first step, from its recipe, plan, devices and data."""
+
+    folder: "Path"
+    """The run's folder."""
+    model_path: str
+    precision: str
+    lora_rank: int | None
+    """The rank of trained adapters; None without any."""
+    versions: str
+    """The weights that a schedule without a flush reads."""
+    num_steps: int
+    """The number of the last step."""
+    model: "ModelGraph"
+    plan: "Plan"
+    hosts: tuple[str, ...]
+    """The machine of each rank."""
+    devices: tuple[str, ...]
+    """The device of each rank."""
+    data: str
+    """The place of the training data."""
+    samples: int
+    """The number of samples in the training data."""
+    conditions: int
+    """Samples with a conditioning picture."""
+    held_out: int | None
+    """Samples in the validation data; None without any."""
+    step: int
+    """The number of steps done before this start."""
+    checkpoint: "Path | None"
+    """The checkpoint from which the run continues; None where it begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +71,29 @@ class PlanShape:
     """Micro-batches of each model in one copy of the pipeline, over all directions."""
     microbatch_size: str
     """Samples of a micro-batch, e.g. "2", or "1-2"."""
+
+
+def facts_of(start: "Start") -> RunFacts:
+    """The facts about a run that begins, for people."""
+    recipe = start.recipe
+    return RunFacts(
+        folder=recipe.run.folder,
+        model_path=recipe.model.path,
+        precision=recipe.training.precision.value,
+        lora_rank=recipe.lora.rank,
+        versions=recipe.pipeline.versions.value,
+        num_steps=recipe.training.num_steps,
+        model=start.model,
+        plan=start.plan,
+        hosts=start.hosts,
+        devices=start.devices,
+        data=str(recipe.data.where),
+        samples=start.samples,
+        conditions=start.conditions,
+        held_out=start.held_out,
+        step=start.step,
+        checkpoint=start.checkpoint,
+    )
 
 
 def cluster_of_run(folder: "Path") -> "Cluster | None":

@@ -6,16 +6,16 @@ import time
 import pytest
 from rich.console import Console
 
-from diffusionpipe.trainer.reporting.screen import Screen, ScreenWork
+from diffusionpipe.cli.text.screen import ConsoleScreen, ConsoleWork
 
 
 def screen(**options):
-    return Screen(Console(file=io.StringIO(), force_terminal=False), **options)
+    return ConsoleScreen(Console(file=io.StringIO(), force_terminal=False), **options)
 
 
 @pytest.fixture
 def lines(caplog):
-    caplog.set_level(logging.INFO, logger="diffusionpipe.trainer.reporting.screen")
+    caplog.set_level(logging.INFO, logger="diffusionpipe.cli.text.screen")
     return lambda: [record.getMessage() for record in caplog.records]
 
 
@@ -44,7 +44,7 @@ def test_long_work_is_logged_again_and_again_with_how_far_it_is(lines):
 
 def test_the_time_left_is_in_proportion():
     now = [0.0]
-    work = ScreenWork("loading", lambda: now[0])
+    work = ConsoleWork("loading", lambda: now[0])
     now[0] = 6.0
     assert work.line() == "loading elapsed_s=6"
     work.show(2, 3)
@@ -54,7 +54,7 @@ def test_the_time_left_is_in_proportion():
 def test_the_time_left_falls_while_nothing_new_is_done_and_is_left_out_once_it_is_over():
     """What was done in 23 s is the pace, however long the next part takes."""
     now = [0.0]
-    work = ScreenWork("measuring", lambda: now[0])
+    work = ConsoleWork("measuring", lambda: now[0])
     now[0] = 23.0
     work.show(1, 30)
     lines = []
@@ -65,7 +65,7 @@ def test_the_time_left_falls_while_nothing_new_is_done_and_is_left_out_once_it_i
 
 def test_work_with_a_budget_is_never_said_to_last_longer():
     now = [0.0]
-    work = ScreenWork("measuring", lambda: now[0], budget=60.0)
+    work = ConsoleWork("measuring", lambda: now[0], budget=60.0)
     now[0] = 23.0
     work.show(1, 30)
     assert work.line().endswith(" left_s=37")
@@ -75,7 +75,7 @@ def test_work_with_a_budget_is_never_said_to_last_longer():
 
 def test_ranks_that_do_not_speak_show_nothing(lines):
     console = Console(file=io.StringIO(), force_terminal=True)
-    silent = Screen(console, speaks=False, patience=0.0)
+    silent = ConsoleScreen(console, speaks=False, patience=0.0)
     with silent.work("loading") as work, silent.bar("training") as bar:
         work.show(1, 2)
         bar.write(1, 2, "half")
@@ -88,7 +88,7 @@ def test_ranks_that_do_not_speak_show_nothing(lines):
 def test_a_terminal_shows_a_bar_that_goes(lines, is_timed):
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     now = [0.0]
-    shown = Screen(console, patience=0.0, clock=lambda: now[0])
+    shown = ConsoleScreen(console, patience=0.0, clock=lambda: now[0])
     with shown.work("measuring layers", is_timed=is_timed) as work:
         now[0] = 1.0
         work.show(3, 4, {"layer": "3/4", "batch_size": 2})
@@ -100,7 +100,7 @@ def test_a_terminal_shows_a_bar_that_goes(lines, is_timed):
 
 def test_work_within_a_bar_shares_its_display_and_leaves_it():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    shown = Screen(console)
+    shown = ConsoleScreen(console)
     with shown.bar("training") as bar:
         bar.write(3, 6, "3/6")
         with shown.work("saving"):

@@ -5,16 +5,13 @@ On a terminal it is a block with a table, elsewhere lines of key=value, one subj
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from diffusionpipe.holding.storage import storage_of
-from diffusionpipe.ir.words import bytes_in_words
-from diffusionpipe.runtime.machine.error_file import is_shortage
+from diffusionpipe.ir.words import bytes_in_words, short_count
 from diffusionpipe.units import Seconds
-from diffusionpipe.workflows.training.expectation import Expectation, expectation_of
-from diffusionpipe.workflows.training.expected_step import keep_expected
 from diffusionpipe.workflows.training.run_facts import (
+    RunFacts,
     count_parameters,
     named_microbatches,
     parts_of,
@@ -30,33 +27,21 @@ if TYPE_CHECKING:
 
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.planner.correction.correct import IterationTimes
-    from diffusionpipe.trainer.recipe import Recipe
-    from diffusionpipe.trainer.setup.start import Start
-    from diffusionpipe.workflows.training.run_check import RunCheck
+    from diffusionpipe.workflows.training.expectation import Expectation
 
 logger = logging.getLogger(__name__)
 
 MAX_LISTED = 8
 """The most workers whose memory is all shown; of more only the least and the most memory are."""
-PARTS_OF_STEP = ("iteration", "update", "data")
 
 Pairs = Mapping[str, object]
 
 
-class RunReport:
-    """Shows a run's data, facts and median step on rank 0: as tables on a terminal, else as lines in the log."""
+class ConsoleWords:
+    """Shows the words of a run: as tables on a terminal, else as lines in the log."""
 
-    def __init__(self, console: "Console", rank: int = 0, check: "RunCheck | None" = None) -> None:
-        """`check`: corrects the prediction meanwhile; None: no check."""
-        self._console, self._rank, self._check = console, rank, check
-        self._start: Start | None = None
-        self._expected: Expectation | None = None
-        self.recipe: Recipe | None = None
-        """The recipe that the run trains by; None until it is settled."""
-
-    def settle(self, recipe: "Recipe") -> None:
-        """Stores the recipe with which the run continues; an earlier start may have set other values."""
-        self.recipe = recipe
+    def __init__(self, console: "Console") -> None:
+        self._console = console
 
     def data(self, lines: "Sequence[Line]") -> None:
         """Shows the facts about the data, which have warnings among them."""
@@ -66,53 +51,26 @@ class RunReport:
             for line in lines:
                 logger.log(logging.WARNING if line.is_warning else logging.INFO, "%s: %s", line.name, line.text)
 
-    def start(self, start: "Start") -> None:
-        """Shows on rank 0 the facts about the run and its expected times and memory, and keeps these in its folder.
-
-        Every rank calls it.
-        """
-        self._start = start
-        if self._check is not None:
-            self._check.begin(start)
-        if self._rank:
-            return
-        self._expected = expectation_of(start)
-        keep_expected(self._expected, start.recipe.run.folder)
+    def begin(self, facts: RunFacts, expected: "Expectation") -> None:
+        """Shows the facts about a run that begins, and its expected times and memory."""
         if self._console.is_terminal:
-            self._console.print(start_block(start, self._expected))
+            self._console.print(start_block(facts, expected))
         else:
-            for line in start_lines(start, self._expected):
+            for line in start_lines(facts, expected):
                 logger.info("%s", line)
 
-    def explain(self, error: BaseException) -> None:
-        """Adds a note to the error of a lack of memory: the peak that the plan predicts for this rank; else nothing."""
-        if self._start is None or not is_shortage(error):
-            return
-        expected, mesh = expectation_of(self._start), self._start.plan.mesh
-        size = expected.memory[mesh.place(self._rank)[1]] / 2**30
-        rest = "" if expected.has_activations else " without activations and messages, which were not measured"
-        error.add_note(f"The plan predicts a peak of {size:.2f} GiB for this rank{rest}.")
-
-    def end(self) -> None:
-        """Shows where the time of this process's median step went, beside the prediction.
-
-        Nothing without measured steps.
-        """
-        from diffusionpipe.trainer.reporting.metrics import read_metrics
-
-        if self._start is None or self._expected is None:
-            return
-        rows = read_metrics(self._start.recipe.run.folder)
-        measured = median_step(rows, after=self._start.step)
-        if not measured:
-            return
-        peak = next((row["memory_peak_gib"] for row in reversed(rows) if "memory_peak_gib" in row), None)
-        found = self._check.correction if self._check is not None else None
-        corrected = found.corrected if found is not None else None
+    def end(
+        self,
+        measured: Mapping[str, Seconds],
+        expected: "Expectation",
+        peak: float | None,
+        corrected: "IterationTimes | None",
+    ) -> None:
+        """Shows where the time of the median step went, beside the prediction, and rank 0's peak of memory in GiB."""
         if self._console.is_terminal:
-            self._console.print(end_table(measured, self._expected, peak, corrected))
+            self._console.print(end_table(measured, expected, peak, corrected))
         else:
-            logger.info("%s", end_line(measured, self._expected, peak, corrected))
+            logger.info("%s", end_line(measured, expected, peak, corrected))
 
 
 def print_data(lines: "Sequence[Line]") -> None:
@@ -144,29 +102,29 @@ def data_block(lines: "Sequence[Line]") -> "Panel":
     return Panel(rows, title="data", title_align="left", highlight=False)
 
 
-def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
+def start_lines(facts: RunFacts, expected: "Expectation") -> Iterator[str]:
     """The facts about the run for the log: a line of key=value pairs for each subject."""
-    recipe, plan = start.recipe, start.plan
-    shape, parts = shape_of(plan), parts_of(plan, start.model)
-    counts = _parameters(start)
-    yield _line(run=recipe.run.folder, model=recipe.model.path, precision=recipe.training.precision.value)
-    trained = ",".join(trained_components(start.model))
+    plan = facts.plan
+    shape, parts = shape_of(plan), parts_of(plan, facts.model)
+    counts = _parameters(facts)
+    yield _line(run=facts.folder, model=facts.model_path, precision=facts.precision)
+    trained = ",".join(trained_components(facts.model))
     numbers = {"trained_parameters": counts["trained"], "frozen_parameters": counts["frozen"]}
-    adapters = {"lora_rank": recipe.lora.rank} if recipe.lora.rank is not None else {}
+    adapters = {"lora_rank": facts.lora_rank} if facts.lora_rank is not None else {}
     yield _line(trained=trained, **adapters, **numbers)
-    yield _line(ranks=plan.mesh.num_ranks, nodes=len(set(start.hosts)), device=_devices(start))
-    data: dict[str, object] = {"data": recipe.data.where, "samples": start.samples}
-    if start.conditions:
-        data["conditioning_pictures"] = start.conditions
-    if start.held_out is not None:
-        data["validation_samples"] = start.held_out
+    yield _line(ranks=plan.mesh.num_ranks, nodes=len(set(facts.hosts)), device=_devices(facts))
+    data: dict[str, object] = {"data": facts.data, "samples": facts.samples}
+    if facts.conditions:
+        data["conditioning_pictures"] = facts.conditions
+    if facts.held_out is not None:
+        data["validation_samples"] = facts.held_out
     yield _line(**data)
     sizes: dict[str, object] = {"schedule": shape.name, "stages": len(parts)}
     if shape.replicas:
         sizes["replicas"] = ",".join(map(str, shape.replicas))
     sizes |= {"copies": plan.mesh.data_parallel, "microbatches": "+".join(map(str, shape.microbatches))}
     if plan.train.lead:
-        sizes["versions"] = recipe.pipeline.versions.value
+        sizes["versions"] = facts.versions
     sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
     sharded: object = plan.mesh.sharded.value if plan.mesh.owners > 1 else plan.mesh.shard > 1
     yield _line(**sizes, sharded=sharded, offload_frozen=storage_of(plan.encoders).brings)
@@ -177,60 +135,60 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
             stage_layers=len(part.layers),
             first=part.layers[0],
             last=part.layers[-1],
-            stage_parameters=_count(part.parameters),
+            stage_parameters=short_count(part.parameters),
         )
-    yield from _memory_lines(start, expected)
+    yield from _memory_lines(facts, expected)
     if expected.decoding:
         yield _line(decoding=expected.decoding)
     if expected.step is None:
         yield "predicted_step_s=unknown reason=layers_not_measured"
     else:
         yield _line(**_predicted(expected), predicted_samples_per_s=f"{plan.batch / expected.step:.4g}")
-    begin = "none" if start.checkpoint is None else str(start.checkpoint)
-    yield _line(steps=recipe.training.num_steps, from_step=start.step, resumed=begin)
+    begin = "none" if facts.checkpoint is None else str(facts.checkpoint)
+    yield _line(steps=facts.num_steps, from_step=facts.step, resumed=begin)
 
 
-def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
+def _memory_lines(facts: RunFacts, expected: "Expectation") -> Iterator[str]:
     rest = {} if expected.has_activations else {"activations": "unknown"}
     for worker, size in enumerate(expected.memory):
-        ranks = _listed(ranks_of_worker(start.plan, worker))
+        ranks = _listed(ranks_of_worker(facts.plan, worker))
         yield _line(on_ranks=ranks, memory_mib=f"{size / 2**20:.1f}", **rest)
 
 
-def start_block(start: "Start", expected: Expectation) -> "Panel":
+def start_block(facts: RunFacts, expected: "Expectation") -> "Panel":
     """The facts about the run as a panel for a terminal, with a table of its stages."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    recipe, plan, counts = start.recipe, start.plan, _parameters(start)
+    plan, counts = facts.plan, _parameters(facts)
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(overflow="fold")
-    held_out = f", {start.held_out} for validation" if start.held_out is not None else ""
-    steered = ", each with a conditioning picture" if start.conditions else ""
-    hosts, trained = len(set(start.hosts)), ", ".join(trained_components(start.model))
-    adapters = f" (adapters of rank {recipe.lora.rank})" if recipe.lora.rank is not None else ""
-    facts = {
-        "model": f"{recipe.model.path}, trained {counts['trained']} parameters of {trained}{adapters}, "
+    held_out = f", {facts.held_out} for validation" if facts.held_out is not None else ""
+    steered = ", each with a conditioning picture" if facts.conditions else ""
+    hosts, trained = len(set(facts.hosts)), ", ".join(trained_components(facts.model))
+    adapters = f" (adapters of rank {facts.lora_rank})" if facts.lora_rank is not None else ""
+    named = {
+        "model": f"{facts.model_path}, trained {counts['trained']} parameters of {trained}{adapters}, "
         f"frozen {counts['frozen']}",
-        "data": f"{_number(start.samples, 'sample')} in {recipe.data.where}{steered}{held_out}",
-        "ranks": f"{_number(plan.mesh.num_ranks, 'rank')} on {_number(hosts, 'node')}: {_devices(start)}",
-        "precision": recipe.training.precision.value,
-        "layout": _layout(start),
-        "memory": _memory(start, expected),
+        "data": f"{_number(facts.samples, 'sample')} in {facts.data}{steered}{held_out}",
+        "ranks": f"{_number(plan.mesh.num_ranks, 'rank')} on {_number(hosts, 'node')}: {_devices(facts)}",
+        "precision": facts.precision,
+        "layout": _layout(facts),
+        "memory": _memory(facts, expected),
         **({"samples": expected.decoding} if expected.decoding else {}),
-        "step": _step(start, expected),
-        "training": _training(start),
+        "step": _step(facts, expected),
+        "training": _training(facts),
     }
-    for name, text in facts.items():
+    for name, text in named.items():
         rows.add_row(name, Text(text))
-    content = Group(rows, Text(), _stage_table(start))
-    return Panel(content, title=Text(str(recipe.run.folder)), title_align="left", highlight=False)
+    content = Group(rows, Text(), _stage_table(facts))
+    return Panel(content, title=Text(str(facts.folder)), title_align="left", highlight=False)
 
 
-def _stage_table(start: "Start") -> "Table":
+def _stage_table(facts: RunFacts) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -238,17 +196,17 @@ def _stage_table(start: "Start") -> "Table":
     for heading in ("stage", "ranks", "trained", "layers"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("first to last")
-    for number, part in enumerate(parts_of(start.plan, start.model)):
+    for number, part in enumerate(parts_of(facts.plan, facts.model)):
         ends = Text(f"{part.layers[0]} to {part.layers[-1]}")
-        table.add_row(str(number), _listed(part.ranks), _count(part.parameters), str(len(part.layers)), ends)
+        table.add_row(str(number), _listed(part.ranks), short_count(part.parameters), str(len(part.layers)), ends)
     return table
 
 
-def _layout(start: "Start") -> str:
-    plan, shape = start.plan, shape_of(start.plan)
+def _layout(facts: RunFacts) -> str:
+    plan, shape = facts.plan, shape_of(facts.plan)
     words = [shape.name]
     if plan.mesh.pipeline > 1:
-        words.append(_number(len(parts_of(plan, start.model)), "stage"))
+        words.append(_number(len(parts_of(plan, facts.model)), "stage"))
     if shape.replicas:
         words.append(f"replicas {', '.join(map(str, shape.replicas))}")
     if plan.mesh.data_parallel > 1:
@@ -257,14 +215,14 @@ def _layout(start: "Start") -> str:
     words.append(f"batch {plan.batch}")
     words.append("filled" if plan.is_filled else "not filled")
     if plan.train.lead:
-        words.append(f"no flush, weights {start.recipe.pipeline.versions.value}")
+        words.append(f"no flush, weights {facts.versions}")
     if storage_of(plan.encoders).brings:
         words.append("frozen weights in host memory")
     return ", ".join(words)
 
 
-def _memory(start: "Start", expected: Expectation) -> str:
-    sizes = [(ranks_of_worker(start.plan, worker), size) for worker, size in enumerate(expected.memory)]
+def _memory(facts: RunFacts, expected: "Expectation") -> str:
+    sizes = [(ranks_of_worker(facts.plan, worker), size) for worker, size in enumerate(expected.memory)]
     if len(sizes) > MAX_LISTED:
         most = max(sizes, key=lambda pair: pair[1])
         least = min(size for _, size in sizes)
@@ -275,38 +233,27 @@ def _memory(start: "Start", expected: Expectation) -> str:
     return f"{text} ({kind})"
 
 
-def _step(start: "Start", expected: Expectation) -> str:
+def _step(facts: RunFacts, expected: "Expectation") -> str:
     if expected.step is None or expected.iteration is None:
         return "time unknown: the layers were not measured"
     update = f", update {_milliseconds(expected.update)}" if expected.update is not None else ""
     if (loading := expected.loading) is not None:
         update += f", data workers about {_milliseconds(loading.usual)}"
         update += f" ({loading.least * 1000:.1f} to {loading.most * 1000:.1f})"
-    rate = f"{start.plan.batch / expected.step:.4g} samples/s"
+    rate = f"{facts.plan.batch / expected.step:.4g} samples/s"
     return f"{_milliseconds(expected.step)} expected (iteration {_milliseconds(expected.iteration)}{update}), {rate}"
 
 
-def _training(start: "Start") -> str:
-    steps = start.recipe.training.num_steps
-    if start.checkpoint is None:
+def _training(facts: RunFacts) -> str:
+    steps = facts.num_steps
+    if facts.checkpoint is None:
         return _number(steps, "step")
-    return f"steps {start.step + 1} to {steps}, from {start.checkpoint}"
-
-
-def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> dict[str, Seconds]:
-    """The median seconds of a step and its parts, by name, over the steps after `after`, without the first.
-
-    {} for none. `rows`: the lines of metrics.jsonl.
-    """
-    steps = [row for row in rows if row.get("iteration_s") is not None and (row["step"] or 0) > after]
-    steps = steps[1:] or steps
-    names = ("step", *PARTS_OF_STEP) if steps else ()
-    return {name: median(row[f"{name}_s"] or 0.0 for row in steps) for name in names}
+    return f"steps {facts.step + 1} to {steps}, from {facts.checkpoint}"
 
 
 def end_line(
     measured: Mapping[str, Seconds],
-    expected: Expectation,
+    expected: "Expectation",
     peak: float | None,
     corrected: "IterationTimes | None" = None,
 ) -> str:
@@ -327,7 +274,7 @@ def end_line(
 
 def end_table(
     measured: Mapping[str, Seconds],
-    expected: Expectation,
+    expected: "Expectation",
     peak: float | None,
     corrected: "IterationTimes | None" = None,
 ) -> "Table":
@@ -355,7 +302,7 @@ def end_table(
     return table
 
 
-def _predicted(expected: Expectation) -> dict[str, object]:
+def _predicted(expected: "Expectation") -> dict[str, object]:
     loading = expected.loading
     times = {
         "step": expected.step,
@@ -368,16 +315,16 @@ def _predicted(expected: Expectation) -> dict[str, object]:
     return {f"predicted_{name}_s": f"{seconds:.4f}" for name, seconds in times.items() if seconds is not None}
 
 
-def _parameters(start: "Start") -> dict[str, object]:
+def _parameters(facts: RunFacts) -> dict[str, object]:
     return {
-        "trained": _count(count_parameters(start.model, trained=True)),
-        "frozen": _count(count_parameters(start.model, trained=False)),
+        "trained": short_count(count_parameters(facts.model, trained=True)),
+        "frozen": short_count(count_parameters(facts.model, trained=False)),
     }
 
 
-def _devices(start: "Start") -> str:
+def _devices(facts: RunFacts) -> str:
     """The devices in one line, e.g. "NVIDIA H200" or "6 x NVIDIA A100, 2 x NVIDIA L40S"."""
-    kinds = {name: start.devices.count(name) for name in dict.fromkeys(start.devices)}
+    kinds = {name: facts.devices.count(name) for name in dict.fromkeys(facts.devices)}
     if len(kinds) == 1:
         return next(iter(kinds))
     return ", ".join(f"{count} x {name}" for name, count in kinds.items())
@@ -401,12 +348,6 @@ def _listed(ranks: Sequence[int]) -> str:
             texts.append(f"{ranks[start]}" if start == index else f"{ranks[start]}-{rank}")
             start = index + 1
     return ",".join(texts)
-
-
-def _count(number: int) -> str:
-    from diffusionpipe.trainer.reporting.counts import short_count
-
-    return short_count(number)
 
 
 def _number(number: int, noun: str) -> str:
