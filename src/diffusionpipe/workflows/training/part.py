@@ -1,4 +1,4 @@
-"""The part of a process in a training: what it was asked for, its place among the ranks, and the run as one of them."""
+"""The part of a process in a training: its recipe and place among the ranks, and the run as one of them."""
 
 import logging
 import os
