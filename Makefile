@@ -163,6 +163,7 @@ docs: install
 	PYTHONPATH=tests $(BIN)/python docs/make_combinations.py
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_other_words.py
+	$(BIN)/python docs/make_keys.py
 
 format: install
 	$(BIN)/ruff check --fix .

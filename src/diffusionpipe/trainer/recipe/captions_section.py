@@ -17,13 +17,15 @@ class CaptionsSection(Section):
     lines: bool = False
     """Each line of a caption that is not blank is a caption of its own; one of them is drawn."""
     alternatives: bool = False
-    """A caption's "{a|b}" is read as a or as b, drawn each time; "{{" and "}}" are braces."""
+    """`{a|b}` in a caption is read as `a` or as `b`, drawn each time; `{{` and `}}` are braces. Other braces, such as a
+    pair inside another, are read as they are, and the block before the first step counts such captions."""
     prefix: str = ""
     """Text before every caption, joined as it is."""
     suffix: str = ""
     """Text after every caption, joined as it is."""
     trigger: Maybe[Annotated[str, Field(min_length=1)]] = None
-    """A word for what is new: it replaces "[trigger]", and begins captions without it."""
+    """A word for the new subject: it replaces `[trigger]`, and begins captions that have neither. `lora.trigger` is the
+    same word, unless it is set."""
     shuffle: bool = False
     """The tags of a caption, which `separator` parts, come in another order each time."""
     tag_dropout: ProperFraction = 0.0
@@ -31,11 +33,13 @@ class CaptionsSection(Section):
     keep_first: Annotated[int, Field(ge=0, le=1000)] = 0
     """Tags at the start that are neither moved nor left out; a trigger word in front is one of them."""
     keep_mark: Annotated[str, Field(min_length=1)] = KEPT
-    """Mark in a caption: the tags before it keep their places, and those after a second one; instead of keep_first."""
+    """Mark in a caption, which is not read itself: the tags before it keep their places, and those after a second one;
+    instead of `keep_first`."""
     separator: Annotated[str, Field(min_length=1)] = ","
-    """The text between two tags."""
+    """The text between two tags; they are joined by it and a space."""
     dropout: dict[str, Fraction] = Field(default_factory=dict)
-    """Share of captions that one text encoder does not read, by its name, beside data.caption_dropout."""
+    """Share of captions that one text encoder does not read, by its name, e.g. `{ text_encoder_3 = 0.3 }`, beside
+    `data.caption_dropout`, which is for all encoders."""
 
     @model_validator(mode="after")
     def _every_key_has_an_effect(self) -> Self:

@@ -71,17 +71,18 @@ class GroupSection(Section):
     """The keys that one group of parameters may have for itself; "auto" is then the value for all groups."""
 
     learning_rate: Auto[Positive] = None
-    """Its highest learning rate; "auto": optimizer.learning_rate."""
+    """Its highest learning rate; `"auto"`: `optimizer.learning_rate`."""
     learning_rate_schedule: Auto[Choice[RateSchedule]] = None
-    """Its decay after the warm-up; "auto": learning_rate.schedule."""
+    """Its decay after the warm-up; `"auto"`: `learning_rate.schedule`."""
     warmup_steps: Auto[Annotated[int, Field(ge=0, le=2**53)]] = None
-    """Steps of its warm-up; "auto": learning_rate.warmup_steps."""
+    """Steps of its warm-up; `"auto"`: `learning_rate.warmup_steps`."""
     learning_rate_final: Auto[Fraction] = None
-    """Its rate at the last step as a fraction of the highest; "auto": learning_rate.final."""
+    """Its rate at the last step as a fraction of the highest; `"auto"`: `learning_rate.final`."""
     optimizer_arguments: Arguments = Field(default_factory=dict)
-    """Its own values of optimizer.arguments, e.g. { weight_decay = 0.0 }; the others stay."""
+    """Values that replace those in `optimizer.arguments`, e.g. `{ weight_decay = 0.0 }`; the others stay. The class,
+    `optimizer.name`, is the same for the whole run."""
     ema_decay: Auto[Decay] = None
-    """Decay of its moving average; "auto": training.ema_decay."""
+    """Decay of its moving average; `"auto"`: `training.ema_decay`."""
 
 
 def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Section]:

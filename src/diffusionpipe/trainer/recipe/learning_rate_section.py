@@ -12,18 +12,19 @@ class LearningRateSection(Section):
     """[learning_rate]: how the learning rate warms up and decays."""
 
     schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
-    """The schedule: constant, linear or cosine after the warm-up, or one of transformers' get_scheduler."""
+    """The decay after the warm-up: constant, linear or cosine, or one of transformers' `get_scheduler`."""
     warmup_steps: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Steps over which the rate rises linearly to optimizer.learning_rate."""
+    """Steps over which the rate rises linearly to `optimizer.learning_rate`."""
     final: Fraction = 0.0
-    """The rate at the last step as a fraction of the highest."""
+    """The end of the decay as a fraction of the highest rate, reached one step after the last; for linear and
+    cosine."""
 
     arguments: Arguments = Field(default_factory=dict)
-    """Arguments of a schedule of transformers, e.g. { num_cycles = 3 }."""
+    """Arguments of a schedule of transformers, e.g. `{ num_cycles = 3 }`."""
 
     by_staleness: Maybe[Count] = None
     """Without a flush after each step: the steps over which stages with old weights go from a lower rate to the usual
-    one; "none": all stages have the usual rate."""
+    one; `"none"`: all stages have the usual rate."""
 
     @model_validator(mode="after")
     def _final_has_an_effect(self) -> Self:

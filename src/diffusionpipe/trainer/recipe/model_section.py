@@ -81,38 +81,46 @@ def _word_or_components(value: object) -> object:
     )
 
 
-class ModelSection(Section):
-    """[model]: the model to train."""
+class ModelKeys(Section):
+    """The keys that [model] and each [models.NAME] have: the folder, and the parts of it that are trained."""
 
     path: str
-    """A diffusers folder, the id of one on the Hugging Face Hub, or a model in one .safetensors file."""
+    """A diffusers folder, the id of one on the Hugging Face Hub, `owner/name`, which is fetched into the hub's cache
+    (`HF_HOME`), or only read there (`HF_HUB_OFFLINE=1`), or a model in one `.safetensors` file."""
     config: Maybe[str] = None
     """The folder or id with all that a model in one file lacks: configurations, tokenizers, scheduler, some components;
-    "none": `path` has all."""
+    `"none"`: `path` has all."""
     train: Several[str] = ()
-    """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
+    """Components to train, e.g. `["unet"]`; empty: the denoiser of the pipeline's class, or the ControlNet."""
     from_scratch: bool = False
-    """Whether the trained components start from random weights, by their configuration only."""
+    """Whether the trained components start from random weights; only their `config.json` is read."""
     variant: Maybe[str] = None
-    """The variant of the folder's weights that is read, e.g. "fp16" of model.fp16.safetensors; "none": the plain files,
-    or the only variant."""
+    """The variant of the folder's weights that is read, e.g. `"fp16"` of `model.fp16.safetensors`; `"none"`: the plain
+    files, or the only variant."""
     components: dict[str, GroupSection] = Field(default_factory=dict)
     """Trained components with a learning rate, optimizer arguments or an average of their own, by name."""
     low_resolution: Auto[Count] = None
-    """Side of the small pictures that a model of super-resolution reads; "auto": the side of the model before it."""
+    """For super-resolution: side of the small pictures that the model reads, which is required with one model;
+    `"auto"`: the side of the model before it in `[models]`."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
-    """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
+    """For super-resolution: the small pictures get noise of a random level below this share of all levels; `"auto"`:
+    0.5."""
+
+
+class ModelSection(ModelKeys):
+    """[model]: the model to train."""
+
     frozen_dtype: Annotated[FrozenStore, BeforeValidator(_word_or_components)] = FrozenDtype.AUTO
-    """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
-    results. "float8", "int8", "nf4": frozen linear layers take one byte or four bits a number, with small errors; or by
-    component, e.g. { transformer = "nf4", text_encoder = "int8" }. "none": frozen weights have the dtype of the trained
-    weights. "auto": bfloat16 where the arithmetic is."""
+    """The form in which frozen weights are stored. `"bfloat16"`: linear layers and convolutions in bfloat16, with half
+    the memory and the same results. `"float8"`, `"int8"`, `"nf4"`: linear layers with one byte or four bits a number,
+    with small errors; or by component, e.g. `{ transformer = "nf4", text_encoder = "int8" }`. `"none"`: the dtype of
+    the trained weights. `"auto"`: bfloat16 where the arithmetic is."""
     frozen_arithmetic: Choice[FrozenArithmetic] = FrozenArithmetic.WIDE
-    """"wide": layers with stored weights multiply in bfloat16. "int8": forwards of layers in int8 multiply integers,
-    but for numbers beyond 6 (LLM.int8)."""
+    """`"wide"`: layers with stored weights multiply in bfloat16. `"int8"`: forwards of layers in int8 multiply
+    integers, but for numbers beyond 6 (LLM.int8, https://arxiv.org/abs/2208.07339)."""
     class_embeddings: Maybe[Place] = None
-    """For a model of classes: a .safetensors file of `diffusionpipe prototypes`, a prototype of each class, from which
-    the embeddings of classes are read; "none": they start as the model has them."""
+    """For a model of classes: a `.safetensors` file of `diffusionpipe prototypes`, a prototype of each class, from
+    which the embeddings of classes are read; `"none"`: they start as the model has them."""
     freeze_class_embeddings: bool = True
     """Whether embeddings that are read from that file stay as they are."""
 
@@ -162,36 +170,42 @@ class LoraSection(Section):
     """[lora]: low-rank adapters beside the weights of model.train's components, which stay frozen."""
 
     rank: Maybe[Count]
-    """Rank of every adapter, e.g. 16; "none" trains whole components."""
+    """Rank of every adapter, e.g. 16; `"none"` trains whole components."""
     alpha: Maybe[Positive] = None
-    """The output of an adapter is scaled by alpha / rank; "none": alpha = rank."""
+    """The output of an adapter is scaled by `alpha` / `rank`; `"none"`: alpha equals the rank."""
     target_modules: Annotated[tuple[str, ...] | AdaptedLayers, BeforeValidator(_names_or_word)] = ()
-    """Name suffixes of the layers that get an adapter, or "attention", "linear" or "all", which adds convolutions;
-    empty: attention's to_q, to_k, to_v, to_out.0, of CLIP q_proj, k_proj, v_proj, out_proj."""
+    """Name endings of the linear layers and convolutions that get an adapter, or a word. `[]` and `"attention"`: the
+    attention layers, `["to_q", "to_k", "to_v", "to_out.0"]`, of FLUX.2's single-stream blocks also `to_qkv_mlp_proj`
+    and `attn.to_out`, of CLIP `q_proj`, `k_proj`, `v_proj`, `out_proj`, of T5 `q`, `k`, `v`, `o`. `"linear"`: all
+    linear layers of the denoiser, and attention and MLPs of text encoders. `"all"`: convolutions too."""
     exclude: Several[str] = ()
-    """Name suffixes of layers that get none."""
+    """Name endings of layers that get none of these adapters."""
     rank_pattern: dict[str, Count] = Field(default_factory=dict)
-    """Other ranks, by name suffixes; the longest that fits holds. Alphas follow, so that the scale is the same."""
+    """Other ranks by name endings, e.g. `{ "to_q" = 8, "ff.net.2" = 32 }`; the longest ending that fits counts. Alphas
+    follow: every adapter has the scale that `rank` and `alpha` give."""
     dora: bool = False
-    """Whether the norm of each row of a weight is trained apart from its direction (DoRA)."""
+    """Whether the norm of each row of a weight is trained apart from its direction (DoRA). Not with a
+    `model.frozen_dtype` that stores weights narrow."""
     rank_stabilized: bool = False
-    """Whether outputs are scaled by alpha / sqrt(rank) in place of alpha / rank."""
+    """Whether outputs are scaled by `alpha` / sqrt(`rank`) in place of `alpha` / `rank` (rsLoRA)."""
     start: Maybe[Place] = None
-    """A file of adapters, or its folder, of diffusers, peft, kohya or ComfyUI, that the adapters start from; "none":
-    they add nothing at first."""
+    """A file of adapters of diffusers, peft, kohya or ComfyUI that the adapters start from, its folder, or the folder
+    of a run; `"none"`: they add nothing at first."""
     resize: bool = False
     """Whether adapters in that file may have another rank; the largest singular values are kept."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
     formats: Annotated[Several[Choice[AdapterFormat]], BeforeValidator(texts_for_text)] = (AdapterFormat.DIFFUSERS,)
-    """Formats of the exported adapters: ["diffusers"], or ["diffusers", "comfy"], whose second file ComfyUI reads."""
+    """Formats of the exported adapters: `["diffusers"]`, or `["diffusers", "comfy"]`, whose second file ComfyUI
+    reads."""
     dora_as_difference: bool = False
-    """Whether "comfy" has the whole difference of each weight, which is all that ComfyUI can read of DoRA."""
+    """With `dora` and `"comfy"`: whether ComfyUI's file has the whole difference of each weight, which is all that
+    ComfyUI can read of DoRA."""
     save_dtype: Maybe[Choice[SaveDtype]] = None
-    """Dtype of the numbers in these files, e.g. "bfloat16"; "none": as they were trained."""
+    """Dtype of the numbers in these files; `"none"`: as they were trained."""
     trigger: Maybe[str] = None
-    """Words that the captions have for the subject, e.g. "a photo of sks dog". Files and model card name them; training
-    does not read them."""
+    """Words that the captions have for the subject, e.g. `"a photo of sks dog"`. The files' headers and the model card
+    name them; training does not read them."""
 
     @model_validator(mode="after")
     def _formats_hold_what_is_drawn_from(self) -> Self:

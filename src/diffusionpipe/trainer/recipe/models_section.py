@@ -8,46 +8,28 @@ resolution = 64                        [data]
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
 from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, GroupSection
+from diffusionpipe.trainer.recipe.model_section import ModelKeys
 from diffusionpipe.trainer.recipe.overrides import Table
-from diffusionpipe.trainer.recipe.section import Auto, Count, Maybe, Positive, Several
+from diffusionpipe.trainer.recipe.section import Auto, Count, Positive
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
-class MemberSection(GroupSection):
+class MemberSection(GroupSection, ModelKeys):
     """[models.NAME]: one of several models that train together."""
 
-    path: str
-    """A diffusers folder, the id of one on the Hugging Face Hub, or a model in one .safetensors file."""
-    config: Maybe[str] = None
-    """The folder or id with all that a model in one file lacks: configurations, tokenizers, scheduler, some components;
-    "none": `path` has all."""
-    train: Several[str] = ()
-    """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
-    from_scratch: bool = False
-    """Whether the trained components start from random weights, by their configuration only."""
-    variant: Maybe[str] = None
-    """The variant of the folder's weights that is read, e.g. "fp16" of model.fp16.safetensors; "none": the plain files,
-    or the only variant."""
-    components: dict[str, GroupSection] = Field(default_factory=dict)
-    """Components of the model with values of their own, as in [model]."""
     resolution: Auto[Count] = None
-    """Side of this model's pictures; "auto": data.resolution."""
-    low_resolution: Auto[Count] = None
-    """Side of the small pictures that a model of super-resolution reads; "auto": the side of the model before it."""
-    noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
-    """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
+    """Side of this model's pictures, which are reduced from pictures of `data.resolution`; `"auto"`:
+    `data.resolution`."""
     clip_norm: Auto[Positive] = None
-    """The norm of its gradients above which they are scaled down; "auto": training.clip_norm."""
+    """The norm of this model's gradients above which they are scaled down; `"auto"`: `training.clip_norm`."""
     microbatches: Auto[Count] = None
-    """Its micro-batches; "auto": pipeline.microbatches."""
+    """Micro-batches of this model; `"auto"`: `pipeline.microbatches`."""
 
 
 def without_models(table: Table) -> tuple[Table, Table, list[tuple[str, str]]]:

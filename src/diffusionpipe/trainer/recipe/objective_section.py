@@ -48,45 +48,49 @@ class ObjectiveSection(Section):
     """[objective]: the loss."""
 
     kind: Choice[ObjectiveKind] = ObjectiveKind.AUTO
-    """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
+    """The prediction target of the denoiser; `"auto"` reads it from the folder's scheduler."""
     snr_gamma: Maybe[Positive] = None
-    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
+    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual; not for flow matching."""
     time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
-    """The distribution of the training times before `shift`; "speed" is for epsilon and v_prediction, the others for
-    flow matching."""
+    """The distribution of the training times before `shift`; `"speed"` is for `epsilon` and `v_prediction`, the others
+    but `"uniform"` for flow matching."""
     logit_mean: float = 0.0
-    """Mean of the normal number of "logit_normal" times."""
+    """Mean of the normal number of `"logit_normal"` times; below 0 more times are near the data."""
     logit_std: Positive = 1.0
-    """Standard deviation of the normal number of "logit_normal" times."""
+    """Standard deviation of the normal number of `"logit_normal"` times."""
     mode_scale: float = 1.29
-    """Scale of "mode" times, from -1 to 1.75; above 0 times gather in the middle."""
+    """Scale of `"mode"` times, from -1 to 1.75; above 0 times gather in the middle, below 0 at both ends."""
     beta_alpha: Positive = 2.0
-    """First parameter of "beta" times; smaller means more times near the data."""
+    """First parameter of `"beta"` times, from 0.1 to 100; smaller means more times near the data."""
     beta_beta: Positive = 2.0
-    """Second parameter of "beta" times; smaller means more times near the noise."""
+    """Second parameter of `"beta"` times, from 0.1 to 100; smaller means more times near the noise."""
     speed_pairs: bool = False
-    """Whether "speed" draws times in pairs, the partner at the mirrored step."""
+    """With `time_sampling = "speed"`: whether two samples of the batch share a draw, the second one at the mirrored
+    step."""
     time_range: Range = (0.0, 1.0)
-    """Smallest and largest training time after `shift`: 0 is data, 1 noise."""
+    """Smallest and largest training time after `shift`: 0 is data, 1 is noise."""
     shift: Auto[Positive] = None
-    """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
+    """Shift of the times towards noise, for flow matching; 1 means no shift. `"auto"`: the shift of the folder's
     scheduler, which may depend on the resolution."""
     weighting: Choice[Weighting] = Weighting.NONE
-    """The weight of a sample's loss at its time: "sigma_sqrt" or "cosmap" for flow matching, "debiased" for others."""
+    """The weight of a sample's loss at its time: `"sigma_sqrt"` and `"cosmap"` for flow matching, `"debiased"` for
+    `epsilon` and `v_prediction`."""
     loss: Choice[LossKind] = LossKind.L2
-    """"l2": the squared error; "huber": a loss that grows less for large errors."""
+    """The cost of an error: `"l2"`, its square, or `"huber"`, a Huber loss, which grows less for large errors."""
     huber_delta: Positive = 0.1
     """The error from which on the Huber loss grows less than the square."""
     offset_noise: NotNegative = 0.0
-    """Deviation of a normal number that is added to the noise of each channel of a sample; 0.1 is usual, 0: none."""
+    """Standard deviation of a normal number that is added to the noise of each channel of a sample; 0.1 is usual, 0 is
+    none."""
     self_conditioning: Fraction = 0.0
     """Share of the samples of every batch for which the denoiser also reads its own estimate of the clean sample, from
-    a pass before without gradients (self-conditioning); 0.5 is usual, 0 trains without."""
+    a pass before without gradients; 0.5 is usual, 0 trains without."""
     variance: Auto[Choice[Variance]] = None
-    """"learned_range": a denoiser of pictures also learns the variance of each denoising step; "fixed": it does not.
-    "auto": as the folder's scheduler draws."""
+    """For DeepFloyd IF: `"learned_range"`: the denoiser also learns the variance of each denoising step; `"fixed"`: it
+    does not; `"auto"`: as in the folder's scheduler."""
     guidance: Auto[NotNegative] = None
-    """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
+    """The guidance value that a distilled model (FLUX.1-dev) reads in training; `"auto"`: 1. An error for other
+    models."""
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:

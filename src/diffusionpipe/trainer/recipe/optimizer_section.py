@@ -25,30 +25,34 @@ class RestSection(Section):
     """[optimizer.rest]: the class for vectors and embeddings, and for the first and the last layer."""
 
     name: str = "AdamW"
-    """Name or path of the class."""
+    """The class, as in `optimizer.name`."""
     learning_rate: Auto[Positive] = None
-    """Its highest learning rate; "auto": optimizer.learning_rate."""
+    """Its highest learning rate, also for components that have their own; `"auto"`: `optimizer.learning_rate`, or the
+    component's."""
     arguments: Arguments = Field(default_factory=dict)
-    """Its keyword arguments."""
+    """Keyword arguments of the class."""
     parameters: Several[str] = EMBEDDINGS
-    """Patterns of further parameters, by name."""
+    """Patterns of further parameters that it steps, by name."""
 
 
 class OptimizerSection(Section):
     """[optimizer]: any class of torch.optim by its name, any other by its path."""
 
     name: str = "AdamW"
-    """Name of a class of torch.optim, or the path of any other, e.g. "bitsandbytes.optim.AdamW8bit"."""
+    """Name of a class of `torch.optim` (not LBFGS or SparseAdam), or the path of any other, e.g.
+    `"bitsandbytes.optim.AdamW8bit"`."""
     learning_rate: Positive = 1e-4
     """The highest learning rate, after the warm-up."""
     arguments: Arguments = Field(default_factory=dict)
-    """Further keyword arguments, e.g. weight_decay = 0.01, betas = [0.9, 0.99]."""
+    """Further keyword arguments of the class, e.g. `{ weight_decay = 0.01, betas = [0.9, 0.99] }`."""
     rest: Maybe[RestSection] = None
-    """The class for vectors, embeddings, the first and the last layer, where `name` is for matrices; "none": the same.
-    """
+    """The section [optimizer.rest]: the class for vectors, embeddings, the first and the last layer, where `name` is
+    for matrices, as Muon is; `"none"`: the same."""
     states: str = "device"
-    """Where the optimizer's states are kept between updates: "device", or "host", from which each update brings them a
-    bucket of parameters at a time."""
+    """Where the optimizer's states (for AdamW, two numbers for each parameter) are kept between updates: `"device"`, or
+    `"host"`, from which each update brings them to the device a bucket of parameters at a time, with the same numbers.
+    `"host"` is refused with classes that count steps of all parameters together, with `training.post_validation` and
+    with `versions = "predicted"`."""
     in_backward: bool = False
     """Whether each parameter is stepped within the backward, as soon as its gradient is there, which is freed then."""
     groups: dict[str, Arguments] = Field(default_factory=dict)

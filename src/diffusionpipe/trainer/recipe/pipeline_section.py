@@ -82,58 +82,63 @@ class PipelineSection(Section):
     """
 
     plan: Maybe[Named] = None
-    """"none": the sizes below; "auto": the fastest sizes, searched at the start; else the path of a plan file."""
+    """Source of the layout. `"none"`: the keys of this section; `"auto"`: the search for the fastest, at the start;
+    else the path of a plan file. It is `"auto"` in a recipe without a key of this section, or with no others than
+    `cluster`, `memory`, `encoders`, `cache` and `use`, of which one of the first three is set."""
     stages: Maybe[Count] = None
-    """Parts that the trained model is cut into; "none": one per rank and, with `replicas`, one per entry."""
+    """Parts that the trained model is cut into; `"none"`: one per rank and, with `replicas`, one per entry."""
     microbatches: Maybe[Count] = None
-    """Parts that a pipeline's batch is cut into; "none": 4."""
+    """Micro-batches of each pipeline (gradient accumulation steps); `"none"`: 4."""
     schedule: Maybe[str] = None
-    """Name of the schedule; "none": "1f1b"."""
+    """Name of the pipeline schedule, e.g. `gpipe`; `diffusionpipe schedule list` prints all. `graphpipe` has stages
+    beside each other. `"none"`: `"1f1b"`."""
     orders: Maybe[Named] = None
-    """File with the order of every rank's actions (.csv, .json, .rules), in place of `schedule`."""
+    """File with the order of every rank's actions (`.csv`, `.json`, `.rules`), in place of `schedule`."""
     replicas: Several[Count] = ()
-    """Copies of each stage, e.g. [2, 1]; they share the samples of every micro-batch. Empty: one of each."""
+    """Copies of each stage, e.g. `[2, 1]`; they share the samples of every micro-batch. Empty: one of each."""
     data_parallel: Maybe[Count] = None
-    """Copies of the whole pipeline; they share the batch. "none": 1."""
+    """Data-parallel copies of the whole pipeline; they share the batch. `"none"`: 1."""
     sharded: Maybe[bool | Literal["optimizer"]] = None
-    """Whether the copies hold parameters, gradients and optimizer state in parts (ZeRO-3, FSDP), or with "optimizer"
-    the optimizer state alone (ZeRO-1); "none": false, or with plan = "auto" the faster choice that fits."""
+    """Whether the copies hold parameters, gradients and optimizer state in parts (ZeRO-3, FSDP), or with `"optimizer"`
+    the optimizer state alone (ZeRO-1); `"none"`: false, or with `plan = "auto"` the faster choice that fits."""
     splits: Several[str] = ()
     """Names of the first layers of stages 1, 2, ...; empty: stages of equal counted work."""
     encode_chunk: Maybe[Count] = None
-    """Most samples that the frozen layers (text encoder, VAE) process at a time; "none": 16."""
+    """Most samples that the frozen layers (text encoder, VAE) process at a time; `"none"`: 16."""
     fill: Maybe[bool] = None
-    """Run the frozen layers for the next batch in the pipeline bubbles; "none": false, or with plan = "auto" the faster
-    choice."""
+    """Run the frozen layers for the next batch in the pipeline bubbles; `"none"`: false, or with `plan = "auto"` the
+    faster choice."""
     offload_frozen: Maybe[bool] = None
-    """Whether the frozen layers' weights are kept in host memory and copied to the device layer by layer;
-    "none": false, or with plan = "auto" the faster choice that fits."""
+    """Whether the weights of the frozen layers (text encoder, VAE) are kept in host memory and copied to the device
+    layer by layer; `"none"`: false, or with `plan = "auto"` the faster choice that fits."""
     encoders: Maybe[Choice[Encoders]] = None
-    """"fill": the frozen layers run for each step, in bubbles; "cache": their results are kept on disk as they are
-    computed first, and read afterwards; "auto": "cache" where it can be and pays before the run ends, else "fill";
-    "none": for each step, as `fill` says."""
+    """`"fill"`: the frozen layers run for each step, in bubbles; `"cache"`: their results are kept on disk as they are
+    computed first, and read afterwards; `"auto"`: `"cache"` where it can be and pays before the run ends, else
+    `"fill"`; `"none"`: for each step, as `fill` says."""
     cache: Maybe[Place] = None
-    """Folder of the results that are kept; several runs may share it. "none": the folder cache in run.folder."""
+    """With `encoders = "cache"` or `"auto"`: folder of the results that are kept; several runs may share it. `"none"`:
+    the folder `cache` in `run.folder`."""
     versions: Choice[Versions] = Versions.FLUSHED
-    """How the weights of batches in flight are treated; all but "flushed" train without a flush after each step."""
+    """Which weights the batches in flight read; all but `"flushed"` train without a flush after each step."""
     delay: Maybe[Count] = None
-    """With versions = "delayed", the steps by which all weights are old; "none": 1."""
+    """With `versions = "delayed"`: the steps by which all weights are old; `"none"`: 1."""
     flush_every: Maybe[Count] = None
-    """Without a flush after each step, the steps after which there is one all the same; "none": only for what reads
+    """Without a flush after each step: the steps after which there is one all the same; `"none"`: only for what reads
     the weights, such as validation and checkpoints."""
     flushed_from: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
-    """Without a flush after each step, the share of the steps after which each one ends with a flush all the same;
-    "none": no steps do."""
+    """Without a flush after each step: the share of all steps after which each one ends with a flush all the same;
+    `"none"`: no steps do."""
     cluster: Maybe[Named] = None
-    """Cluster file or name whose links plans by measured layers assume, and whose memory the search; "none": this
-    job's, measured."""
+    """Cluster, by its file or name. With `plan = "auto"` the search uses its links and its memory, with `fill = true`
+    the plan uses its links; `"none"`: the links and the memory of this job, measured."""
     use: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
-    """The ranks that train; the others end at once. Empty: all of them."""
+    """The ranks that train, e.g. `[0, 1, 3]`; the others end at once. Empty: all of them."""
     memory: Maybe[Positive] = None
-    """GiB of each device that a searched layout may take at most; "none": all that training may use of it."""
+    """With `plan = "auto"`: GiB of each device that the layout may take at most; `"none"`: all that training may use of
+    it."""
     replan: Maybe[Choice[Replan]] = None
-    """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names
-    one that would be more than 5 % faster; "none": it does where it can."""
+    """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names one
+    that would be more than 5 % faster; `"none"`: it does where it can."""
 
     @field_validator("sharded", mode="before")
     @classmethod

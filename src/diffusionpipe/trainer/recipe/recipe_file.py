@@ -13,6 +13,7 @@ batch = 64
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -196,7 +197,7 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
         case "extra_forbidden":
             text = _unknown(path)
         case "missing":
-            text = f"this key is required: {_first_lower(section.model_fields[str(path[-1])].description or '')}"
+            text = f"this key is required: {_meaning(section.model_fields[str(path[-1])].description or '')}"
         case "model_type" | "dict_type":
             text = f"write a table, {_table_of(section, key, details['loc'])}; got {_shown(details['input'])}"
         case _ if details["input"] == "none" and path[-1] in SWITCHED_OFF and issubclass(section, GroupSection):
@@ -267,6 +268,12 @@ def _origin(key: str, overridden: frozenset[str]) -> str:
 
 def _dotted(path: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _meaning(docstring: str) -> str:
+    """The first sentence of a key's docstring, within a sentence of a terminal."""
+    first, *_ = re.split(r"\.(?: (?=[A-Z])|$)", " ".join(docstring.replace("`", "").split()))
+    return _first_lower(first)
 
 
 def _first_lower(text: str) -> str:

@@ -57,15 +57,15 @@ class RunSection(Section):
     folder: Place
     """Folder of metrics, checkpoints, samples and the export. If the file leaves it out: runs/<name of the file>."""
     trackers: Annotated[Several[_Tracker], BeforeValidator(_empty_for_none)] = (TrackerName.AUTO,)
-    """Trackers that also record metrics and pictures, e.g. ["tensorboard", "wandb"]; "auto": TensorBoard if it is
-    installed; "none": none. Also names that packages offer (docs/library.md)."""
+    """Programs that also record metrics and pictures, e.g. `["tensorboard", "wandb"]`; `"auto"`: TensorBoard if it is
+    installed; `"none"`: none. Also names that packages offer."""
     project: Annotated[str, Field(min_length=1)] = "diffusionpipe"
-    """The project (experiment) under which trackers file the run."""
+    """The project (in MLflow and Aim: the experiment) under which trackers file the run."""
     name: Maybe[Annotated[str, Field(min_length=1)]] = None
-    """Name of the run in the trackers; "none": the name of its folder."""
+    """Name of the run in the trackers; `"none"`: the name of its folder."""
     stuck_after: Annotated[Literal["auto"] | Positive | None, BeforeValidator(_limit_or_word)] = "auto"
-    """Seconds without progress within a step after which the run ends as stuck; ten times as many elsewhere. "auto":
-    20 median steps, at least 60 s; "none": no limit."""
+    """Seconds without progress within a step after which the run ends as stuck; ten times as many elsewhere. `"auto"`:
+    20 median steps, at least 60 s; `"none"`: never."""
     patience: Annotated[float, Field(ge=3, le=3600)] = 8.0
-    """Seconds without an answer after which a rank counts as gone; on its own machine a dead process is noticed within
-    a second. Raise it where ranks are paused, e.g. by live migration."""
+    """Seconds without an answer after which a rank counts as gone, and all ranks end; on its own machine a dead process
+    is noticed within a second. Raise it where ranks are paused, e.g. by live migration."""

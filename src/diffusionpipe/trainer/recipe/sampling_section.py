@@ -27,35 +27,38 @@ class SamplingSection(Section):
     """[sampling]: pictures drawn while training."""
 
     every: Maybe[Count] = None
-    """Steps between drawings."""
+    """Steps between drawings; the run also draws after the last step."""
     at_start: bool = False
     """Also draw and validate before the first step, to compare with what the model could before."""
     prompts: Several[str] = ()
     """Captions to draw, or the path of a file with one a line; for models with text."""
     negative_prompt: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()
-    """Things that the pictures should not show: one text for all prompts, or a list with one for each prompt. Guidance
-    steers away from it instead of from the empty caption."""
+    """Things that the pictures should not show: one text for all prompts, or a list with one for each prompt; `""` is
+    the empty text. Guidance steers away from it instead of from the empty caption."""
     sizes: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()
-    """With several sizes in data.resolution: one for all pictures or one for each, e.g. "768x512"."""
+    """Where `data.resolution` has several sizes: one for all pictures or one for each, e.g. `["768x512",
+    "512x512"]`."""
     labels: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
     """Classes to draw; for models with class labels."""
     images: Annotated[Several[Place], BeforeValidator(texts_for_text)] = ()
     """For a model that fills holes: the pictures whose holes are filled, one for all prompts or one for each."""
     masks: Annotated[Several[Place], BeforeValidator(texts_for_text)] = ()
-    """The masks of `images`: black where a picture is known, white in the hole."""
+    """The masks of `images`: black where a picture is known, white in the hole. Not needed for clips, whose first
+    frames `images` are."""
     steps: Annotated[Count, Field(le=10_000)] = 30
     """Denoising steps."""
     guidance: Auto[NotNegative] = None
     """The guidance value that a distilled model (FLUX.1-dev) reads; for other models the scale of classifier-free
-    guidance (1 turns it off). "auto": the value of diffusers' pipeline."""
+    guidance (1 turns it off). `"auto"`: the value of diffusers' pipeline."""
     true_cfg_scale: Annotated[float, Field(ge=1)] = 1.0
-    """Scale of classifier-free guidance of a distilled model; 1 turns it off."""
+    """Scale of classifier-free guidance of a distilled model; 1 turns it off. An error for other models."""
     noise_level: Annotated[int, Field(ge=0, lt=1_000_000)] = 250
-    """For super-resolution: the time step whose noise is added to the small pictures; the model reads it too."""
+    """For super-resolution: the time step whose noise is added to the small pictures, below 1,000 in most models; the
+    model reads it too."""
     scheduler: Maybe[str] = None
-    """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
+    """Class name of a diffusers scheduler, e.g. `"DDIMScheduler"`; `"none"`: the scheduler of the export."""
     seed: Maybe[Seed] = None
-    """Seed of the first noise of the pictures, which is the same at every drawing; "none": training.seed."""
+    """Seed of the first noise of the pictures, which is the same at every drawing; `"none"`: `training.seed`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -101,73 +101,81 @@ class DataSection(Section):
     """[data]: pictures or clips, and captions."""
 
     train: Maybe[Place] = None
-    """Folder of pictures with metadata.jsonl or .csv (file_name and text, or label) or .txt files beside them; "none":
-    the folders of [data.sources.NAME]."""
+    """Folder of pictures, or with `frames` of clips, with `metadata.jsonl` or `.csv` (`file_name` and `text`, or
+    `label`) or `.txt` files beside them. Required without `sources`; `"none"`: the folders that they name."""
     sources: dict[str, SourceSection] = Field(default_factory=dict)
     """Several folders in place of `train`, with repeats, loss weights and captions of their own."""
     validation: Maybe[Place] = None
-    """Folder of the same kind for validation; it is never used for training."""
+    """Folder of the same kind for validation, which needs `validation.every`. It may lie in `train`; its samples are
+    never used for training."""
     resolution: Annotated[Count, Field(le=65_536), BeforeValidator(_one_side)]
-    """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width; or a list."""
+    """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width; or a list of
+    several sizes. Not required where each source has its own."""
     sizes: Several[int | str] = ()
-    """Several sizes: sides, and texts such as "768x512", width and height, or "832x480x33", with frames. A list in
-    `resolution` means these."""
+    """Several sizes: sides, and texts such as `"768x512"`, width and height, or `"832x480x33"`, with frames. A list in
+    `resolution` means these: a run's own recipe has the sizes here and the longest side in `resolution`."""
     aspects: Maybe[Annotated[Several[Positive], Field(min_length=2, max_length=2)]] = None
-    """The least and the largest width / height of pictures, e.g. [0.5, 2.0]: each side of `resolution` then stands for
-    sizes of its area between them; "none": squares."""
+    """The least and the largest width / height of pictures, e.g. `[0.5, 2.0]`: pictures keep about their shape, because
+    each side of `resolution` then stands for sizes of its area between them; `"none"`: squares."""
     multiple: Annotated[Count, Field(le=1024)] = MULTIPLE
     """With `aspects`: the number that sides are multiples of."""
     max_cut: ProperFraction = MOST_CUT
     """The largest share of a picture that is cut away where a size has too few pictures and gives them to another."""
     same_size: Auto[Count] = None
-    """Samples in a row that have one size, where there are several; micro-batches lie within them. "auto": the samples
-    of a micro-batch, or of a whole step where a plan chooses the micro-batches."""
+    """Samples in a row that have one size, where there are several: a multiple of the samples of a micro-batch.
+    `"auto"`: the samples of a micro-batch, or of a whole step where a plan chooses the micro-batches."""
     batching: Choice[Measure] = Measure.SAMPLES
-    """Micro-batches of equally many samples ("samples"), or of as many tokens at most, cut in every step ("tokens")."""
+    """Micro-batches of equally many samples (`"samples"`), or of as many tokens at most, cut in every step
+    (`"tokens"`)."""
     weigh: Choice[Measure] = Measure.SAMPLES
-    """Whether every sample counts alike in the loss ("samples"), or as much as it has pixels ("tokens")."""
+    """With several sizes: whether every sample counts alike in the loss (`"samples"`), or as much as it has pixels
+    (`"tokens"`)."""
     min_side: Maybe[Count] = None
-    """Pictures with a shorter side are left out, by name; "none": none are."""
+    """Pictures with a shorter side are left out, by name; `"none"`: none are."""
     enlarge: bool = True
-    """Whether pictures that are smaller than their size are enlarged; else they take smaller areas or are left out."""
+    """Whether pictures that are smaller than their size are enlarged; else they take smaller areas or are left out, by
+    name."""
     height: Maybe[Annotated[Count, Field(le=65_536)]] = None
-    """Height of what is not square, for models of clips; "none": as wide as high."""
+    """Height of what is not square, for models of clips; `"none"`: as wide as high."""
     frames: Maybe[Annotated[int, Field(ge=2, le=65_536)]] = None
-    """Frames of a clip, for models of clips; "none": the data are pictures."""
+    """Frames of a clip, for models of clips; `"none"`: the data are pictures."""
     frame_rate: Maybe[Positive] = None
-    """Frames of a second that are taken of clips; "none": each frame of their files."""
+    """Frames of a second that are taken of clips; `"none"`: each frame of their files."""
     random_crop: bool = False
     """Crop at a random place instead of the centre."""
     flip: bool = False
-    """Mirror every second picture from left to right, at random."""
+    """Mirror pictures from left to right at random, with probability 1/2."""
     caption_dropout: Fraction = 0.1
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
     columns: ColumnsSection = ColumnsSection()
-    """The section [data.columns]: the columns of tables."""
+    """The section [data.columns]: the columns of a table of samples."""
     captions: CaptionsSection = CaptionsSection()
     """The section [data.captions]: several captions, tags, alternatives, prefix, trigger word."""
     patches: Maybe[PatchesSection] = None
-    """The section [data.patches]: most steps train on patches of pictures; "none": all on whole pictures."""
+    """The section [data.patches]: most steps train on patches of pictures; `"none"`: all on whole pictures."""
     caption_chunks: Annotated[int, Field(ge=1, le=4)] = 1
     """Parts of 75 tokens that are read of each caption, for Stable Diffusion 1, 2 and XL; 1 reads as diffusers does."""
     clip_skip: Maybe[Count] = None
-    """The last layer but n - 1 of CLIP gives the states, for Stable Diffusion 1 and 2; 1 is the last; "none": 1."""
+    """The layer of CLIP that gives the states, for Stable Diffusion 1 and 2: 1 is the last, 2 the one before it;
+    `"none"`: the last."""
     masks: Maybe[Choice[MaskKind]] = None
-    """The holes that a model fills: "edges", "boxes", from files ("file"), or all of a clip but its first frame
-    ("first"); "none": no masks."""
+    """The holes that a model fills: `"edges"`, `"boxes"`, from files (`"file"`), or all of a clip but its first frame
+    (`"first"`); `"none"`: no masks."""
     mask_file: Maybe[Annotated[str, Field(min_length=1), AfterValidator(of_user)]] = None
-    """For masks = "file": the path of a picture's mask, where {name} stands for the picture's name without ending."""
+    """For `masks = "file"`: the path of a picture's mask, where `{name}` stands for the picture's name without its
+    ending, e.g. `"masks/{name}.png"`."""
     loss_mask: Maybe[MaskPattern] = None
-    """The path of a grey picture that weighs the loss of a picture's parts, white: whole; {name} as in mask_file."""
+    """The path of a grey picture that weighs the loss of a picture's parts, where white counts fully; `{name}` as in
+    `mask_file`."""
     workers: Auto[Annotated[int, Field(ge=0, le=128)]] = None
-    """Processes per rank that decode pictures ahead; 0 decodes in the training process; "auto": 1 on CPUs, on GPUs as
-    many as cores are free for a rank."""
+    """Processes per rank that decode pictures ahead; 0 decodes in the training process; `"auto"`: 1 on CPUs; on GPUs
+    the cores of the machine divided by its ranks, less one, from 1 to 8."""
     allow_growth: bool = False
     """Whether a resumed run may find more training pictures than before; they enter at its next epoch."""
     on_error: Choice[OnError] = OnError.STOP
-    """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
+    """The reaction to a training picture that cannot be read or decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100
-    """With on_error = "skip": different pictures that may be skipped before the run stops."""
+    """With `on_error = "skip"`: different pictures that may be skipped before the run stops."""
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -386,9 +394,9 @@ class ValidationSection(Section):
     """[validation]: the loss on held-out samples."""
 
     every: Maybe[Count] = None
-    """Steps between validations."""
+    """Steps between validations; the run also validates after the last step."""
     timesteps: Annotated[Several[ProperFraction], Field(min_length=1)] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    """Times in [0, 1) at which the loss of each sample is computed."""
+    """Training times, from 0 to below 1, at which the loss of each sample is computed."""
     samples: Count = 64
     """Number of held-out samples to use, the first by name; fewer if the folder has fewer."""
 

@@ -68,7 +68,7 @@ class ColumnsSection(Section):
     image: str = "image"
     """The column of pictures: their bytes, or the paths of their files."""
     text: str = "text"
-    """The column of captions, each a text or a list of texts."""
+    """The column of captions, each a text or a list of texts, which are several captions."""
     label: str = "label"
     """The column of classes."""
     split: str = "train"
@@ -84,22 +84,23 @@ class SourceSection(Section):
     """[data.sources.NAME]: one of several folders that are trained on together."""
 
     path: Place
-    """Folder of pictures or clips, as data.train is."""
+    """A folder, shards or a table, as data.train is."""
     resolution: Maybe[Resolutions] = None
-    """The sizes of its samples, as in data.resolution; "none": the sizes of all sources."""
+    """The sizes of its samples, as in `data.resolution`; `"none"`: the sizes of all sources."""
     repeats: Auto[Annotated[int, Field(ge=1, le=10_000)]] = None
-    """Times that an epoch has each of its samples; "auto": 1, of a regularisation set as many as give it about the
-    samples of all others."""
+    """Times that an epoch has each of its samples, each time with a view, a noise and a text of its own; `"auto"`: 1,
+    but all regularisation sets together get about the samples of all others."""
     regularisation: bool = False
-    """A set of pictures of the general kind, which keep the model from forgetting it: without the trigger word."""
+    """Whether it is a set of pictures of the general kind, which keep the model from forgetting it. They have no
+    trigger word."""
     loss_weight: Positive = 1.0
     """Factor of the loss of its samples."""
     loss_mask: Maybe[MaskPattern] = None
-    """The path of each picture's mask of the loss, instead of data.loss_mask; "none": data.loss_mask."""
+    """The path of each picture's mask of the loss, instead of `data.loss_mask`; `"none"`: `data.loss_mask`."""
     columns: Maybe[ColumnsSection] = None
-    """The columns of a table; "none": as [data.columns] says."""
+    """All keys of [data.columns] for this source; `"none"`: as `[data.columns]` says."""
     captions: Maybe[CaptionsSection] = None
-    """How texts are made from its captions; "none": as [data.captions] says."""
+    """All keys of [data.captions] for this source; `"none"`: as `[data.captions]` says."""
 
     @model_validator(mode="after")
     def _trigger_is_of_new_pictures(self) -> Self:

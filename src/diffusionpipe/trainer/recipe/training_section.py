@@ -84,45 +84,49 @@ class TrainingSection(Section):
     seed: Seed = 0
     """Seed of all random numbers of the run."""
     epochs: Maybe[Positive] = None
-    """Passes over the training data of the whole run, in place of steps; with both it ends at what comes first."""
+    """Passes over the training data of the whole run, in place of `steps`; with both the run ends at what comes
+    first."""
     steps: Annotated[Maybe[Count], Field(validate_default=True)] = None
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run; required without `epochs`."""
     batch: Annotated[Count, Field(le=1_000_000)]
     """Global batch: samples of one step over all ranks."""
     precision: Choice[RecipePrecision] = RecipePrecision.AUTO
-    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests); "auto": bfloat16 where all
-    devices have it, else float32."""
+    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests); `"auto"`: bfloat16 where
+    all devices have it, else float32."""
     weights: Choice[KeptWeights] = KeptWeights.FLOAT32
-    """How trained weights are kept: "float32", or "bfloat16", for those that layers read in bfloat16 anyway."""
+    """How trained weights are kept: `"float32"`, or `"bfloat16"`, for those that layers read in bfloat16 anyway."""
     gradients: Choice[Summed] = Summed.AUTO
-    """How gradients of weights in bfloat16 are summed over micro-batches and copies: in "float32", or in "bfloat16",
-    whose sums are rounded to the nearest; "auto": in bfloat16 where there is nothing to sum, else in float32."""
+    """How gradients of weights in bfloat16 are summed over micro-batches and copies: in `"float32"`, or in
+    `"bfloat16"`, whose sums are rounded to the nearest; `"auto"`: in bfloat16 where there is nothing to sum, else in
+    float32."""
     rounding: Choice[Rounded] = Rounded.STOCHASTIC
-    """How updates of weights in bfloat16 are rounded: "stochastic", or "kahan", which keeps what is lost in a second
-    bfloat16 number."""
+    """How updates of weights in bfloat16 are rounded: `"stochastic"`, or `"kahan"`, which keeps what is lost in a
+    second bfloat16 number."""
     deterministic: bool = False
     """Compute only with kernels whose results are the same in every run, which GPUs do not by default."""
     clip_norm: Maybe[Positive] = 1.0
-    """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
+    """Gradient clipping: a larger norm of the gradients is scaled down to this value."""
     clip: Choice[Clipping] = Clipping.GLOBAL
-    """The norm that is compared with clip_norm: the norm of all gradients together, "global", or of each stage's,
-    "block"."""
+    """The norm that is compared with `clip_norm`: the norm of all gradients together, `"global"`, or of each stage's,
+    `"block"`. Without a flush only `"block"` works."""
     post_validation: bool = False
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     on_spike: Choice[OnSpike] = OnSpike.NONE
-    """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
+    """The reaction to a step whose loss or gradient norm is far above those before: `"none"`, `"skip"` or `"stop"`."""
     noise_scale_every: Maybe[Count] = 50
     """Steps between two measurements of the gradient noise scale, which says how large a batch is worth its samples;
-    "none": it is not measured."""
+    they cost one more pass over the gradients. `"none"`: it is not measured."""
     ema_decay: Maybe[Decay] = None
-    """Decay of the exponential moving average of the weights, e.g. 0.9999."""
+    """Decay of the exponential moving average of the weights (EMA), e.g. 0.9999. Validation, samples and export use the
+    average. It warms up: after `n` steps the decay is at most (1 + n) / (10 + n), so a short run forgets its start."""
     ema_states: Choice[Average] = Average.DEVICE
-    """How the average is kept: on the "device", on the "host", from which each step brings it, or in "bfloat16",
-    rounded stochastically."""
+    """How the average is kept between steps: in float32 on the `"device"`, or on the `"host"`, from which each step
+    brings it a parameter at a time with the same numbers, or in `"bfloat16"` on the device, rounded stochastically as
+    trained weights are."""
     activation_checkpointing: Annotated[Auto[Several[str]], BeforeValidator(patterns_for_bool)] = None
-    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
-    backward pass instead of kept; "auto": where the plan is searched, the faster of all and none that fits, else
-    none."""
+    """Layers that recompute their activations in the backward instead of keeping them, as patterns of names, e.g.
+    `["unet.down_blocks.*"]`; true means all. `"auto"`: where the plan is searched, the faster of all and none that
+    fits, else none."""
 
     @field_validator("steps")
     @classmethod
