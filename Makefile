@@ -84,7 +84,7 @@ gradients: install
 # tests/live_memory/README.md.
 SHARE ?= 1
 memory: install
-	PYTHONPATH=tests $(BIN)/python -m live_memory --seed $(SEED) --share $(SHARE) $(if $(ONLY),--only "$(ONLY)")
+	PYTHONPATH=tests $(BIN)/python -m live_memory --seed $(SEED) --share $(SHARE) $(if $(ONLY),--only "$(ONLY)") $(ARGUMENTS)
 
 # Random small settings planned, and held against every 1F1B layout. See tests/searches/README.md.
 searches: install

@@ -7,16 +7,31 @@ actions, when what a layer needs while it runs is gone.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 
 def key_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or results, where at most lists and tuples hold them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value)
+
+
+class _Known(weakref.ref[Any]):
+    """A reference to a storage that says which one it was when the storage is gone."""
+
+    __slots__ = ("key",)
+    key: int
 
 
 class LiveStorages(TorchDispatchMode):
@@ -25,30 +40,33 @@ class LiveStorages(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.bytes_of: dict[int, int] = {}
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._known: dict[int, _Known] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the guard against it takes as long as the counting."""
+        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for tensor in tree_leaves((args, kwargs or {})):
-            if isinstance(tensor, Tensor):
-                self._see(tensor, is_made=False)
-        result = func(*args, **kwargs or {})
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._see(tensor, is_made=True)
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        given = None
+        for tensor in tensors_in((result,)):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._known:
+                continue
+            if given is None:
+                given = {key_of(one) for one in tensors_in(args)}
+                given.update(key_of(one) for one in tensors_in(kwargs.values() if kwargs else ()))
+            self._known[key] = known = _Known(storage, self._forget)
+            known.key = key
+            if key not in given:  # else it was there before, as weights were, and this is a view of it
+                self.bytes_of[key] = storage.nbytes()
         return result
 
-    def _see(self, tensor: Tensor, *, is_made: bool) -> None:
-        storage, key = tensor.untyped_storage(), key_of(tensor)
-        if key in self._known:
-            return
-
-        def forget(_: object) -> None:
-            self._known.pop(key, None)
-            self.bytes_of.pop(key, None)
-
-        self._known[key] = weakref.ref(storage, forget)
-        if is_made:
-            self.bytes_of[key] = storage.nbytes()
+    def _forget(self, known: _Known) -> None:
+        self._known.pop(known.key, None)
+        self.bytes_of.pop(known.key, None)
 
     def without(self, tensors: Iterable[Tensor]) -> int:
         """Bytes of all but these."""

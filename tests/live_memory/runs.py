@@ -1,13 +1,13 @@
 """One case: a model, a schedule, a number of ranks. What a third step holds, beside what is predicted."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 from kit.descriptions import described
-from kit.layouts import CPU, feed_rows
+from kit.kept_results import kept
+from kit.layouts import CPU, copies_of, feed_rows
 from kit.tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
 from live_memory.counter import LiveStorages, UnseenCopies, sampled_between
 from torch import Tensor
@@ -19,7 +19,7 @@ from diffusionpipe.ir import Op, Plan, Range
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.cut.glue import tables_of
-from diffusionpipe.models.graphs.graph import LayerGraph
+from diffusionpipe.models.graphs.graph import LayerGraph, canonical_names
 from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
 from diffusionpipe.models.parameters.stored_linear import store
 from diffusionpipe.models.parameters.weights import materialize
@@ -33,28 +33,36 @@ from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.comm.transport import Transport
 from diffusionpipe.runtime.engine.worker import Worker, build_worker
 
-BATCH = 24
+LEAST_HELD = 8_000_000
+"""Bytes that the fullest rank holds at least, so that no rounding of small things bears on a ratio."""
+LEAST_LAYERS = 32
+"""Trained layers of a model at least."""
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+"""Of the profile: no more samples are in a micro-batch."""
+BATCHES = (24, 48, 96, 192)
+"""A case has the smallest of these batches with which the prediction is as much; else the largest."""
 STEPS = 3
 
 
 def stable_diffusion() -> LayerGraph:
     unet = {
-        "block_out_channels": (32, 64, 64),
+        "block_out_channels": (16, 32, 32),
         "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        "layers_per_block": 3,
-        "sample_size": 32,
+        "layers_per_block": (3, 3, 4),
+        "sample_size": 16,
     }
-    return tiny_stable_diffusion(torch.float32, resolution=64, unet=unet)
+    return tiny_stable_diffusion(torch.float32, resolution=32, unet=unet)
 
 
 def dit() -> LayerGraph:
-    transformer = {"num_layers": 32, "sample_size": 24, "num_attention_heads": 6, "attention_head_dim": 16}
-    return tiny_dit(torch.float32, resolution=48, transformer=transformer)
+    transformer = {"num_layers": 32, "sample_size": 16, "num_attention_heads": 2, "attention_head_dim": 16}
+    return tiny_dit(torch.float32, resolution=32, transformer=transformer)
 
 
 def flux() -> LayerGraph:
-    return tiny_flux(torch.float32, resolution=32, transformer={"num_layers": 12, "num_single_layers": 22})
+    transformer = {"num_layers": 8, "num_single_layers": 24, "num_attention_heads": 4}
+    return tiny_flux(torch.float32, resolution=32, transformer=transformer)
 
 
 def flux_adapters(form: Form | None = None) -> LayerGraph:
@@ -109,29 +117,43 @@ class Held:
 def profiled(name: str) -> tuple[LayerGraph, ModelGraph, Profile]:
     graph = MODELS[name]()
     model = described(graph)
-    profile = analytic_profile(graph, model, device="rtx4090", precision="float32", batch_sizes=(1, 2, 4, 8))
+    trained = {parameter.name for parameter in model.parameters if parameter.is_trainable}
+    num_trained = sum(not trained.isdisjoint(model.layer(layer).parameters) for layer in model.backbone_layers)
+    assert num_trained >= LEAST_LAYERS, f"{name}: {num_trained} trained layers"
+    profile = kept(
+        ("live memory", name),
+        lambda: analytic_profile(graph, model, device="rtx4090", precision="float32", batch_sizes=BATCH_SIZES),
+    )
     return graph, model, profile
 
 
 def held_by(case: Case) -> Held:
     """Raises ConfigError where the schedule cannot do these sizes."""
     graph, model, profile = profiled(case.model)
-    again = ("*",) if case.is_recomputed else ()
-    layout = Layout(
-        batch=BATCH,
-        stages=case.ranks,
-        microbatches=2 * case.ranks,
-        schedule=case.schedule,
-        checkpointed=again,
-        versions=case.versions,
-    )
-    plan = build_plan(model, layout)
-    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
-    uses = memory_of(setting, plan)
+    plan, predicted = planned(case, model, profile)
     counted = counted_in(graph, model, plan)
     most = max(range(len(counted)), key=counted.__getitem__)
     is_split = any(Op.W in pipeline.ops for pipeline in plan.train.placement.pipelines)
-    return Held(counted=counted[most], predicted=predicted_of(uses[most]), is_split=is_split)
+    return Held(counted=counted[most], predicted=predicted[most], is_split=is_split)
+
+
+def planned(case: Case, model: ModelGraph, profile: Profile) -> tuple[Plan, list[int]]:
+    """The plan of the case's batch, and what is predicted of each worker in bytes; raises ConfigError as `held_by`."""
+    for batch in BATCHES:
+        layout = Layout(
+            batch=batch,
+            stages=case.ranks,
+            microbatches=2 * case.ranks,
+            schedule=case.schedule,
+            checkpointed=("*",) if case.is_recomputed else (),
+            versions=case.versions,
+        )
+        plan = build_plan(model, layout)
+        setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+        predicted = [predicted_of(use) for use in memory_of(setting, plan)]
+        if max(predicted) >= LEAST_HELD:
+            break
+    return plan, predicted
 
 
 def memory_of(setting: Setting, plan: Plan) -> tuple[MemoryUse, ...]:
@@ -164,10 +186,13 @@ def programs_of(worker: Worker) -> list[list[tuple[Callable[[], None] | None, Ca
 def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
     """What each rank holds at most between two actions of a third step, each rank a thread."""
     inputs = raw_inputs(graph, plan.batch)
+    copies = copies_of(graph, plan.mesh.num_ranks)
 
     def main(rank: int, transport: Transport) -> int:
-        own = copy.deepcopy(graph)
+        own = copies[rank]
         most = 0
+        for weight in canonical_names(own.components):
+            weight.grad = None  # of the case before
         with LiveStorages() as live:
             worker = build_worker(own, model, plan, rank, UnseenCopies(transport), device=CPU)
             weights = [t for part in own.components.values() for t in (*part.parameters(), *part.buffers())]

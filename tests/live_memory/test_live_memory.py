@@ -1,9 +1,13 @@
+import random
+
 import pytest
 import torch
+from live_memory import __main__ as program
 from live_memory.__main__ import LEAST, MOST
 from live_memory.counter import LiveStorages
-from live_memory.runs import Case, held_by
+from live_memory.runs import Case, Held, held_by
 
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.versions import Versions
 
 
@@ -52,3 +56,64 @@ def test_a_storage_counts_while_it_lives_and_not_when_it_is_left_out():
         assert live.without([second]) == 400
         del view
         assert live.without([]) == 200
+
+
+def test_what_lives_after_random_operations_is_what_their_results_refer_to():
+    """The storages of all tensors that are held, less those from before, added up anew after each operation."""
+    draws = random.Random(0)
+    before = [torch.ones(8, 6), torch.ones(3, 6)]
+    held = list(before)
+    operations = [
+        lambda x, y: [x + 1],
+        lambda x, y: [x[1:]],
+        lambda x, y: [x.detach()],
+        lambda x, y: list(x.split(2)),
+        lambda x, y: [torch.cat([x, y])],
+        lambda x, y: list(torch.ops.aten.native_layer_norm(x, [6], None, None, 1e-5)),
+        lambda x, y: [x.add_(1)],
+        lambda x, y: [torch.full_like(x, fill_value=2.0)],
+        lambda x, y: [torch.add(input=x, other=1)],
+        lambda x, y: [x.view(-1, 6).unbind(1)[0].unsqueeze(1).repeat(1, 6)],
+    ]
+    with LiveStorages() as live:
+        for _ in range(400):
+            x, y = (draws.choice([one for one in held if one.ndim == 2 and one.shape[1] == 6]) for _ in range(2))
+            held += draws.choice(operations)(x, y)
+            del x, y
+            kept = [one for one in held[2:] if draws.random() < 0.7][-20:]
+            held = before + kept
+            storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
+            for one in before:
+                storages.pop(one.untyped_storage()._cdata, None)
+            assert live.without([]) == sum(storages.values())
+
+
+def test_a_run_continues_where_it_stopped(tmp_path, monkeypatch):
+    """The results are those of a run in one piece; a case that cannot be run is not tried again either."""
+    asked = program.drawn(seed=1, share=0.01)
+    keep = tmp_path / "cases"
+
+    def of_name(case: Case) -> Held:
+        if case.ranks == 3:
+            raise ConfigError("not on 3")
+        return Held(counted=len(str(case)), predicted=50, is_split=case.is_recomputed)
+
+    monkeypatch.setattr(program, "held_by", of_name)
+    whole = list(program.all_held(asked, jobs=2, keep=None))
+    assert 0 < len(whole) < len(asked)
+    list(program.all_held(asked[:4], jobs=1, keep=keep))
+    list(program.all_held(asked, jobs=2, keep=keep))
+    monkeypatch.setattr(program, "held_by", None)
+    assert sorted(map(str, program.all_held(asked, jobs=1, keep=keep))) == sorted(map(str, whole))
+
+
+def test_limits_that_do_not_hold_are_listed(capsys):
+    case = Case(model="dit", schedule="1f1b", ranks=2, is_recomputed=False)
+    right, high, small = (
+        (case, Held(counted=counted, predicted=predicted, is_split=False))
+        for counted, predicted in ((10_000_000, 10_000_000), (10_600_000, 10_000_000), (800_000, 800_000))
+    )
+    assert not program.problems_of([right, small], with_medians=True)
+    assert "less than 8 MB: 1\ndit, 1f1b on 2" in capsys.readouterr().out
+    assert program.problems_of([right, right, high], with_medians=True) == [program.line(*high)]
+    assert "median of whole backwards" in program.problems_of([high], with_medians=True)[0]
