@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-READER = "diffusionpipe/trainer/checkpoints/tensor_files.py"
-"""The one module that may unpickle: DCP's table, by a reader that knows the classes of such tables alone."""
+READER = "diffusionpipe/trainer/checkpoints/distcp_files.py"
+"""The one module that may unpickle: the table of an old checkpoint, by a reader that accepts such tables alone."""
 
 EXCHANGES = {
     "all_gather_object",

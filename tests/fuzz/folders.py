@@ -109,7 +109,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
     """A message of another rank."""
     from diffusionpipe.runtime.comm.exchange import PLAIN, _read, _text, form_of, optional, rows_of
     from diffusionpipe.trainer.checkpoints.manifest import FileRecord
-    from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Offer, RankFiles, Written
+    from diffusionpipe.trainer.checkpoints.tensor_plans import Offer, StoredTensor
 
     records = (FileRecord(name="a", size=1, blake2b="00"),) * 2
     form, value = random.choice((
@@ -119,8 +119,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
         (form_of(tuple[tuple[int, ...], ...]), ((1, 2), (3,))),
         (PLAIN, {"a": [1, None, "x"]}),
         (rows_of(Offer), ()),
-        (rows_of(Written), ()),
-        (PART, RankFiles(written=(), records=records)),
+        (rows_of(StoredTensor), ()),
     ))  # fmt: skip
     data = mutated_bytes(_text(value, form), random) if random.random() < 0.3 else b""
     data = data or mutated_json(_text(value, form).decode(), random).encode("utf-8", "surrogatepass")

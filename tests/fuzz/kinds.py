@@ -125,9 +125,11 @@ def safetensors(originals: Originals, random: Random, place: Path) -> Case:
 
 def checkpoint(originals: Originals, random: Random, place: Path) -> Case:
     """In half of the cases the manifest is mended, as someone would who wants a changed file to be read."""
-    run = originals.copy("run", place)
+    form = random.choice(("run", "old"))
+    run = originals.copy(form, place)
     path = resolve(run, "latest")
-    name = random.choice(("manifest.json", "state.json", ".metadata", "__0_0.distcp"))
+    own = {"run": ("tensors.json", "rank-0.safetensors"), "old": (".metadata", "__0_0.distcp")}
+    name = random.choice(("manifest.json", "state.json", *own[form]))
     data = (path / name).read_bytes()
     if name.endswith(".json"):
         data = mutated_json(data.decode(), random).encode("utf-8", "surrogatepass")

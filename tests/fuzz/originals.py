@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import torch
+from kit.old_checkpoints import save_by_torch
 from kit.tiny_clips import CODECS, grey_frames, write_clip
 from kit.tiny_runs import save_pictures, save_stable_diffusion
 
@@ -128,6 +129,8 @@ class Originals:
     data: Path
     run: Path
     """A run's folder with one checkpoint."""
+    old: Path
+    """A run's folder with a checkpoint in the form of before."""
     recipe: str
 
     def copy(self, name: str, to: Path) -> Path:
@@ -148,7 +151,9 @@ def make_originals(folder: Path) -> Originals:
     for ending, codec in CODECS.items():
         path = write_clip(folder / "clips" / f"c.{ending}", grey_frames(8), codec=codec)
         path.with_suffix(".txt").write_text("abc", encoding="utf-8")
-    save(folder / "run", 1, {"model.a": torch.zeros(50), "ema.b": torch.ones(3, 4)}, _STATE, keep=1)
+    tensors = {"model.a": torch.zeros(50), "ema.b": torch.ones(3, 4)}
+    save(folder / "run", 1, tensors, _STATE, keep=1)
+    save_by_torch(folder / "old", 1, tensors, _STATE)
     recipe = RECIPE.format(model=model, data=data, run=folder / "new")
     for name, text in {"recipe.toml": recipe, **RUN_FILES}.items():
         (folder / "run" / name).write_text(text, encoding="utf-8")
@@ -156,7 +161,7 @@ def make_originals(folder: Path) -> Originals:
     for name in ("plan.json", "cluster.json"):
         shutil.copy(FILES / name, folder / "files")
     (folder / "files" / "recipe.toml").write_text(recipe, encoding="utf-8")
-    return Originals(folder=folder, model=model, data=data, run=folder / "run", recipe=recipe)
+    return Originals(folder=folder, model=model, data=data, run=folder / "run", old=folder / "old", recipe=recipe)
 
 
 def _save_further_pictures(data: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_unchanged_input_is_accepted(originals, tmp_path, monkeypatch, kind)
 
 
 def test_every_change_of_a_table_can_be_written(originals):
-    data = (resolve(originals.run, "latest") / ".metadata").read_bytes()
+    data = (resolve(originals.old, "latest") / ".metadata").read_bytes()
     for seed in range(300):
         assert changed_table(data, Random(seed)) != data
 

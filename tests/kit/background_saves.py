@@ -16,7 +16,7 @@ from torch import Tensor
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
-from diffusionpipe.trainer.checkpoints.tensor_plans import RankFiles
+from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.trainer.recipe import Recipe
 
 PATIENCE = 60.0
@@ -62,7 +62,7 @@ def train_with_late_writes(
         time.sleep(0.2)
         complete(host)
 
-    def late(saving: Saving, *given: Any) -> RankFiles:
+    def late(saving: Saving, *given: Any) -> tuple[FileRecord, ...]:
         later = until.get(step_of(saving))
         assert later is None or begun[later].wait(PATIENCE)
         return write(saving, *given)
@@ -80,7 +80,7 @@ def train_with_a_full_disk(job: Job, recipe: Recipe, *, step: int, rank: int) ->
     """The run; a rank cannot write the checkpoint of a step, and two steps later its thread has ended."""
     write = Saving.write
 
-    def failing(saving: Saving, copies: Mapping[str, Tensor] | None = None, *given: Any) -> RankFiles:
+    def failing(saving: Saving, copies: Mapping[str, Tensor] | None = None, *given: Any) -> tuple[FileRecord, ...]:
         assert copies is not None, "this one is written while training goes on"
         if step_of(saving) == step and job.membership.rank == rank:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

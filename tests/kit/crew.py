@@ -26,7 +26,6 @@ PATIENCE = 120.0
 """Seconds after which a function that does not return on all ranks counts as hung."""
 
 IMPORTED = (
-    "torch.distributed.checkpoint",
     "diffusers.models.transformers.dit_transformer_2d",
     "diffusers.models.unets.unet_2d_condition",
     "diffusers.pipelines.dit.pipeline_dit",

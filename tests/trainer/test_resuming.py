@@ -16,7 +16,7 @@ def write(run, *steps, keep=10):
         save(run, step, {"model.w": torch.arange(100.0) + step}, {"step": step}, keep=keep)
 
 
-def damage(run, step, name="__0_0.distcp"):
+def damage(run, step, name="rank-0.safetensors"):
     file = run / "checkpoints" / f"step-{step:08d}" / name
     file.write_bytes(file.read_bytes()[:-10])
 
@@ -33,7 +33,7 @@ def test_auto_starts_anew_where_there_is_nothing_and_goes_on_with_the_newest_whe
     assert checkpoint_of(tmp_path, "auto").name == "step-00000004"
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "manifest.json"])
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "manifest.json"])
 def test_auto_skips_what_is_damaged_and_says_what_it_costs(tmp_path, caplog, name):
     write(tmp_path, 2, 5, 9)
     damage(tmp_path, 9, name)

@@ -609,7 +609,7 @@ def test_with_auto_the_first_start_and_a_restart_with_a_damaged_checkpoint_give_
     run = recipe(tmp_path / "run", sampling={"every": None})
     assert train_here(run, "auto", exports=False) == 6
     before, losses = numbers_of(tmp_path / "run"), losses_of(tmp_path / "run")
-    largest = max(latest(tmp_path / "run").glob("*.distcp"), key=lambda file: file.stat().st_size)
+    largest = max(latest(tmp_path / "run").glob("*.safetensors"), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-100])
     assert train_here(run, "auto", exports=False) == 6
     assert (numbers_of(tmp_path / "run"), losses_of(tmp_path / "run")) == (before, losses)
@@ -617,7 +617,7 @@ def test_with_auto_the_first_start_and_a_restart_with_a_damaged_checkpoint_give_
 
 def test_a_truncated_checkpoint_is_refused_by_name_and_the_previous_one_works(recipe, copied, over_two):
     damaged = latest(copied)
-    largest = max(damaged.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    largest = max(damaged.glob("*.safetensors"), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=rf"step-00000006 is damaged: .*{largest.name}.*\n.*--resume 3"):
         train_here(recipe(copied), "latest", exports=False)

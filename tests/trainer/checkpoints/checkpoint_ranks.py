@@ -56,7 +56,7 @@ def save_on_two(run: Path, rank: int, size: int) -> dict[str, object]:
     for step in (1, 2, 3):
         save_step(step)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    failing = mock.patch.object(tensor_files.FileSystemWriter, "write_data", side_effect=full)
+    failing = mock.patch.object(tensor_files.TensorWriting, "write", side_effect=full)
     with failing if rank == 1 else mock.MagicMock():
         seen["no space on rank 1"] = error_of(lambda: save_step(4))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -90,7 +90,7 @@ def load_on_three(run: Path, rank: int, size: int) -> dict[str, object]:
     }
     dist.barrier()
     if rank == 0:
-        data = next(path.glob("__1_*"))
+        data = next(path.glob("rank-1*"))
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 1
         data.write_bytes(content)
@@ -104,7 +104,7 @@ def load_on_three(run: Path, rank: int, size: int) -> dict[str, object]:
 def die_while_saving(run: Path, rank: int, size: int) -> dict[str, object]:
     tensors = part(whole(9), rank, size)
     if rank == 1:
-        with mock.patch.object(tensor_files.FileSystemWriter, "write_data", side_effect=lambda *_: os._exit(9)):
+        with mock.patch.object(tensor_files.TensorWriting, "write", side_effect=lambda *_: os._exit(9)):
             save(run, 9, tensors, {}, keep=2)
     try:
         save(run, 9, tensors, {}, keep=2)

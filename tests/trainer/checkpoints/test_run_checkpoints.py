@@ -71,7 +71,7 @@ def test_a_copy_is_written_with_the_bytes_of_the_tensors_although_they_change(tm
     saving.collect(part)
     saving.publish()
     verify(saving.path)
-    data = "__0_0.distcp"
+    data = "rank-0.safetensors"
     assert (saving.path / data).read_bytes() == (expected / data).read_bytes()
     names = [[record.name for record in read_manifest(path).files] for path in (saving.path, expected)]
     assert names[0] == names[1]

@@ -92,7 +92,7 @@ def checkpoint(tmp_path):
     return save(tmp_path, 1, {"model.w": torch.zeros(2)}, {"step": 1}, keep=1)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.json", "rank-0.safetensors"])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_a_checkpoint_with_anything_but_files_is_refused_at_once(checkpoint, name, kind):
     (checkpoint / name).unlink()

@@ -1,8 +1,9 @@
 """Checkpoints of a run: written whole or not at all, checked before they are read, for any number of ranks.
 
-runs/x/checkpoints/step-00000200/       __0_0.distcp  __1_0.distcp  .metadata   torch.distributed.checkpoint's
-                                        state.json                              step, seed, ...
-                                        manifest.json                           size and checksum of each file
+runs/x/checkpoints/step-00000200/       rank-0.safetensors  rank-1.safetensors  ...
+                                        tensors.json      where each tensor lies
+                                        state.json        step, seed, ...
+                                        manifest.json     size and checksum of each file
 runs/x/checkpoints/.step-00000300.writing/     becomes step-00000300 by a rename, when all of it is on the disk
 runs/x/checkpoints/.step-00000300.replaced/    an older one of the same step, until the new one is in its place
 """
@@ -21,7 +22,7 @@ from torch import Tensor
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.files.input_file import read_json
 from diffusionpipe.files.output_file import sync, write_durably
-from diffusionpipe.runtime.comm.exchange import collect
+from diffusionpipe.runtime.comm.exchange import collect, rows_of
 from diffusionpipe.runtime.job.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import (
     FOLDER,
@@ -40,8 +41,7 @@ from diffusionpipe.trainer.checkpoints.manifest import (
     unlisted,
     write_manifest,
 )
-from diffusionpipe.trainer.checkpoints.tensor_files import METADATA, TensorWriting, read_tensors
-from diffusionpipe.trainer.checkpoints.tensor_plans import PART, RankFiles
+from diffusionpipe.trainer.checkpoints.tensor_files import INDEX, TensorWriting, read_tensors
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Saving:
         self._is_first, self._published = rank_in(group) == 0, published
         self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")
         self._writing = TensorWriting(self._temporary, group)
-        self._parts: list[Callable[[], RankFiles]] = []
+        self._parts: list[Callable[[], tuple[FileRecord, ...]]] = []
         self._size: Bytes = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -91,39 +91,37 @@ class Saving:
         together(lambda: _make_empty(self._temporary) if self._is_first else None, self._group)
         return self._writing.plan(tensors)
 
-    def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> RankFiles:
-        """Writes this rank's tensors, reads the files again, and returns each tensor's place and the files' checksums.
+    def write(
+        self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None
+    ) -> tuple[FileRecord, ...]:
+        """Writes this rank's tensors, reads the file again, and returns its size and checksum; () without tensors.
 
-        `copies`: the tensors in host memory, if they were copied. `between`: called after each piece of a file.
+        `copies`: the tensors in host memory, if they were copied. `between`: called after each piece of the file.
 
         Raises:
-            CheckpointError: not all tensors could be written.
+            OSError: not all tensors could be written.
         """
-        written = self._writing.write(copies, between)
-        return RankFiles(
-            written=written, records=describe_files(self._temporary, sorted({one.file for one in written}))
-        )
+        return describe_files(self._temporary, self._writing.write(copies, between))
 
-    def collect(self, part: RankFiles) -> None:
-        """Sends the first rank the list of files and tensors that this rank has written (`part`).
+    def collect(self, part: tuple[FileRecord, ...]) -> None:
+        """Sends the first rank the record of the file that this rank has written (`part`).
 
         Every rank calls it.
         """
-        self._parts = collect(part, PART, self._group)
+        self._parts = collect(part, rows_of(FileRecord), self._group)
 
     def publish(self) -> None:
-        """Writes the table, the state and the manifest, and renames the hidden folder to the checkpoint's name.
+        """Writes the index, the state and the manifest, and renames the hidden folder to the checkpoint's name.
 
         First rank only.
 
         Raises:
-            CheckpointError: a rank reports other tensors or files than its own.
+            CheckpointError: a rank reports other files than its own.
             OSError: a file cannot be written.
         """
         parts = [read() for read in self._parts]
-        self._writing.finish([part.written for part in parts])
-        table = describe_files(self._temporary, [METADATA])
-        files = (*parts[0].records, *table, *(record for part in parts[1:] for record in part.records))
+        self._writing.finish(parts)
+        files = (*(record for part in parts for record in part), *describe_files(self._temporary, [INDEX]))
         self._size = sum(record.size for record in files)
         _publish(self._temporary, self.path, self._state, files)
         if self._published is not None:

@@ -106,7 +106,7 @@ class HostCopy:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a copy: a dense tensor's own, because they are written too."""
+    """The strides of a copy: a dense tensor's own, so that its memory is copied as it is."""
     return torch.empty_like(tensor, device="meta").stride()
 
 

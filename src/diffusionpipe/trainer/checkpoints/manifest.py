@@ -1,7 +1,6 @@
 """The manifest of a checkpoint: size and checksum of each of its files.
 
-torch.distributed.checkpoint loads a tensor with a flipped bit without a word; here every file is compared before any
-tensor is loaded.
+A file with a flipped bit holds tensors like any other, so every file is compared before any tensor is loaded.
 """
 
 import hashlib
@@ -19,7 +18,9 @@ from diffusionpipe.files.output_file import sync, write_durably
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
+"""The form in which checkpoints are written; the first had files of torch.distributed.checkpoint."""
+_READ = (1, 2)
 _THREADS = 4
 
 
@@ -85,9 +86,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         content: Any = read_json(folder / MANIFEST)  # checked below
-        if content["format"] != _FORMAT:
+        if content["format"] not in _READ:
             raise CheckpointError(
-                f"{folder.name} has format {content['format']!r}; this version of DiffusionPipe reads format {_FORMAT}"
+                f"{folder.name} has format {content['format']!r}; this version of DiffusionPipe reads formats "
+                f"{' and '.join(map(str, _READ))}"
             )
         return Manifest(
             step=int(content["step"]),

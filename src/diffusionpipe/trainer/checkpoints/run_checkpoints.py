@@ -24,7 +24,7 @@ from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.checkpoints.background_task import BackgroundTask
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving, State, prune, save
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
-from diffusionpipe.trainer.checkpoints.tensor_plans import RankFiles
+from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.trainer.checkpoints.training_state import (
     TrainingState,
     check_finite,
@@ -49,7 +49,7 @@ class _Checked:
 
     not_finite: str | None
     """A weight that forbids the checkpoint."""
-    part: RankFiles | None
+    part: tuple[FileRecord, ...] | None
     """None if there is such a weight."""
 
 

@@ -1,49 +1,51 @@
-"""Named tensors of all ranks to and from a folder, in the format of torch.distributed.checkpoint.
+"""Named tensors of all ranks to and from a folder: a file of safetensors for each rank, and one index in JSON.
 
-We drive its planner and its file writer step by step instead of calling its `save` and `load`: the steps are the same,
-but we learn which files each rank wrote, agree on failures in our own words, need no process group for one process, and
-can read the metadata, which it pickles, without running what a pickle may contain.
+    rank-0.safetensors  rank-1.safetensors
+    tensors.json                               the name, file, place, type and shape of each tensor, as columns
+
+A reader needs the index and the values; the headers of the files are for other programs, which can open each file by
+itself. Folders of before have files of torch.distributed.checkpoint, which `distcp_files` reads.
 """
 
 import io
+import json
 import os
-import pathlib
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.files.output_file import check_folder
+from diffusionpipe.files.input_file import read_json
+from diffusionpipe.files.output_file import write_durably
 from diffusionpipe.runtime.comm.exchange import collect, form_of, rows_of
-from diffusionpipe.runtime.job.agreement import agree, rank_in, size_of, together
+from diffusionpipe.runtime.job.agreement import agree, rank_in, together
+from diffusionpipe.trainer.checkpoints.distcp_files import METADATA, read_distcp_table, read_distcp_tensor
+from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.trainer.checkpoints.tensor_plans import (
+    DTYPES,
+    FilePlan,
     Offer,
-    Written,
-    check_replicas,
-    offers_of,
-    plan_of,
-    results_of,
-    share_of,
+    StoredTensor,
+    check_offers,
+    file_plan,
+    offer_of,
     shares_of,
-    written_by,
 )
 from diffusionpipe.units import Bytes
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-METADATA = ".metadata"
+INDEX = "tensors.json"
+_FILE = re.compile(r"rank-\d+\.safetensors")
 _PIECE: Bytes = 64 * 2**20
 """Bytes of a piece of a file that is written in pieces."""
 
@@ -59,11 +61,9 @@ class TensorWriting:
         """`folder` exists and is empty."""
         self._folder, self._group = folder, group
         self._rank = rank_in(group)
-        # One thread: an error in any but the first of the writer's threads would be lost.
-        self._writer = FileSystemWriter(folder, sync_files=True, thread_count=1)
-        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._share = SavePlan([])
-        self._decided: tuple[list[SavePlan], Metadata] | None = None
+        self._tensors: Mapping[str, Tensor] = {}
+        self._file = file_plan(_name_of(self._rank), ())
+        self._files: tuple[FilePlan, ...] = ()
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         """Agrees on who writes what, and returns the names of the tensors that this rank writes.
@@ -74,101 +74,81 @@ class TensorWriting:
             CheckpointError: on all ranks; a tensor is not dense, or ranks hold different shapes or types under one
                 name.
         """
-        is_first = self._rank == 0
-
-        def plan_own() -> tuple[SavePlan, tuple[Offer, ...]]:
-            self._planner.set_up_planner(dict(tensors), self._writer.storage_meta(), is_first)
-            self._writer.set_up_storage_writer(is_first)
-            plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
-            return plan, offers_of(plan)
-
-        own, own_offers = together(plan_own, self._group)
-        sent_offers = collect(own_offers, rows_of(Offer), self._group)
+        own = together(lambda: tuple(offer_of(name, tensor) for name, tensor in tensors.items()), self._group)
+        sent = collect(own, rows_of(Offer), self._group)
 
         def plan_all() -> tuple[tuple[int, ...], ...]:
-            if not is_first:
+            if self._rank != 0:
                 return ()
-            offers = [read() for read in sent_offers]
-            check_replicas(offers)
-            self._decided = self._planner.create_global_plan([plan_of(of_rank) for of_rank in offers])
-            return shares_of(offers, self._decided[0])
+            offers = [read() for read in sent]
+            check_offers(offers)
+            shares = shares_of(offers)
+            self._files = tuple(_file_of(rank, offers[rank], share) for rank, share in enumerate(shares))
+            return shares
 
         shares = agree(plan_all, self._group, form=form_of(tuple[tuple[int, ...], ...]))[0]
-        # The writer names the files of a plan by its place among all.
-        places = [SavePlan([]) for _ in range(size_of(self._group))]
-        places[self._rank] = share_of(own, shares[self._rank])
-        self._share = self._planner.finish_plan(self._writer.prepare_global_plan(places)[self._rank])
-        return tuple(item.index.fqn for item in self._share.items)
+        self._file = _file_of(self._rank, own, shares[self._rank])
+        self._tensors = {stored.name: tensors[stored.name] for stored in self._file.tensors}
+        return tuple(self._tensors)
 
     def write(
         self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None
-    ) -> tuple[Written, ...]:
-        """Writes this rank's tensors, or their copies in host memory, to the disk.
+    ) -> tuple[str, ...]:
+        """Writes this rank's tensors, or their copies in host memory, to the disk; returns the name of its file.
 
-        Returns each one's file, offset and size. `between` is called after every piece of at most 64 MiB, which is then
-        synced, so that a slow disk differs from one that hangs.
+        Without tensors there is no file. `between` is called after every piece of at most 64 MiB, which is then synced,
+        so that a slow disk differs from one that hangs.
 
         Raises:
-            CheckpointError: not all could be written.
+            OSError: not all could be written.
         """
-        if not self._share.items:  # torch's writer would leave an empty file, which no manifest names
+        if not self._file.tensors:
             return ()
-        if copies is not None:
-            self._planner.state_dict = dict(copies)
-            self._writer.per_thread_copy_ahead = 0  # nothing to copy: no stream of a GPU is used
-        if between is not None:
-            self._writer.fs = _PiecewiseFiles(between)
-        try:
-            written: list[WriteResult] = self._writer.write_data(self._share, self._planner).wait()
-        except RuntimeError as error:  # torch's writer speaks of positions in the file where the disk is full
-            check_folder(self._folder)
-            raise CheckpointError(f"{type(error).__name__}: {error}") from error
-        if len(written) != len(self._share.items):
-            raise CheckpointError(f"only {len(written)} of {len(self._share.items)} tensors were written")
-        return written_by(written)
+        name, sources = _name_of(self._rank), self._tensors if copies is None else copies
+        with io.BufferedWriter(_PiecewiseFile(self._folder / name, between)) as file:
+            file.write(self._file.start)
+            for stored in self._file.tensors:
+                file.write(_bytes_of(_in_order(sources[stored.name])))
+            file.flush()
+            os.fsync(file.fileno())
+        return (name,)
 
-    def finish(self, written: Sequence[Sequence[Written]]) -> None:
-        """Writes the table of all tensors from the ranks' results `written`, in the order of ranks.
+    def finish(self, records: Sequence[Sequence[FileRecord]]) -> None:
+        """Writes the index of all tensors; `records` has the files that each rank reports to have written.
+
+        Only the first rank calls it.
 
         Raises:
             CheckpointError: a rank has written something else than it was to write.
-            AssertionError: this is not the first rank.
+            OSError: the index cannot be written.
         """
-        assert self._decided is not None, "only the first rank has planned for all"
-        plans, metadata = self._decided
-        of_ranks = zip(written, self._writer.prepare_global_plan(plans), strict=True)
-        self._writer.finish(metadata, [results_of(rows, plan, plan.storage_data.prefix) for rows, plan in of_ranks])
-
-
-class _PiecewiseFiles(FileSystem):
-    """Files whose content goes to the disk piece by piece while they are written."""
-
-    def __init__(self, between: Callable[[], None]) -> None:
-        super().__init__()
-        self._between = between
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """A file to write to, whose content goes to the disk piece by piece."""
-        with io.BufferedWriter(_PiecewiseFile(path, mode, self._between)) as stream:
-            yield stream
+        for rank, (plan, found) in enumerate(zip(self._files, records, strict=True)):
+            expected = [(_name_of(rank), plan.size)] if plan.tensors else []
+            if [(record.name, record.size) for record in found] != expected:
+                raise CheckpointError(
+                    f"rank {rank} has written other files than planned; check that all ranks run the same version of "
+                    "diffusionpipe"
+                )
+        table = rows_of(StoredTensor).write(tuple(stored for plan in self._files for stored in plan.tensors))
+        write_durably(self._folder / INDEX, (json.dumps(table, separators=(",", ":")) + "\n").encode("ascii"))
 
 
 class _PiecewiseFile(io.FileIO):
-    """A file that is synced whenever a piece was written."""
+    """A new file; with `between` it is synced whenever a piece was written, and `between` is called."""
 
-    def __init__(self, path: str | os.PathLike[str], mode: str, between: Callable[[], None]) -> None:
-        super().__init__(os.fspath(path), mode)
+    def __init__(self, path: Path, between: Callable[[], None] | None) -> None:
+        super().__init__(path, "w")
         self._between, self._unsynced = between, 0
 
     def write(self, data: "ReadableBuffer") -> int:
         """Write up to a piece of the data, and sync the file after each whole piece; the number of bytes written."""
         written = super().write(memoryview(data)[:_PIECE])
-        self._unsynced += written
-        if self._unsynced >= _PIECE:
-            os.fdatasync(self.fileno())
-            self._unsynced = 0
-        self._between()
+        if self._between is not None:
+            self._unsynced += written
+            if self._unsynced >= _PIECE:
+                os.fdatasync(self.fileno())
+                self._unsynced = 0
+            self._between()
         return written
 
 
@@ -178,15 +158,16 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: a name is missing, has another shape or type there, or the files cannot be read.
     """
-    metadata = _read_metadata(folder)
-    _check_wanted(folder, tensors, metadata)
-    reader = FileSystemReader(folder)
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    table = {stored.name: stored for stored in _table(folder)}
+    _check_wanted(folder, tensors, table)
+    fill = read_distcp_tensor if _is_distcp(folder) else _fill
+    places = sorted((table[name] for name in tensors), key=attrgetter("file", "offset"))
     try:
-        reader.set_up_storage_reader(metadata, True)
-        planner.set_up_planner(dict(tensors), metadata, True)
-        plan = reader.prepare_local_plan(planner.create_local_plan())
-        reader.read_data(planner.finish_plan(plan), planner).wait()
+        for file, of_file in groupby(places, key=attrgetter("file")):
+            with (folder / file).open("rb") as opened:
+                for stored in of_file:
+                    opened.seek(stored.offset)
+                    fill(opened, stored, tensors[stored.name].detach())
     except Exception as error:  # a table that does not fit the files leads to anything
         raise CheckpointError(
             f"the tensors of {folder.name} cannot be read: {type(error).__name__}: {error}"
@@ -199,22 +180,57 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the folder's table of tensors is missing or cannot be read.
     """
-    return {
-        name: torch.empty(item.size, dtype=item.properties.dtype, device="meta")
-        for name, item in _read_metadata(folder).state_dict_metadata.items()
-        if isinstance(item, TensorStorageMetadata)
-    }
+    table = _table(folder)
+    try:
+        return {stored.name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype], device="meta") for stored in table}
+    except (RuntimeError, TypeError) as error:  # no computer has room for such a shape
+        raise CheckpointError(f"the table of tensors of {folder.name} cannot be used: {error}") from error
 
 
-def _check_wanted(folder: Path, tensors: Mapping[str, Tensor], metadata: Metadata) -> None:
-    """Compares names, shapes and types; DCP itself would convert types silently."""
-    missing = [name for name in tensors if name not in metadata.state_dict_metadata]
+def _is_distcp(folder: Path) -> bool:
+    """Whether the folder has the files of torch.distributed.checkpoint."""
+    return not (folder / INDEX).exists() and (folder / METADATA).exists()
+
+
+def _table(folder: Path) -> tuple[StoredTensor, ...]:
+    """The tensors of a folder in either form."""
+    if _is_distcp(folder):
+        return read_distcp_table(folder)
+    try:
+        table = rows_of(StoredTensor).read(read_json(folder / INDEX))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{INDEX} of {folder.name} is missing") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{INDEX} of {folder.name} cannot be read: {error}") from error
+    for stored in table:
+        if problem := _problem_of(stored):
+            raise CheckpointError(f"{INDEX} of {folder.name} cannot be used: {problem}")
+    return table
+
+
+def _problem_of(stored: StoredTensor) -> str | None:
+    """The fault of a row of the index, which a stranger may have written; None if it has none."""
+    if stored.dtype not in DTYPES or any(size < 0 for size in stored.shape):
+        return f"{stored.name!r}: there is no tensor of type {stored.dtype} and shape {stored.shape}"
+    if not _FILE.fullmatch(stored.file):
+        return f"{stored.file!r} is not one of the checkpoint's files"
+    size = prod(stored.shape) * DTYPES[stored.dtype].itemsize
+    if stored.offset < 0 or stored.length != size:
+        return f"{stored.name!r} does not take {stored.length} bytes from byte {stored.offset} on"
+    return None
+
+
+def _check_wanted(folder: Path, tensors: Mapping[str, Tensor], table: Mapping[str, StoredTensor]) -> None:
+    """Compares names, shapes and types."""
+    missing = [name for name in tensors if name not in table]
     problems = [f"{folder.name} has no tensors {_some(missing)}"] if missing else []
     for name in tensors.keys() - set(missing):
-        item, tensor = metadata.state_dict_metadata[name], tensors[name]
-        stored = (tuple(item.size), item.properties.dtype) if isinstance(item, TensorStorageMetadata) else "no tensor"
-        if stored != (tuple(tensor.shape), tensor.dtype):
-            problems.append(f"{name} is {stored} in {folder.name}, but {(tuple(tensor.shape), tensor.dtype)} here")
+        stored, wanted = (
+            (table[name].shape, DTYPES[table[name].dtype]),
+            (tuple(tensors[name].shape), tensors[name].dtype),
+        )
+        if stored != wanted:
+            problems.append(f"{name} is {stored} in {folder.name}, but {wanted} here")
     if problems:
         raise CheckpointError(
             "\n".join([*problems[:10], *(["..."] if len(problems) > 10 else [])])
@@ -227,76 +243,38 @@ def _some(names: list[str], most: int = 20) -> str:
     return ", ".join(sorted(names)[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Reads DCP's metadata and nothing else: a pickle from a stranger's checkpoint must not run code."""
-
-    def find_class(self, module: str, name: str) -> object:
-        """The class, if metadata may contain it."""
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        is_path = module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath")
-        if is_path:
-            return pathlib.PurePath
-        if is_dtype or f"{module}.{name}" in _METADATA_CLASSES:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint's metadata")
-
-
-_METADATA_CLASSES = frozenset(
-    {
-        "torch.Size",
-        "torch.serialization._get_layout",
-        "torch.distributed.checkpoint.filesystem._StorageInfo",
-        *(
-            f"torch.distributed.checkpoint.metadata.{name}"
-            for name in (
-                "ChunkStorageMetadata",
-                "Metadata",
-                "MetadataIndex",
-                "StorageMeta",
-                "TensorProperties",
-                "TensorStorageMetadata",
-                "_MEM_FORMAT_ENCODING",
-            )
-        ),
-    }
-)
+def _fill(file: io.BufferedReader, stored: StoredTensor, tensor: Tensor) -> None:
+    """Reads the tensor from the file's position on, into its own memory where that is on the host and in order."""
+    target = (
+        tensor
+        if tensor.device.type == "cpu" and _is_in_order(tensor)
+        else torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+    )
+    if file.readinto(_bytes_of(target)) != stored.length:
+        raise ValueError(f"{stored.file} ends within {stored.name}")
+    if target is not tensor:
+        tensor.copy_(target)
 
 
-def _read_metadata(folder: Path) -> Metadata:
-    """DCP's table of what lies where."""
-    try:
-        with (folder / METADATA).open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{METADATA} of {folder.name} is missing") from error
-    except Exception as error:  # a damaged pickle raises nearly anything
-        raise CheckpointError(f"{METADATA} of {folder.name} cannot be read: {error}") from error
-    if not isinstance(metadata, Metadata):
-        raise CheckpointError(f"{METADATA} of {folder.name} holds a {type(metadata).__name__}")
-    if problem := _problem_of(metadata):
-        raise CheckpointError(f"{METADATA} of {folder.name} cannot be used: {problem}")
-    return metadata
+def _name_of(rank: int) -> str:
+    """The name of the file that a rank writes."""
+    return f"rank-{rank}.safetensors"
 
 
-def _is_whole(item: TensorStorageMetadata) -> bool:
-    """Whether shape and type of a tensor in the table are valid."""
-    dtype = getattr(item.properties, "dtype", None)
-    return isinstance(item.size, torch.Size) and isinstance(item.chunks, list) and isinstance(dtype, torch.dtype)
+def _file_of(rank: int, offers: Sequence[Offer], share: Sequence[int]) -> FilePlan:
+    return file_plan(_name_of(rank), [offers[position] for position in share])
 
 
-def _problem_of(metadata: Metadata) -> str | None:
-    """The fault that makes a table unfit to be read by torch, which trusts it."""
-    items, places = metadata.state_dict_metadata, metadata.storage_data
-    if not isinstance(items, dict) or not isinstance(places, dict):
-        return "it is incomplete"
-    for name, item in items.items():
-        if not isinstance(name, str) or (isinstance(item, TensorStorageMetadata) and not _is_whole(item)):
-            return f"it does not describe {name!r} as a tensor"
-    for place in places.values():
-        if not isinstance(place, _StorageInfo) or not isinstance(place.relative_path, str):
-            return "it does not say where each tensor lies"
-        if not place.relative_path.endswith(".distcp") or "/" in place.relative_path:
-            return f"{place.relative_path!r} is not one of the checkpoint's files"
-        if getattr(place, "transform_descriptors", None):
-            return f"{place.relative_path} is compressed or encrypted, which DiffusionPipe does not do"
-    return None
+def _is_in_order(tensor: Tensor) -> bool:
+    """Whether the tensor's memory holds its values, in the order of its indices and without gaps."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """The tensor in host memory, its values in the order of its indices; a copy only where it is not there already."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor on the host whose values are in order."""
+    return tensor.view(-1).view(torch.uint8).numpy().data

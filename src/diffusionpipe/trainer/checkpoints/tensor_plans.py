@@ -1,27 +1,48 @@
-"""The messages between ranks while they write a checkpoint, in JSON: their tensors, who writes which, and where.
+"""Who writes which tensor of a checkpoint, and where in the file of its rank the tensor lies.
 
-torch.distributed.checkpoint sends its plans and results as pickles. Ours are plans of whole tensors alone, so a name, a
-shape and a type say all about an item, and each rank builds the rest itself as DCP does. The first rank believes the
-others only what it can check: a rank may report the tensors that it was to write, in files of its own.
+Every rank offers its tensors by name, type and shape, and the first rank chooses. A rank's file is one of safetensors:
+
+    8 bytes: length of the header | header in JSON, filled with blanks | values of the tensors, without gaps
+
+It follows from names, types and shapes alone, so the first rank can say where everything lies before it is written.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
+from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.runtime.comm.exchange import JsonForm, rows_of
-from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.units import Bytes
 
-_DTYPES: Mapping[str, torch.dtype] = {
+DTYPES: Mapping[str, torch.dtype] = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
 }
+"""torch's types by their names without "torch."."""
+_IN_FILE: Mapping[str, str] = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}
+"""The names of types in a header; a tensor of another type is a row of bytes ("U8") there."""
+_ALIGNMENT: Bytes = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,158 +53,111 @@ class Offer:
     dtype: str
     """The type of the tensor without "torch.", e.g. "float32"."""
     shape: tuple[int, ...]
-    requires_grad: bool
-    is_pinned: bool
+
+    @property
+    def size(self) -> Bytes:
+        """Bytes that the tensor takes in a file."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """The place and the size in bytes of a tensor that a rank has written: file, offset, length."""
+class StoredTensor:
+    """The place, type and shape of a tensor in a checkpoint: a row of the index."""
 
     name: str
     file: str
+    """The name of the file in the checkpoint's folder."""
     offset: Bytes
+    """The first byte of the tensor in the file."""
     length: Bytes
     """Bytes that the tensor takes in the file."""
-    size: Bytes
-    """Bytes of the tensor as DCP counts them."""
+    dtype: str
+    """The type of the tensor without "torch.", e.g. "float32"."""
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFiles:
-    """The tensors that one rank has written for a checkpoint, and the size and checksum of each of its files."""
+class FilePlan:
+    """The file that one rank will write: its first bytes, and where each tensor lies."""
 
-    written: tuple[Written, ...]
-    records: tuple[FileRecord, ...]
-    """The records of its files."""
-
-
-def _part_form() -> JsonForm[RankFiles]:
-    written, records = rows_of(Written), rows_of(FileRecord)
-
-    def read(data: object) -> RankFiles:
-        if not isinstance(data, list) or len(data) != 2:
-            raise ValueError("the tensors and the files of a rank are needed")
-        return RankFiles(written=written.read(data[0]), records=records.read(data[1]))
-
-    return JsonForm(lambda part: [written.write(part.written), records.write(part.records)], read)
+    start: bytes
+    """Length of the header, and the header."""
+    tensors: tuple[StoredTensor, ...]
+    """The tensors in the order of the file."""
+    size: Bytes
+    """The length of the whole file."""
 
 
-PART = _part_form()
-"""The form in which a part travels between ranks."""
-
-
-def offers_of(plan: SavePlan) -> tuple[Offer, ...]:
-    """The tensors of a rank's save plan, in its order.
+def offer_of(name: str, tensor: Tensor) -> Offer:
+    """The offer of a tensor.
 
     Raises:
-        CheckpointError: an item is not a whole, dense tensor.
+        CheckpointError: it is sparse or quantised.
     """
-    return tuple(map(_offer, plan.items))
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise CheckpointError(f"{name} is not a dense tensor")
+    return Offer(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
 
 
-def _offer(item: WriteItem) -> Offer:
-    data = item.tensor_data
-    if data is None or item.type is not WriteItemType.TENSOR or data.properties.layout is not torch.strided:
-        raise CheckpointError(f"{item.index.fqn} is not a dense tensor")
-    return Offer(
-        name=item.index.fqn,
-        dtype=str(data.properties.dtype).removeprefix("torch."),
-        shape=tuple(data.size),
-        requires_grad=data.properties.requires_grad,
-        is_pinned=data.properties.pin_memory,
-    )
-
-
-def plan_of(offers: Sequence[Offer]) -> SavePlan:
-    """A save plan of torch with these tensors as its items, the inverse of `offers_of`.
+def check_offers(offers: Sequence[Sequence[Offer]]) -> None:
+    """Refuses tensors that cannot be, and a name that means other shapes or types on other ranks; `offers` by rank.
 
     Raises:
-        CheckpointError: there is no tensor of such a type or shape.
-    """
-    return SavePlan([_item(offer) for offer in offers])
-
-
-def _item(offer: Offer) -> WriteItem:
-    if offer.dtype not in _DTYPES or any(size < 0 for size in offer.shape):
-        raise CheckpointError(f"{offer.name}: there is no tensor of type {offer.dtype} and shape {offer.shape}")
-    size = torch.Size(offer.shape)
-    offsets = torch.Size([0] * len(size))
-    properties = TensorProperties(
-        dtype=_DTYPES[offer.dtype], requires_grad=offer.requires_grad, pin_memory=offer.is_pinned
-    )
-    return WriteItem(
-        index=MetadataIndex(offer.name, offsets),
-        type=WriteItemType.TENSOR,
-        tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(offsets=offsets, sizes=size), properties=properties, size=size
-        ),
-    )
-
-
-def shares_of(offers: Sequence[Sequence[Offer]], decided: Sequence[SavePlan]) -> tuple[tuple[int, ...], ...]:
-    """For each rank the positions, among its own offers, of the tensors that its `decided` plan writes, in order."""
-    positions = [{offer.name: position for position, offer in enumerate(of_rank)} for of_rank in offers]
-    return tuple(
-        tuple(known[item.index.fqn] for item in plan.items) for known, plan in zip(positions, decided, strict=True)
-    )
-
-
-def share_of(own: SavePlan, positions: Sequence[int]) -> SavePlan:
-    """The plan `own` with only the items at these positions, each marked as the first and only chunk of its tensor."""
-    items = [own.items[position] for position in positions]
-    return replace(own, items=[replace(item, index=replace(item.index, index=0)) for item in items])
-
-
-def written_by(results: Sequence[WriteResult]) -> tuple[Written, ...]:
-    """Name, file, offset and sizes of each tensor in the results of torch's writer."""
-    return tuple(
-        Written(
-            name=result.index.fqn,
-            file=result.storage_data.relative_path,
-            offset=result.storage_data.offset,
-            length=result.storage_data.length,
-            size=result.size_in_bytes,
-        )
-        for result in results
-    )
-
-
-def results_of(written: Sequence[Written], share: SavePlan, prefix: str) -> list[WriteResult]:
-    """The results of torch's writer that `written` was made from, for a rank whose files begin with `prefix`.
-
-    Raises:
-        CheckpointError: the names differ from the names of its `share`, or a file is not one of the rank's.
-    """
-    index_of = {item.index.fqn: item.index for item in share.items}
-    if sorted(one.name for one in written) != sorted(index_of):
-        raise CheckpointError(
-            f"the rank that writes {prefix}* has written other tensors than planned; check that all ranks run the same "
-            "version of diffusionpipe"
-        )
-    for one in written:
-        if not one.file.startswith(prefix) or "/" in one.file or min(one.offset, one.length, one.size) < 0:
-            raise CheckpointError(f"{one.name} cannot lie in {one.file!r}; its file is one of {prefix}*")
-    return [
-        WriteResult(
-            index=index_of[one.name],
-            size_in_bytes=one.size,
-            storage_data=_StorageInfo(one.file, one.offset, one.length),
-        )
-        for one in written
-    ]
-
-
-def check_replicas(offers: Sequence[Sequence[Offer]]) -> None:
-    """Refuses a name under which ranks hold tensors of different shapes or types; `offers` are by rank.
-
-    Raises:
-        CheckpointError: names the tensor and both ranks.
+        CheckpointError: names the tensor, and for an unequal one both ranks.
     """
     seen: dict[str, tuple[int, object]] = {}
     for rank, of_rank in enumerate(offers):
         for offer in of_rank:
+            if offer.dtype not in DTYPES or any(size < 0 for size in offer.shape):
+                raise CheckpointError(f"{offer.name}: there is no tensor of type {offer.dtype} and shape {offer.shape}")
             kind = (offer.shape, offer.dtype)
             first, known = seen.setdefault(offer.name, (rank, kind))
             if known != kind:
                 raise CheckpointError(f"{offer.name} is {known} on rank {first} and {kind} on rank {rank}")
+
+
+def shares_of(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[int, ...], ...]:
+    """For each rank the positions, among its own offers, of the tensors that it writes.
+
+    Each name is written once. Of a name that several ranks hold, the rank writes it that writes least so far; large
+    tensors are given away first (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+    """
+    holders: dict[str, list[tuple[int, int]]] = {}
+    sizes: dict[str, Bytes] = {}
+    for rank, of_rank in enumerate(offers):
+        for position, offer in enumerate(of_rank):
+            holders.setdefault(offer.name, []).append((rank, position))
+            sizes[offer.name] = offer.size
+    written: list[Bytes] = [0] * len(offers)
+    shares: list[list[int]] = [[] for _ in offers]
+    for name in sorted(holders, key=lambda name: (len(holders[name]) > 1, -sizes[name])):
+        rank, position = min(holders[name], key=lambda held: written[held[0]])
+        written[rank] += sizes[name]
+        shares[rank].append(position)
+    return tuple(tuple(sorted(share)) for share in shares)
+
+
+def file_plan(file: str, offers: Sequence[Offer]) -> FilePlan:
+    """The file with these tensors; those of wide types come first, so that each begins at a multiple of its width."""
+    ordered = sorted(offers, key=lambda offer: -DTYPES[offer.dtype].itemsize)
+    ends = list(accumulate((offer.size for offer in ordered), initial=0))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for offer, begin, end in zip(ordered, ends, ends[1:], strict=False):
+        dtype = _IN_FILE.get(offer.dtype)
+        kind = {"dtype": dtype, "shape": offer.shape} if dtype else {"dtype": "U8", "shape": [offer.size]}
+        header[offer.name] = {**kind, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % _ALIGNMENT)
+    start = len(text).to_bytes(8, "little") + text
+    tensors = tuple(
+        StoredTensor(
+            name=offer.name,
+            file=file,
+            offset=len(start) + begin,
+            length=offer.size,
+            dtype=offer.dtype,
+            shape=offer.shape,
+        )
+        for offer, begin in zip(ordered, ends, strict=False)
+    )
+    return FilePlan(start=start, tensors=tensors, size=len(start) + ends[-1])
