@@ -3,11 +3,10 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from kit.forked import completed
 from kit.old_checkpoints import save_by_torch
 
 from diffusionpipe.errors import CheckpointError
@@ -89,8 +88,8 @@ def test_it_is_read_without_torchs_own_reader(old):
         "from diffusionpipe.trainer.checkpoints.checkpoint import read\n"
         f"found = {{'optimizer.step': torch.tensor(0.0)}}; read(Path({str(old)!r}), found); print(found)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "{'optimizer.step': tensor(3.)}\n"
+    done = completed(["-c", script])
+    assert (done.returncode, done.stdout) == (0, "{'optimizer.step': tensor(3.)}\n")
 
 
 def test_a_table_that_would_run_code_is_refused(old, tmp_path):

@@ -56,7 +56,7 @@ class _TableUnpickler(pickle.Unpickler):
     """Reads the table and nothing else: a pickle from a stranger's checkpoint must not run code."""
 
     def find_class(self, module: str, name: str) -> object:
-        """What stands for the class here, if a table may contain it."""
+        """The object that stands for the class here, if a table may contain it."""
         if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
             return getattr(torch, name)
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
@@ -100,7 +100,7 @@ def _stored(name: object, kinds: dict[object, _Part], place: _Part) -> StoredTen
     """A tensor of the table, whose parts a stranger may have written.
 
     Raises:
-        ValueError: it is no tensor in one of the checkpoint's files.
+        ValueError: the table gives no type, shape or place that a tensor can have.
     """
     size, properties = kinds[name].state["size"], kinds[name].state["properties"]
     dtype = properties.state[0] if isinstance(properties, _Part) else None

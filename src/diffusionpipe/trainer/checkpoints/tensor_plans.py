@@ -138,7 +138,7 @@ def shares_of(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[int, ...], ...]:
 
 
 def file_plan(file: str, offers: Sequence[Offer]) -> FilePlan:
-    """The file with these tensors; those of wide types come first, so that each begins at a multiple of its width."""
+    """The file with these tensors, wide types first, so that each tensor begins at a multiple of its width."""
     ordered = sorted(offers, key=lambda offer: -DTYPES[offer.dtype].itemsize)
     ends = list(accumulate((offer.size for offer in ordered), initial=0))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
