@@ -17,8 +17,9 @@ from kit.screen_files import assert_screen
 from rich.console import Console
 
 from diffusionpipe import cli
+from diffusionpipe.cli.text import screen
 from diffusionpipe.cli.text.rehearsal_report import Outcome, figures_of, print_report
-from diffusionpipe.cli.verbs.rehearse import RehearsalProgress, disturbance, used_by_others
+from diffusionpipe.cli.verbs.rehearse import disturbance, rehearsal_progress, used_by_others
 from diffusionpipe.costs import (
     Costs,
     LayerProfile,
@@ -457,10 +458,11 @@ def test_a_disturbed_rehearsal_says_by_what():
 SIZE = Size(num_ranks=4, iterations=3, iteration=5.0, bytes_scale=0.01, tensors=2**28)
 
 
-def test_progress_is_lines_in_a_pipe_and_a_bar_on_a_terminal():
+def test_progress_is_lines_in_a_pipe_and_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(screen, "REFRESH", 0.0)
     written = io.StringIO()
     clock = iter([0.0, 0.1, 6.0, 7.0, 12.0])
-    with RehearsalProgress(Console(file=written, width=80), SIZE, clock=lambda: next(clock)) as report:
+    with rehearsal_progress(Console(file=written, width=80), SIZE, clock=lambda: next(clock)) as report:
         for done in range(4):
             report(done)
     assert written.getvalue().splitlines() == [
@@ -468,7 +470,7 @@ def test_progress_is_lines_in_a_pipe_and_a_bar_on_a_terminal():
         "rehearsed 3 of 3 iterations, done",
     ]
     drawn = io.StringIO()
-    with RehearsalProgress(Console(file=drawn, width=80, force_terminal=True), SIZE) as report:
+    with rehearsal_progress(Console(file=drawn, width=80, force_terminal=True), SIZE) as report:
         for done in range(4):
             report(done)
     assert "4/4" in drawn.getvalue()

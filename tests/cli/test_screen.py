@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from diffusionpipe.cli.text.screen import ConsoleScreen, ConsoleWork
+from diffusionpipe.cli.verbs.terminal import TERMINAL
 
 
 def screen(**options):
@@ -109,3 +110,16 @@ def test_work_within_a_bar_shares_its_display_and_leaves_it():
     last = console.file.getvalue().split("training")[-1]
     assert "3/6" in last
     assert "saving" not in last
+
+
+def test_progress_of_a_workflow_has_a_title_and_the_time_left_on_a_terminal_alone(monkeypatch, capsys):
+    monkeypatch.setattr("diffusionpipe.cli.text.screen.REFRESH", 0.0)
+    with TERMINAL.progress("reading pictures") as report:
+        report(1, 4)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with TERMINAL.progress("reading pictures") as report:
+        report(1, 4)
+    shown = capsys.readouterr().err
+    assert "reading pictures" in shown
+    assert re.search(r"done 1/4, \d+ s left", shown)

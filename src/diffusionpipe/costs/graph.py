@@ -25,6 +25,8 @@ BYTES_OF_DTYPE = {
 }
 BYTES_OF_STORED = {form.value: 1 for form in Form}
 """Bytes of a number of a stored matrix's codes, whose dtype is the name of their form."""
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+"""Ends of the names of attention's projections in diffusers' denoisers, which get adapters by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

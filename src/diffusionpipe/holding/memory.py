@@ -6,12 +6,26 @@ ranges of layers, millions of times. The needs of a trained parameter and of a l
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum, auto
 from operator import attrgetter
 
 from diffusionpipe.costs.profile import Profile
 from diffusionpipe.holding.state import Held
 from diffusionpipe.holding.workload import Workload
 from diffusionpipe.units import Bytes
+
+
+class Trait(Enum):
+    """A property of an item of memory, which estimates and other phases of a run ask for."""
+
+    LASTING = auto()
+    """Held between two iterations too."""
+    COUNTED = auto()
+    """Follows from the shapes of the parameters alone, so it is there without a profile."""
+    GROWING = auto()
+    """Grows with the size of the samples."""
+    WHOLE = auto()
+    """Whole on each copy of the pipeline, also where the copies hold parameters, gradients and states in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +68,30 @@ class MemoryUse:
         """Name of each item -> its bytes, in the order of the fields."""
         return dict(zip(_NAMES, _VALUES(self), strict=True))
 
+    def having(self, trait: Trait) -> Bytes:
+        """The sum of the items that have a trait, in bytes.
 
+        >>> MemoryUse(parameters=4, activations=2, frozen_outputs=1).having(Trait.LASTING)
+        5
+        """
+        return sum(size for name, size in self.items().items() if trait in TRAITS[name])
+
+
+TRAITS = {
+    "parameters": (Trait.LASTING, Trait.COUNTED),
+    "gradients": (Trait.LASTING, Trait.COUNTED),
+    "optimizer": (Trait.LASTING, Trait.COUNTED),
+    "ema": (Trait.LASTING, Trait.COUNTED),
+    "backup": (Trait.LASTING, Trait.COUNTED),
+    "gathered": (),
+    "frozen": (Trait.LASTING, Trait.COUNTED, Trait.WHOLE),
+    "copies": (),
+    "activations": (Trait.GROWING, Trait.WHOLE),
+    "messages": (Trait.GROWING,),
+    "workspace": (Trait.GROWING,),
+    "frozen_outputs": (Trait.LASTING, Trait.GROWING, Trait.WHOLE),
+}
+"""The traits of each item of `MemoryUse`, by its name."""
 _NAMES = tuple(field.name for field in fields(MemoryUse))
 _VALUES = attrgetter(*_NAMES)
 

@@ -242,13 +242,13 @@ def timeline_to_text(timeline: Timeline) -> str:
     return to_text(timeline, TIMELINE)
 
 
-def timeline_from_text(text: str, *, source: str = "timeline") -> Timeline:
+def timeline_from_text(text: str) -> Timeline:
     """The timeline in the JSON text of a timeline file.
 
     Raises:
-        FileFormatError: the text has another format; its message names the text as `source`.
+        FileFormatError: the text has another format.
     """
-    return from_text(text, TIMELINE, source=source)
+    return from_text(text, TIMELINE, source="timeline")
 
 
 def write_timeline(timeline: Timeline, path: Path) -> None:

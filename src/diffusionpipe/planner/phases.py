@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from diffusionpipe.costs.graph import upstream
 from diffusionpipe.holding import Ledger
-from diffusionpipe.holding.memory import MemoryUse, copies_of, forward_bytes
+from diffusionpipe.holding.memory import copies_of, forward_bytes
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.plan import drawing_backbone
 from diffusionpipe.planner.drawing.drawing import decoder_use
@@ -25,12 +25,10 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.units import Bytes
 
-_STANDING = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen", "frozen_outputs")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """The bytes of one worker at the peak of each phase of a run, beside the bytes of `standing`."""
+    """The bytes of one worker at the peak of each phase of a run, beside the bytes of `Trait.LASTING`."""
 
     validation: Bytes
     drawing: Bytes
@@ -43,14 +41,8 @@ class Phases:
 
     @property
     def peak(self) -> Bytes:
-        """The most bytes of all phases, beside the bytes of `standing`."""
+        """The most bytes of all phases, beside the bytes of `Trait.LASTING`."""
         return max(self.exchange, self.averages + max(self.validation, self.drawing, self.decoding))
-
-
-def standing(use: MemoryUse) -> Bytes:
-    """The bytes of a rank's memory in training that it also holds between two iterations."""
-    items = use.items()
-    return sum(items[name] for name in _STANDING)
 
 
 def phases_of(

@@ -14,8 +14,8 @@ class Telling(Protocol):
     def say(self, text: str) -> None:
         """Show a line of text beside the results."""
 
-    def progress(self) -> AbstractContextManager[Progress]:
-        """A context in whose block a progress bar is shown; it gives a function to call with the progress."""
+    def progress(self, title: str) -> AbstractContextManager[Progress]:
+        """A context that shows its block as work of this title; it gives a function to call with the progress."""
 
 
 class Silence:
@@ -25,7 +25,7 @@ class Silence:
         """Ignore the text."""
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
+    def progress(self, title: str) -> Iterator[Progress]:
         """Give a function that does nothing with the progress, and show no bar."""
         yield lambda done, total: None
 

@@ -1,6 +1,6 @@
 """The work that is under way, for the user to see: a bar on a terminal, a line now and then elsewhere. Rank 0 shows it.
 
-loading weights ━━━━━━━━━━━━╸━━━━━━━  parameters 1.2B/2.6B 0:00:07       on a terminal; gone when it is done
+loading weights ━━━━━━━╸━━━  parameters 1.2B/2.6B, 8 s left 0:00:07       on a terminal; gone when it is done
 loading weights parameters=1.2B/2.6B elapsed_s=13 left_s=15              in the log, if it takes longer than 3 s
 """
 
@@ -43,7 +43,10 @@ class ConsoleWork:
         """Shows that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
         self._done, self._total, self._words = done, total, words or {}
         self._shown = self._clock()
-        self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
+        texts = [f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()]
+        if (left := self._left()) is not None:
+            texts.append(f"{left:.0f} s left")
+        self.write(done, total, ", ".join(texts))
 
     def write(self, done: float, total: float, text: str) -> None:
         """Shows the progress on a terminal alone, with `text` beside the bar."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,6 @@ from diffusionpipe.cli.verbs.plan_options import UsedRanks
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from diffusionpipe.cli.text.rehearsal_report import Outcome
     from diffusionpipe.costs import Costs, Profile
@@ -206,7 +206,7 @@ def _rehearsed(
             fitting = fitting_bytes_scale(plan.train, costs, link, size.iteration, data_parallel=mesh.data_parallel)
             bytes_scale = min(bytes_scale, fitting)
         run = virtual_run(plan.train, costs, profile.graph, mesh, scale=scale, bytes_scale=bytes_scale, link=link)
-        with RehearsalProgress(errors, size) as report:
+        with rehearsal_progress(errors, size) as report:
 
             def note(done: int) -> None:
                 counters.append(read_counters(own_cores()))
@@ -217,38 +217,31 @@ def _rehearsed(
     return Outcome(result=found, size=size, link=link, scale=scale, bytes_scale=bytes_scale, others=others)
 
 
-class RehearsalProgress:
-    """A context that shows how many iterations are done: a bar on a terminal, elsewhere a line now and then."""
+@contextmanager
+def rehearsal_progress(
+    console: Console, size: Size, *, clock: Callable[[], Seconds] = perf_counter
+) -> Iterator[Callable[[int], None]]:
+    """A context with a function (measured iterations) that shows them: a bar on a terminal, else a line now and then.
 
-    def __init__(self, console: Console, size: Size, *, clock: Callable[[], Seconds] = perf_counter) -> None:
-        self._console, self._size, self._clock = console, size, clock
-        self._bar: Progress | None = None
-        self._said = clock()
+    One iteration, the warm-up, runs before the measured ones.
+    """
+    from diffusionpipe.cli.text.screen import ConsoleScreen
 
-    def __enter__(self) -> Callable[[int], None]:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    said, total = clock(), size.iterations + 1
 
-        if self._console.is_terminal:
-            columns = TextColumn("rehearsing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("rehearsing", total=self._size.iterations + 1)
-            self._bar.start()
-        return self._update
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _update(self, done: int) -> None:
-        """Show that `done` iterations have been measured; one warm-up iteration ran before them."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done + 1)
+    def note(done: int) -> None:
+        nonlocal said
+        if console.is_terminal:
+            work.show(done + 1, total, {"iteration": f"{done + 1}/{total}"})
             return
-        now, left = self._clock(), self._size.iterations - done
-        if done and (now - self._said >= LINES_EVERY or (not left and self._size.seconds >= LINES_EVERY)):
-            seconds = f"about {left * self._size.iteration:.0f} s left" if left else "done"
-            self._console.print(f"rehearsed {done} of {self._size.iterations} iterations, {seconds}", soft_wrap=True)
-            self._said = now
+        now, left = clock(), size.iterations - done
+        if done and (now - said >= LINES_EVERY or (not left and size.seconds >= LINES_EVERY)):
+            seconds = f"about {left * size.iteration:.0f} s left" if left else "done"
+            console.print(f"rehearsed {done} of {size.iterations} iterations, {seconds}", soft_wrap=True)
+            said = now
+
+    with ConsoleScreen(console, speaks=console.is_terminal).work("rehearsing", is_timed=True) as work:
+        yield note
 
 
 def _warn_if_busy(errors: Console, began: Counters | None) -> None:

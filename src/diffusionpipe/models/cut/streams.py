@@ -25,17 +25,15 @@ class BlockStreams:
     """The modules that are called by the layer that reads their result."""
 
 
-def named_streams(
-    layers: Sequence[Layer], streams: BlockStreams, inputs: Collection[str], *, component: str = "transformer"
-) -> tuple[Layer, ...]:
+def named_streams(layers: Sequence[Layer], streams: BlockStreams, inputs: Collection[str]) -> tuple[Layer, ...]:
     """The layers that `cut` returned, with the tensors of time, text and picture renamed; computations stay the same.
 
-    The first three write "temb", "<component>.text" and "<component>.picture", and read in the order of `inputs`. Of
+    The first three write "temb", "transformer.text" and "transformer.picture", and read in the order of `inputs`. Of
     what a block returns, the picture's tokens come last, and have the block's name; the text's, which the last block
     does not write, are "<block>.text".
     """
-    tensors = ("temb", f"{component}.text", f"{component}.picture")
-    first = {f"{component}.{child}": tensor for child, tensor in zip(streams.first, tensors, strict=True)}
+    tensors = ("temb", "transformer.text", "transformer.picture")
+    first = {f"transformer.{child}": tensor for child, tensor in zip(streams.first, tensors, strict=True)}
     names: dict[str, str] = {}
     for layer in layers:
         # `cut` numbers what a block returns: "<block>", "<block>.1".

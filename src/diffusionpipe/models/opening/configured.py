@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -30,7 +30,6 @@ def configured_graph(
     name: str,
     *,
     resolution: int | None = None,
-    train: Collection[str] | None = None,
     lora: LoraSettings | None = None,
     clip: Clip | None = None,
     captions: CaptionReading = WHOLE,
@@ -51,7 +50,7 @@ def configured_graph(
         configured_parts(name),
         objective,
         resolution=config["resolution"] if resolution is None else resolution,
-        train=train,
+        train=None,
         dtype="float32",
         lora=lora,
         clip=clip,

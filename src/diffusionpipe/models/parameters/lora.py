@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from diffusionpipe.combinations.features import Feature
 from diffusionpipe.combinations.refused import refusal
+from diffusionpipe.costs.graph import ATTENTION
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graphs.graph import LayerGraph, own_parameters
 from diffusionpipe.models.parameters.adapter_names import Adapter
 from diffusionpipe.models.parameters.lora_targets import (
-    ATTENTION,
     Breadth,
     Targets,
     ends_with,

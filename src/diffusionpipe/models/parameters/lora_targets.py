@@ -5,10 +5,8 @@ from enum import StrEnum
 
 from torch import nn
 
+from diffusionpipe.costs.graph import ATTENTION
 from diffusionpipe.errors import ModelError
-
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-"""The projections of every attention of diffusers' denoisers."""
 
 _FUSED = "to_qkv_mlp_proj"
 """FLUX.2's single-stream attention has one layer for its inputs, and "to_out" for its output."""

@@ -19,6 +19,8 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.units import Bytes, Seconds
 
+SLACK = 0.05
+"""The part by which the slowest rank may exceed the time that the best balance gives it."""
 STEP = 1.1
 """Factor by which the limit of the slowest rank grows from the even share until some cut keeps to it."""
 
@@ -33,16 +35,15 @@ class _Ring:
     stop: int
 
 
-def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int, *, slack: float = 0.05) -> tuple[int, ...]:
+def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int) -> tuple[int, ...]:
     """The index of the first trained layer of each of the 2p stages of a V, with few bytes sent between ranks.
 
-    Of the cuts whose slowest rank is within `slack` of the best balance, the one with the fewest bytes sent.
+    Of the cuts whose slowest rank is within `SLACK` of the best balance, the one with the fewest bytes sent.
 
     Args:
         graph: the model.
         times: seconds of each trained layer, forward and backward.
         num_ranks: p.
-        slack: by how much the slowest rank may exceed the time that the best balance gives it.
 
     Raises:
         ConfigError: fewer than 2p trained layers.
@@ -60,7 +61,7 @@ def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int, *, 
     while best == inf:  # nothing is left out by a limit that some cut keeps to
         limit *= STEP
         best, _ = _search(num_ranks, before, between, limit=limit, by_time=True)
-    _, rings = _search(num_ranks, before, between, limit=best * (1 + slack), by_time=False)
+    _, rings = _search(num_ranks, before, between, limit=best * (1 + SLACK), by_time=False)
     return (*(ring.start for ring in rings), *(ring.inner_stop for ring in reversed(rings)))
 
 

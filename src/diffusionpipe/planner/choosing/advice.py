@@ -10,6 +10,7 @@ from math import prod
 
 from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.cluster import repeated
+from diffusionpipe.costs.graph import ATTENTION
 from diffusionpipe.holding import Item
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Sharded
@@ -29,8 +30,6 @@ from diffusionpipe.units import Bytes
 RECOMPUTE = "recompute all layers in the backward (training.activation_checkpointing = true, or --checkpoint '*')"
 RANK = 16
 LORA = f'LoRA ([lora] rank = {RANK}, model.frozen_dtype = "bfloat16" in a recipe)'
-TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-"""Linear layers that get adapters unless a recipe says otherwise: the projections of attention."""
 WORTH_SAYING = 0.95
 """A change that does not make the model fit must take less than this part of the memory to be named."""
 MOST_DEVICES = 64
@@ -224,7 +223,7 @@ def with_adapters(setting: Setting, rank: int = RANK) -> Setting | None:
 
 
 def _is_target(parameter: ParameterSpec) -> bool:
-    ends = tuple(f".{target}.weight" for target in TARGETS)
+    ends = tuple(f".{target}.weight" for target in ATTENTION)
     return len(parameter.shape) == 2 and parameter.name.endswith(ends)
 
 

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from diffusionpipe.costs.cluster import Cluster, with_memory
 from diffusionpipe.costs.forms import Form, stored_bytes
+from diffusionpipe.holding.memory import Trait
 from diffusionpipe.planner.choosing.advice import RANK, Nearest, nearest_layout, recomputed, with_adapters
 from diffusionpipe.planner.choosing.batches import with_batch
 from diffusionpipe.planner.choosing.fewer import least_of
@@ -87,9 +88,7 @@ def _may_shrink(setting: Setting, cheap: Sequence[Change]) -> bool:
     nearest = nearest_layout(setting) if least_of(setting) < float("inf") else None
     if nearest is None:
         return False
-    use = nearest.use
-    growing = use.activations + use.workspace + use.messages + use.frozen_outputs
-    return nearest.proposal.overflow < growing
+    return nearest.proposal.overflow < nearest.use.having(Trait.GROWING)
 
 
 def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> CombinedWay | None:

@@ -24,6 +24,8 @@ HOST_BOUND = 1.02
 """An iteration is host-bound if the hosts make it longer by this factor."""
 CLEAR = 1.005
 """A system is called faster than another from this factor on."""
+MAX_ESTIMATED = 6
+"""The most layouts that are shown though they were only estimated."""
 MOST_NAMED = 4
 """The most slow links that a remark names."""
 
@@ -88,12 +90,11 @@ def compare(
     chosen: tuple[Candidate, Proposal] | None = None,
     beside: Sequence[Row] = (),
     remarks: Sequence[Remark] = (),
-    max_estimated: int = 6,
 ) -> Comparison:
     """The comparison of the layouts that a search looked at, at least one of which fits, with other systems' layouts.
 
     The plan is `chosen`, else the fastest. Rows `beside` are simulated layouts of other searches. At most
-    `max_estimated` layouts are shown that were only estimated.
+    `MAX_ESTIMATED` layouts are shown that were only estimated.
 
     Raises:
         AssertionError: nothing fits, and none is chosen.
@@ -108,7 +109,7 @@ def compare(
     estimated: dict[tuple[str, str], Row] = {}
     for one in search.judged:
         key = name_of(one.candidate), sizes_in(setting, one.candidate)
-        if len(estimated) < max_estimated and key not in {**simulated, **estimated}:  # the same with other cuts
+        if len(estimated) < MAX_ESTIMATED and key not in {**simulated, **estimated}:  # the same with other cuts
             estimated[key] = estimated_row(judge, one, search.is_filled)
     others = _sorted(baseline_row(judge, one) for one in best_baselines(setting.whole or setting))
     found = _sorted(simulated.values()), _sorted(estimated.values())

@@ -18,6 +18,7 @@ from itertools import pairwise, product
 from math import gcd, lcm
 from typing import TypeAlias
 
+from diffusionpipe.holding.memory import Trait
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
@@ -337,5 +338,4 @@ def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
 def _may_fit_in_parts(judge: Judge, copy: Candidate) -> bool:
     """Whether what no copy shares with the others fits in memory, when all that they share takes none."""
     (use,) = judge.footprint.uses(copy)
-    whole = use.frozen + use.activations + use.frozen_outputs
-    return whole <= min(judge.tables.ground(copy.arrangement).memories)
+    return use.having(Trait.WHOLE) <= min(judge.tables.ground(copy.arrangement).memories)

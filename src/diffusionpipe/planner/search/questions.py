@@ -224,7 +224,6 @@ class Questions:
         objective: PartitionObjective,
         *,
         replicas: tuple[int, ...] = (1,),
-        slack: float = SLACK,
         limit: Seconds = float("inf"),
         width: int = WIDTH,
         ignores_memory: bool = False,
@@ -233,7 +232,7 @@ class Questions:
     ) -> tuple[Partition, ...]:
         """The best partitions of a place by an objective, best first; () where none fits in memory.
 
-        The dearest stage allowed starts at `slack` times the even share and is doubled until something is found, but
+        The dearest stage allowed starts at `SLACK` times the even share and is doubled until something is found, but
         never beyond `limit`.
         """
         sums = self.tables.table.sums(self.tables.unit_samples(arrangement, microbatches) / max(replicas), microbatches)
@@ -244,7 +243,7 @@ class Questions:
         ground = self.tables.ground(arrangement)
         even = (sums.forward[-1] + sums.backward[-1]) * max(replicas) / sum(ground.speeds)
         everything = (sums.forward[-1] + sums.backward[-1]) * max(replicas) / min(ground.speeds)
-        cap = min(limit, slack * max(even, max(layers) / max(ground.speeds)))
+        cap = min(limit, SLACK * max(even, max(layers) / max(ground.speeds)))
         while True:
             question = self.question(
                 arrangement,

@@ -37,6 +37,8 @@ from diffusionpipe.runtime.job.watchdog import Watchdog
 from diffusionpipe.runtime.machine.error_file import FailureNote, note_of, write_error_file
 from diffusionpipe.units import Seconds
 
+_TRANSFER: Seconds = 1800.0
+"""The time that one transfer may take; deaths are noticed long before."""
 _DEADLINE = 10
 """Seconds that a failing rank has for its clean-up: NCCL's may hang."""
 
@@ -95,9 +97,7 @@ def said_by_all(store: Store, member: Membership, name: str, text: str) -> list[
 
 
 @contextmanager
-def joined(
-    member: Membership, *, device: str, timeout: Seconds = 1800.0, arrival: Seconds = 300.0, patience: Seconds = 8.0
-) -> Iterator[Job]:
+def joined(member: Membership, *, device: str, arrival: Seconds = 300.0, patience: Seconds = 8.0) -> Iterator[Job]:
     """Join the job with device and process group, for the length of the block; it ends when all ranks reach its end.
 
     An error in the block is sent to the other ranks, which then end within seconds. When another rank ended first, this
@@ -106,7 +106,6 @@ def joined(
     Args:
         member: from `membership`.
         device: "cpu" (gloo), "cuda" (NCCL, and gloo for tensors on the CPU), or "auto": CUDA where ranks have it.
-        timeout: of one transfer; deaths are noticed long before.
         arrival: how long to wait for all ranks to come.
         patience: silence after which a rank counts as gone.
 
@@ -120,7 +119,7 @@ def joined(
     if member.world_size > 1:
         check_interfaces(os.environ, (GLOO,) if own.index is None else NAMED_INTERFACES)
     with met(member, own, arrival=arrival, patience=patience) as meeting:
-        yield opened(meeting, timeout=timeout)
+        yield opened(meeting, timeout=_TRANSFER)
 
 
 @contextmanager

@@ -8,32 +8,30 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import torch.distributed as dist
-
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.runtime.job.agreement import agree, rank_in, size_of, together
 from diffusionpipe.units import Seconds
 
 
-def check_shared_file_system(folder: Path, *, group: dist.ProcessGroup | None = None, patience: Seconds = 10.0) -> None:
+def check_shared_file_system(folder: Path, *, patience: Seconds = 10.0) -> None:
     """Check that every rank can write into the folder and sees what the first rank writes there, and the reverse.
 
-    Every rank of the group calls it at the start, instead of finding out at the first checkpoint. A network file system
+    Every rank calls it at the start, instead of finding out at the first checkpoint. A network file system
     may show a new file late: a rank looks again for `patience` seconds.
 
     Raises:
         CheckpointError: on all ranks; it names the nodes that lack the folder or cannot write.
     """
-    rank, size = rank_in(group), size_of(group)
-    run = agree(lambda: secrets.token_hex(8), group)[0]
+    rank, size = rank_in(), size_of()
+    run = agree(lambda: secrets.token_hex(8))[0]
     tokens = [folder / f".shared-{run}-{other}" for other in range(size)]
     try:
-        together(lambda: _write_token(tokens[rank]), group)
-        seen = agree(lambda: _wait_for(tokens if rank == 0 else tokens[:1], patience), group)
-        nodes = agree(socket.gethostname, group)
+        together(lambda: _write_token(tokens[rank]))
+        seen = agree(lambda: _wait_for(tokens if rank == 0 else tokens[:1], patience))
+        nodes = agree(socket.gethostname)
         # Both directions are the same finding: rank r and rank 0 do not share the folder.
         lacking = sorted({r for r in range(size) if not seen[r][0] or not seen[0][r]})
-        together(lambda: None, group)  # nobody removes a token that another still looks for
+        together(lambda: None)  # nobody removes a token that another still looks for
     finally:
         with suppress(OSError):  # where it could not be written it cannot be removed, and that error is on its way
             tokens[rank].unlink()

@@ -174,7 +174,6 @@ def virtual_executor(
     tensors: Mapping[str, TensorSpec],
     transport: Transport,
     inputs: Sequence[str] = (),
-    backbones: Sequence[Backbone] = ONE_BACKBONE,
     wait: Wait = precise_wait,
 ) -> Executor:
     """An executor that rehearses one worker's side of a schedule with explicit messages; compute is waits.
@@ -189,9 +188,7 @@ def virtual_executor(
         schedule,
         worker,
         Equipment(
-            stages=virtual_stages(
-                schedule, worker, costs=costs, tensors=tensors, inputs=inputs, backbones=backbones, wait=wait
-            ),
+            stages=virtual_stages(schedule, worker, costs=costs, tensors=tensors, inputs=inputs, wait=wait),
             tensors=tensors,
             transport=transport,
             device=torch.device("cpu"),

@@ -57,13 +57,10 @@ def pipe_of(model: str, workers: Sequence[int], microbatches: Sequence[int], fir
     return Pipe(workers=tuple(workers), microbatches=tuple(microbatches), model=model, first_block=first_block)
 
 
-def opposed(
-    num_workers: int, microbatches: tuple[int, int], times: Sequence[StageTimes] = (), *, slack: int = 0
-) -> Schedule:
-    """The schedule of two backbones in opposite directions, the first one down the workers.
+def opposed(num_workers: int, microbatches: tuple[int, int]) -> Schedule:
+    """The schedule of two backbones in opposite directions, the first one down the workers; all stages take as long.
 
-    `microbatches`: the number of each, of one sample. `times`: one for each stage of the first, then of the second
-    backbone; all equal by default. `slack`: micro-batches by which a stage may hold more than in 1F1B.
+    `microbatches`: the number of each, of one sample.
 
     >>> for order in opposed(2, (2, 2)).orders:
     ...     print(*order)
@@ -75,7 +72,7 @@ def opposed(
         pipe_of("first", down, (1,) * microbatches[0]),
         pipe_of("second", down, (1,) * microbatches[1], first_block=num_workers),
     )
-    return ordered("opposed", pipes, times or [StageTimes()] * 2 * num_workers, slack=slack)
+    return ordered("opposed", pipes, [StageTimes()] * 2 * num_workers)
 
 
 def ordered(name: str, pipes: Sequence[Pipe], times: Sequence[StageTimes], *, slack: int = 0) -> Schedule:

@@ -183,17 +183,17 @@ def save(
     return saving.path
 
 
-def load(path: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None) -> State:
+def load(path: Path, tensors: Mapping[str, Tensor]) -> State:
     """Verifies the checkpoint together with all ranks, fills this rank's tensors in place, returns the state.
 
-    Every rank of the group calls it; the ranks that saved need not be as many. Nothing is changed unless the files of
+    Every rank calls it; the ranks that saved need not be as many. Nothing is changed unless the files of
     all ranks are good and each rank finds all its names.
 
     Raises:
         CheckpointError: on all ranks, for a damaged checkpoint or one of another model.
     """
-    verify_together(path, group)
-    return together(lambda: read(path, tensors), group)
+    verify_together(path)
+    return together(lambda: read(path, tensors))
 
 
 def read(path: Path, tensors: Mapping[str, Tensor]) -> State:

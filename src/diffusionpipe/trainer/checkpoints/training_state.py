@@ -9,7 +9,6 @@ from math import isfinite
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from diffusionpipe.errors import NonFiniteWeightsError
@@ -54,15 +53,15 @@ def training_tensors(state: TrainingState) -> dict[str, Tensor]:
     }
 
 
-def check_finite(tensors: Mapping[str, Tensor], step: int, *, group: dist.ProcessGroup | None = None) -> None:
+def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
     """Refuses weights and averages with a NaN or an infinity among the tensors after `step`.
 
-    Every rank of the group calls it.
+    Every rank calls it.
 
     Raises:
         NonFiniteWeightsError: on all ranks alike, with the alphabetically first of the names that ranks have found.
     """
-    refuse_not_finite(agree(lambda: first_weight_not_finite(tensors), group), step)
+    refuse_not_finite(agree(lambda: first_weight_not_finite(tensors)), step)
 
 
 def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
@@ -101,12 +100,10 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return next(name for name, norm in zip(suspects, largest.tolist(), strict=True) if not isfinite(norm))
 
 
-def load_training(
-    path: Path, state: TrainingState, *, is_verified: bool = False, group: dist.ProcessGroup | None = None
-) -> State:
+def load_training(path: Path, state: TrainingState, *, is_verified: bool = False) -> State:
     """Puts a checkpoint into this rank's model, optimizer and average, and returns the rest of its state.
 
-    The rest are the values that were saved beside the tensors, as in state.json. Every rank of the group calls it; the
+    The rest are the values that were saved beside the tensors, as in state.json. Every rank calls it; the
     ranks that saved may have been more or fewer, and split otherwise. `is_verified`: `resuming.checkpoint_of` has
     compared its checksums already.
 
@@ -114,8 +111,8 @@ def load_training(
         CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.
     """
     if not is_verified:
-        verify_together(path, group)
-    return together(_loading(path, state), group)
+        verify_together(path)
+    return together(_loading(path, state))
 
 
 def _loading(path: Path, state: TrainingState) -> Callable[[], State]:

@@ -26,10 +26,9 @@ _ENDED = ("", "Z", "X")
 class FrozenRanks:
     """Watches the processes of a job's ranks, and kills the ones that are frozen while the job ends."""
 
-    def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.killed: dict[int, str] = {}
         """Why each rank that was killed here counts as frozen."""
-        self._clock = clock
         self._since: dict[int, tuple[str, Seconds]] = {}
 
     def look(self, pids: Sequence[int], is_failing: Callable[[], bool]) -> None:
@@ -38,7 +37,7 @@ class FrozenRanks:
         `is_failing`: whether a rank has left a note; only asked if one is frozen. Ranks end well only after all have
         done their work. Without a note and with all ranks alive, a rank that was paused can continue later.
         """
-        now = self._clock()
+        now = time.monotonic()
         states = [state_of_process(pid) for pid in pids]
         for rank, (pid, found) in enumerate(zip(pids, states, strict=True)):
             state = found or ""

@@ -106,7 +106,6 @@ def acquire(
     take_over: bool = False,
     on_loss: Callable[[str], None] | None = None,
     timing: Timing = USUAL,
-    me: RankProcess | None = None,
 ) -> RunLock:
     """Takes the lock of a run folder, which is made if it is missing; nothing else in it is touched.
 
@@ -117,12 +116,11 @@ def acquire(
         take_over: whether to take it from an owner on another machine that gives no sign of life.
         on_loss: called in a thread when another job has taken the lock over.
         timing: for tests.
-        me: this process; for tests.
 
     Raises:
         ConfigError: another job uses the folder, or it cannot be written.
     """
-    me, path = me or this_member(0), folder / NAME
+    me, path = this_member(0), folder / NAME
     deadline = time.monotonic() + timing.ending
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +155,7 @@ def is_held(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None], timing: Timing = USUAL) -> RunLock | None:
+def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None]) -> RunLock | None:
     """Takes part in the lock of this rank's launcher; None if that holds none.
 
     `launcher`: its process id. `on_loss` is called in a thread when another job has taken the lock over.
@@ -171,7 +169,7 @@ def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None], timing:
         os.close(descriptor)
         return None
     _lock(descriptor, fcntl.LOCK_SH)
-    return RunLock(folder / NAME, descriptor, beats=False, timing=timing, on_loss=on_loss)
+    return RunLock(folder / NAME, descriptor, beats=False, timing=USUAL, on_loss=on_loss)
 
 
 def _try(path: Path, me: RankProcess, *, is_late: bool) -> tuple[int | Owner | None, Life, float]:

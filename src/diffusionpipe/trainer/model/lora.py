@@ -3,8 +3,9 @@
 import torch
 
 from diffusionpipe.costs.forms import Form
+from diffusionpipe.costs.graph import ATTENTION
 from diffusionpipe.models.parameters.lora import LoraSettings
-from diffusionpipe.models.parameters.lora_targets import ATTENTION, Breadth, Targets
+from diffusionpipe.models.parameters.lora_targets import Breadth, Targets
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.model_section import AdaptedLayers, FrozenStore, is_narrow_store, stored_form
 

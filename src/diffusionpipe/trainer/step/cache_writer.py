@@ -32,8 +32,8 @@ class CacheWriter:
     A full disk ends the writing, by name, and training continues: the missing results are computed in later epochs.
     """
 
-    def __init__(self, tensors: Sequence[CachedTensor], *, shard: Bytes = SHARD, patience: Seconds = PATIENCE) -> None:
-        self._tensors, self._shard, self._patience = tuple(tensors), shard, patience
+    def __init__(self, tensors: Sequence[CachedTensor]) -> None:
+        self._tensors = tuple(tensors)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cache")
         self._waiting: list[Future[None]] = []
         self._known = {tensor.folder: CacheFiles(tensor.folder) for tensor in tensors}
@@ -77,7 +77,7 @@ class CacheWriter:
                     continue
                 own[name] = store.view(tensor.spec.name, Range(row, row + 1))[0].detach().to("cpu", copy=True)
         size = sum(value.nbytes for own in self._pending.values() for value in own.values())
-        if size >= self._shard or (size and monotonic() - self._since > self._patience):
+        if size >= SHARD or (size and monotonic() - self._since > PATIENCE):
             self.flush()
 
     def flush(self) -> None:

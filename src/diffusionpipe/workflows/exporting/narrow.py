@@ -65,7 +65,7 @@ def narrow_export_of(
         ranges: dict[str, float] = {}
         if width.rounds_inputs:
             ranges = _ranges(run, folder, _with_wishes(run, graph, asked, pictures), times, work)
-        with tell.progress() as progress:
+        with tell.progress("writing") as progress:
             return write_narrow_export(folder, out, graph, width, ranges, variant=asked.variant, on_tensor=progress)
 
 

@@ -27,7 +27,10 @@ def write_prototypes(
 
     folder = resolve_folder(model)
     tell.say(f"mean features of the pictures in {data}, by class")
-    found = prototypes_of(data, folder, resolution=resolution, seed=seed, device=chosen_device(device))
+    with tell.progress("reading pictures") as report:
+        found = prototypes_of(
+            data, folder, resolution=resolution, seed=seed, device=chosen_device(device), on_picture=report
+        )
     metadata = {"model": model, "pictures": str(found.pictures), "seed": str(seed), "resolution": str(resolution)}
     write_atomically(out, save({PROTOTYPES: found.values.contiguous()}, metadata))
     return found

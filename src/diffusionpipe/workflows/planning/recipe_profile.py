@@ -118,7 +118,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
 
     def found(graph: LayerGraph, model: ModelGraph) -> Profile:
         def make() -> Profile:
-            with tell.progress() as report:
+            with tell.progress("profiling") as report:
                 if rates is not None:
                     return analytic_profile(
                         graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
@@ -203,7 +203,7 @@ def measured_profile(
     opened = build_model(loaded, place.type)
 
     def found(graph: LayerGraph, model: ModelGraph) -> Profile:
-        with tell.progress() as report:
+        with tell.progress("profiling") as report:
             return profile_model(
                 graph,
                 model,
@@ -236,7 +236,7 @@ def computed_recipe_profile(
     opened = build_model(loaded, "cpu")
 
     def found(graph: LayerGraph, model: ModelGraph) -> Profile:
-        with tell.progress() as report:
+        with tell.progress("profiling") as report:
             return analytic_profile(
                 graph, model, device=device, precision=precision, batch_sizes=tuple(sizes), progress=report
             )
@@ -266,7 +266,7 @@ def recipe_operations(
     precision, sizes = loaded.training.precision.value, loaded.pipeline.sizes
     samples = max(1, loaded.training.batch // (sizes.microbatches * (loaded.pipeline.data_parallel or 1)))
     opened = build_model(loaded, "cpu" if place is None else place.type)
-    with tell.progress() as report:
+    with tell.progress("profiling") as report:
         if known is not None:
             return computed_operations(
                 opened.graph, opened.model, device=known.name, precision=precision, samples=samples, progress=report

@@ -370,7 +370,7 @@ def profiles_of_devices(stated: StatedModel, devices: Sequence[str], tell: Telli
 
     graph = stated_graph(stated)
     model = describe(graph, autocast=torch.bfloat16 if stated.precision == "bfloat16" else None)
-    with tell.progress() as report:
+    with tell.progress("profiling") as report:
         made = analytic_profiles(
             graph, model, devices=devices, precision=stated.precision, batch_sizes=BATCH_SIZES, progress=report
         )

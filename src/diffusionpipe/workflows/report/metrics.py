@@ -112,8 +112,8 @@ class MetricsFile:
         return found
 
 
-def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
-    """The page's charts of a run: for each a label, a unit, and lines of at most about `most` points."""
+def curves_of(metrics: Metrics) -> list[Json]:
+    """The page's charts of a run: for each a label, a unit, and lines of at most about `POINTS` points."""
     losses = [key for key in metrics.names if key == "loss" or key.startswith("loss/")]
     validation = [key for key in metrics.names if key.startswith("validation_loss") and "_t" not in key]
     by_time = [key for key in metrics.names if key.startswith("validation_loss_t")]
@@ -127,7 +127,7 @@ def curves_of(metrics: Metrics, most: int = POINTS) -> list[Json]:
     groups += tuple((key, _label(key), [key]) for key in metrics.names if key not in drawn)
     found: list[Json] = []
     for name, label, keys in groups:
-        lines = [_line(metrics, key, most) for key in keys]
+        lines = [_line(metrics, key, POINTS) for key in keys]
         lines = [line for line in lines if line["points"]]
         if lines:
             found.append({"id": name, "label": label, "unit": _unit(keys[0]), "lines": lines, "file": METRICS})
@@ -153,7 +153,7 @@ _NAMES = {"iteration_s": "Running the schedule",
           "bubble": "Idle part of the iteration", "noise_scale": "Gradient noise scale"}  # fmt: skip
 
 
-def memory_curve(folder: Path, most: int = POINTS) -> list[Json]:
+def memory_curve(folder: Path) -> list[Json]:
     """The page's chart of each rank's memory by step; of many ranks those that use most. [] where none was kept."""
     kept = read_memory(folder)
     names = ("memory_allocated_gib", "host_memory_gib")
@@ -163,7 +163,7 @@ def memory_curve(folder: Path, most: int = POINTS) -> list[Json]:
     peaks = {rank: max((row.get(key, 0.0) for row in rows), default=0.0) for rank, rows in kept.items()}
     shown = sorted(sorted(peaks, key=lambda rank: -peaks[rank])[:_MOST_RANKS])
     lines = [
-        _line(Metrics(kept[rank]), key, most // 2) | {"label": f"rank {rank}", "file": f"{FOLDER}/rank_{rank}.jsonl"}
+        _line(Metrics(kept[rank]), key, POINTS // 2) | {"label": f"rank {rank}", "file": f"{FOLDER}/rank_{rank}.jsonl"}
         for rank in shown
     ]
     few = f", the {len(shown)} of {len(peaks)} ranks that use most" if len(shown) < len(peaks) else ""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.decoding import Decoding
+from diffusionpipe.holding.memory import Trait
 from diffusionpipe.planner.drawing.drawing import decoder_use
-from diffusionpipe.planner.phases import standing
 from diffusionpipe.units import Bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def decoding_of_recipe(recipe: "Recipe") -> Decoding | None:
 
 def decoding_lines(choice: "Choice", recipe: "Recipe", *, width: int) -> Sequence[str]:
     """Lines of at most `width` columns on how a run by this plan decodes its samples; () where it draws none."""
-    room = choice.setting.cluster.devices[0].memory - standing(choice.proposal.memory[0])
+    room = choice.setting.cluster.devices[0].memory - choice.proposal.memory[0].having(Trait.LASTING)
     known = replace(choice.setting.profile, decoding=decoding_of_recipe(recipe))
     text = decoding_text(known, samples_shown(recipe), room)
     return wrap(f"Samples while training: {text}.", width, break_on_hyphens=False) if text else ()

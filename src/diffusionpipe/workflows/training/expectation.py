@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from diffusionpipe.costs.loading import Spread, added_by
+from diffusionpipe.holding.memory import Trait
 from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from diffusionpipe.planner import Setting
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.setup.start import Start
-
-HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
-"""Items of memory that follow from the shapes of the parameters alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +99,20 @@ def expectation_of(start: "Start") -> Expectation:
         iteration=read.makespan if read is not None else None,
         update=None,
         loading=loading_in(start.loading, plan, read.makespan, read.bubble) if read is not None else None,
-        memory=tuple(sum(use.items()[name] for name in HELD) for use in uses),
+        memory=tuple(use.having(Trait.COUNTED) for use in uses),
         has_activations=False,
     )
 
 
 def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[tuple[Bytes, ...], str]:
     """The most that each worker holds in any phase of the run, and how samples are decoded, in words."""
-    from diffusionpipe.planner.phases import phases_of, standing
+    from diffusionpipe.planner.phases import phases_of
     from diffusionpipe.workflows.training.decoding_text import decoding_of_recipe, decoding_text, samples_shown
 
     uses, setting, recipe = _memory(start, profile, cluster), _setting(start, profile, cluster), start.recipe
     known, pictures = replace(profile, decoding=decoding_of_recipe(recipe)), samples_shown(recipe)
-    room = setting.cluster.devices[0].memory - standing(uses[0])
+    lasting = [use.having(Trait.LASTING) for use in uses]
+    room = setting.cluster.devices[0].memory - lasting[0]
     phases = phases_of(
         replace(setting, profile=known),
         start.plan,
@@ -121,8 +120,8 @@ def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tup
         pictures=pictures,
         room=room,
     )
-    peaks = tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
-    return peaks, decoding_text(known, pictures, room)
+    peaks = (max(use.total, rest + phase.peak) for use, rest, phase in zip(uses, lasting, phases, strict=True))
+    return tuple(peaks), decoding_text(known, pictures, room)
 
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":

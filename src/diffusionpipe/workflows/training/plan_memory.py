@@ -28,14 +28,15 @@ def check_plan_memory(plan: "Plan", opened: "RecipeModels", devices: "Sequence[D
         ConfigError: it does not fit; says which rank lacks how much, and the remedy.
     """
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.holding.memory import Trait
     from diffusionpipe.planner.search.proposal import predict
-    from diffusionpipe.workflows.training.expectation import HELD, setting_of_plan, unmeasured
+    from diffusionpipe.workflows.training.expectation import setting_of_plan, unmeasured
 
     recipe, profile = opened.recipe, _profile_of(plan, opened, devices[0].name)
     known = profile or unmeasured(opened.model, recipe.training.precision.value)
     setting = setting_of_plan(recipe, plan, known)
     uses = predict(setting, plan.train, plan.blocks, plan.mesh).memory
-    needs = [use.total if profile else sum(use.items()[name] for name in HELD) for use in uses]
+    needs = [use.total if profile else use.having(Trait.COUNTED) for use in uses]
     if text := lack_of(plan, needs, [device.memory for device in devices]):
         raise ConfigError(
             f"pipeline.plan: {recipe.pipeline.plan_file}: {text}. Plan for these devices (diffusionpipe plan RECIPE "
