@@ -9,8 +9,10 @@ from kit.strategies import schedules
 from timing.test_oracle import filled, held_at, taken_and_given_back
 from timing.test_sends import dropped_at, explicit, reader_of
 
-from diffusionpipe.ir import RECV_OPS, Action, Op
+from diffusionpipe.ir import RECV_OPS, Action, Edge, Op
 from diffusionpipe.ir.flows import backward_op
+from diffusionpipe.passes import connect_blocks
+from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing import buffers
 
@@ -23,6 +25,14 @@ def held_by(schedule, costs):
     for worker, order in enumerate(schedule.orders):
         timed = [(action, spans[action].start, spans[action].end) for action in order]
         taken, given_back = taken_and_given_back(schedule, costs, timed)
+        last_read = {}
+        for action, _, end in timed:
+            if action.op in (Op.B, Op.I) and (names := gradients_read_here(schedule, action, timed)):
+                starts = [start for reader, start, _ in timed if reader in names]
+                last_read[action.stage, action.microbatch] = max(starts)
+                rows = len(schedule.placement.samples(action.stage, action.microbatch))
+                taken.append((end, rows * sum(costs.tensor_bytes[name] for name in set().union(*names.values()))))
+                given_back.append((max(starts), taken[-1][1]))
         for slot, message in enumerate(schedule.messages):
             size = len(message.samples) * sum(costs.tensor_bytes[name] for name in message.tensors)
             if schedule.placement.is_frozen(message.source):
@@ -39,11 +49,27 @@ def held_by(schedule, costs):
                     if a.op in (Op.B, Op.I) and (a.stage, a.microbatch) == (message.source, message.microbatch)
                 )
                 dropped = dropped_at(schedule, slot)
-                taken.append((made, size))
-                given_back.append((timeline.makespan if dropped is None else spans[dropped].start, size))
+                gone = timeline.makespan if dropped is None else spans[dropped].start
+                made = max(made, last_read.get((message.source, message.microbatch), made))  # all stay until then
+                if made < gone:
+                    taken.append((made, size))
+                    given_back.append((gone, size))
         moments = {moment for moment, _ in (*taken, *given_back)}
         found.append({moment: held_at(moment, taken, given_back) for moment in moments})
     return found
+
+
+def gradients_read_here(schedule, backward, timed):
+    """The backwards of the worker that read gradients of this one -> all gradients that it makes."""
+    edges = schedule.placement.pipeline_of(backward.stage).edges
+    made = {name for edge in edges if edge.consumer == backward.stage for name in edge.gradients}
+    return {
+        action: made
+        for action, _, _ in timed
+        if action.op is backward.op
+        and action.microbatch == backward.microbatch
+        and any((edge.producer, edge.consumer) == (action.stage, backward.stage) and edge.gradients for edge in edges)
+    }
 
 
 def compare(schedule, random):
@@ -64,9 +90,18 @@ def compare_windows(schedule, random):
         assert found[span.worker].most(span.start, span.end) == max([held[max(before)] if before else 0, *inside])
 
 
+def skipping(random):
+    """Two stages on each of two workers, with a skip between the stages of the first one."""
+    edges = [Edge(producer=s, consumer=s + 1, tensors=(f"hidden{s}",), gradients=(f"hidden{s}",)) for s in range(3)]
+    skip = ("hidden5", "hidden6")
+    edges.append(Edge(producer=0, consumer=2, tensors=skip, gradients=skip))
+    return connect_blocks(REGISTRY["interleaved"](2, 2 * random.randint(1, 3), 2), edges)
+
+
 def compare_some():
     for seed in range(12):
         compare(filled(Random(seed)), Random(seed))
+        compare(skipping(Random(seed)), Random(seed))
 
 
 def test_what_moves_while_an_action_runs_is_counted_at_every_moment_of_it():
@@ -139,6 +174,7 @@ MUTANTS = {
     "no buffers": ("_buffers", lambda: lambda schedule, timeline, sizes: ()),
     "every second buffer": ("_buffers", lambda: forgotten(lambda index: index % 2)),
     "every fifth buffer": ("_buffers", lambda: forgotten(lambda index: not index % 5)),
+    "no gradients handed on": ("_handed_on", lambda: lambda schedule, sizes: ()),
     "kept to the end": ("drops_of", lambda: lambda schedule, waits: {}),
     "dropped when made": ("drops_of", lambda: dropped_when_made),
     "posted at once": ("_posted", lambda: lambda schedule, spans: dict.fromkeys(range(len(schedule.messages)), 0)),

@@ -4,6 +4,7 @@
     sent         a gradient from the end of the action that made it to the moment at which it is dropped [2], which
                  `timing.sends` computes; an activation is one of its sender's, or until it is dropped where the sender
                  recomputes it and nothing else there reads it [3]
+    handed on    the gradients of a stage, sent ones too, until the last reader on its own worker starts [4]
 
 Received memory in which several stages of a worker hold a tensor, because one handed on a view, counts for each of
 them: it is really free when the last one is done, so it is counted for as long or longer.
@@ -129,7 +130,7 @@ def _two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]
 def _buffers(
     schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]
 ) -> Iterator[tuple[int, Seconds, Seconds, Bytes]]:
-    """(worker, from, to, bytes) of received tensors until their reader starts, and of gradients until they are dropped.
+    """(worker, from, to, bytes) of received tensors until their reader starts, and of gradients until they are gone.
 
     A buffer is taken when its receive is posted. An activation counts among the activations, at its sender and from its
     reader's start on; a frozen output among the frozen outputs.
@@ -138,6 +139,12 @@ def _buffers(
     spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
     waits, posted = waits_of(schedule), _posted(schedule, spans)
     drops = drops_of(schedule, waits)  # [2]
+    handed_on = {}  # (stage, micro-batch) -> when the worker's last reader of its gradients starts
+    for stage, microbatch, num_bytes, op, readers in _handed_on(schedule, sizes):
+        made = spans[Action(stage=stage, op=op, microbatch=microbatch)]
+        end = max(spans[Action(stage=reader, op=op, microbatch=microbatch)].start for reader in readers)
+        handed_on[stage, microbatch] = end
+        yield made.worker, made.end, end, num_bytes
     for reader, slots in waits.items():
         start, worker = spans[reader].start, spans[reader].worker
         for slot in slots:
@@ -148,8 +155,30 @@ def _buffers(
             yield worker, posted[slot], start, num_bytes
             if message.is_gradient:
                 producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
+                since = max(producer.end, handed_on.get((message.source, message.microbatch), producer.end))
                 end = spans[drops[slot]].start if slot in drops else makespan
-                yield producer.worker, producer.end, max(end, producer.end), num_bytes
+                yield producer.worker, since, max(end, since), num_bytes
+
+
+def _handed_on(schedule: Schedule, sizes: Mapping[str, Bytes]) -> Iterator[tuple[int, int, Bytes, Op, tuple[int, ...]]]:
+    """(stage, micro-batch, bytes of its gradients, backward op, readers on its worker) where there are such readers.
+
+    A skip between two stages of a worker has such gradients. The executor drops what a backward has made as a whole, so
+    gradients that are sent stay as long [4].
+    """
+    placement = schedule.placement
+    for pipeline in placement.pipelines:
+        op = backward_op(pipeline)
+        if op is None:
+            continue
+        for stage in pipeline.stages:
+            worker = placement.stages[stage].worker
+            edges = [edge for edge in pipeline.edges if edge.consumer == stage and edge.gradients]
+            readers = tuple(edge.producer for edge in edges if placement.stages[edge.producer].worker == worker)
+            if readers:
+                num_bytes = sum(sizes.get(name, 0) for name in {name for edge in edges for name in edge.gradients})
+                for microbatch in pipeline.numbers:
+                    yield stage, microbatch, len(placement.samples(stage, microbatch)) * num_bytes, op, readers
 
 
 def _dropped(
