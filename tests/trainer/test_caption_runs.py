@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from kit.crew import crew_of
-from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
+from kit.tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe.errors import CheckpointError
 
@@ -28,16 +27,6 @@ def place(tmp_path_factory):
     (path / "data/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     train_here(recipe(path, "whole"))
     return path
-
-
-def test_a_run_resumed_in_an_epoch_on_two_ranks_has_the_losses_of_one(place):
-    train_here(recipe(place, "parts", 2))
-    with crew_of(2) as crew:
-        found = crew.run(train, recipe(place, "parts", pipeline={"stages": 2}), "latest")
-    assert found == [6, 6]
-    whole, parts = losses_of(place / "whole"), losses_of(place / "parts")
-    assert whole.keys() == parts.keys() == set(range(1, 7))
-    assert all(abs(whole[step] - parts[step]) < 1e-12 for step in whole)
 
 
 def test_the_options_change_what_is_learned(place):

@@ -82,22 +82,6 @@ def test_a_picture_that_is_another_one_on_this_machine_stops_with_both_sizes_nam
 
 
 @pytest.mark.slow
-def test_three_sizes_train_validate_and_resume_on_two_stages_as_on_one_rank(model, data, tmp_path, crew):
-    one = recipe(model, data, tmp_path / "one")
-    assert train_here(one) == 6
-    expected, held = losses_of(tmp_path / "one"), losses_of(tmp_path / "one", "validation_loss")
-    assert len(expected) == 6
-    half = recipe(model, data, tmp_path / "two", training={"steps": 3})
-    train_here(half)
-    assert crew.run(
-        train, recipe(model, data, tmp_path / "two", pipeline={"microbatches": 4, "fill": True}), "latest"
-    ) == [6, 6]
-    found = losses_of(tmp_path / "two")
-    assert [found[step] for step in range(1, 7)] == pytest.approx([expected[step] for step in range(1, 7)], rel=1e-12)
-    assert losses_of(tmp_path / "two", "validation_loss")[6] == pytest.approx(held[6], rel=1e-12)
-
-
-@pytest.mark.slow
 def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(model, data, tmp_path, crew):
     drawn = {"every": 2, "steps": 2, "prompts": ["a", "b", "c"], "sizes": ["8x16", "8x8", "16x8"]}
     sections = {"training": {"steps": 2}, "sampling": drawn}
