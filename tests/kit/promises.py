@@ -50,7 +50,7 @@ class Feature:
 
     `model`: the folder that it needs. `is_coarse`: whether some of it is computed in bfloat16. `not_with`: the
     layouts that cannot have it. `is_whole`: whether the export is a whole pipeline. `again`: the relative difference of
-    losses in a run that goes on; 0 means the same bits.
+    losses in a resumed run; 0 means the same bits.
     """
 
     sections: Sections = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Place:
         return self._once(f"{name}, {layout}, stopped", make)
 
     def copied(self, run: Path, name: str) -> str:
-        """The name of a copy of a run folder, in which that run may go on."""
+        """The name of a copy of a run folder, in which that run may be resumed."""
         shutil.copytree(run, self.folder / name)
         return name
 

@@ -1,4 +1,4 @@
-"""Each feature of a recipe keeps what all promise: layouts change nothing, runs go on, diffusers opens the export."""
+"""Each feature of a recipe keeps what all promise: layouts change nothing, runs resume, diffusers opens the export."""
 
 import random
 
@@ -44,7 +44,7 @@ def test_losses_over_two_ranks_are_those_of_one(place, crew, names, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "layout"), CASES)
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(place, crew, names, layout):
+def test_a_run_that_was_stopped_resumes_bit_for_bit(place, crew, names, layout):
     feature = together(names)
     run = place.copied(place.stopped(crew, names, feature, layout), f"{names}, same bits")
     assert crew.run(train, place.recipe(run, feature, LAYOUTS[layout]), "latest", exports=False) == [STEPS, STEPS]
@@ -55,7 +55,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(place, crew, names, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "layout"), CASES)
-def test_a_run_that_was_stopped_on_two_ranks_goes_on_on_one(place, crew, names, layout):
+def test_a_run_that_was_stopped_on_two_ranks_resumes_on_one(place, crew, names, layout):
     feature = together(names)
     run = place.copied(place.stopped(crew, names, feature, layout), f"{names}, on one rank")
     assert train_here(place.recipe(run, feature), "latest", exports=False) == STEPS
