@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.machine import machine
 from benchmarks.prediction import training
-from benchmarks.prediction.disturbed import disturbed_cases
+from benchmarks.prediction.disturbed import disturbed_cases, sharing_case
 from benchmarks.prediction.figures import Found, Pair, compare
 from benchmarks.prediction.plans import plans_of
 from benchmarks.prediction.planted import planted_cases
@@ -114,15 +114,16 @@ def _print_planted() -> None:
 
 def _print_disturbed() -> None:
     """What a run says beside another program."""
-    columns = "steps", "count", "the run says", "predicted ms", "by all steps", "corrected"
+    columns = "steps", "count", "the run says", "ours", "others", "predicted ms", "by all steps", "corrected"
     table = _table("a loop beside ranks that wait: iterations", "", *columns)
     with local_ranks(2) as ranks:
-        for one in disturbed_cases(ranks):
-            corrected = "-" if one.corrected is None else f"{one.corrected * 1e3:.1f}"
-            steps = str(one.recorded), str(len(one.counted.steps))
-            table.add_row(
-                one.name, *steps, one.says, f"{one.predicted * 1e3:.1f}", f"{one.by_all * 1e3:.1f}", corrected
-            )
+        found = list(disturbed_cases(ranks))
+    with local_ranks(4) as ranks:
+        found.append(sharing_case(ranks))
+    for one in found:
+        times = ("-" if time is None else f"{time * 1e3:.1f}" for time in (one.predicted, one.by_all, one.corrected))
+        steps = str(one.recorded), str(len(one.counted.steps))
+        table.add_row(one.name, *steps, one.says, f"{one.ours:.0%}", f"{one.others:.0%}", *times)
     console = Console(highlight=False, width=180)
     console.print(table)
     console.print(machine())

@@ -59,10 +59,10 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
     for moved in settings_in_storages(setting):
         settings.append(moved)
         if is_whole and _leaves_time(ways):
-            ways += _ways(moved, fill, ways[-1].step * (1 - GAIN) if ways else limit)
+            ways += _ways(moved, fill, limit, ways)
     for divided in (one for own in settings for one in settings_with_owners(own)):
         if _leaves_time(ways) and (not is_whole or _cuts_the_batch(divided)):
-            ways += _ways(divided, fill, ways[-1].step * (1 - GAIN) if ways else limit)
+            ways += _ways(divided, fill, limit, ways)
     return _of_near_ties(ways, fill) if ways else None
 
 
@@ -73,20 +73,25 @@ def _cuts_the_batch(setting: Setting) -> bool:
     return any(True for _ in places_of(Judge(setting=setting), is_filled=True, ramp=0.0))
 
 
-def _ways(setting: Setting, fill: bool | None, limit: Seconds) -> list[Choice]:
+def _ways(setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[Choice] = ()) -> list[Choice]:
     """The fastest that fits, filled or not, where it takes less than the limit; each beats the one before.
+
+    `before`: those of other settings, the last of which is beaten too. If that is a pipeline for little memory, its
+    step does not limit the search: others of its kind may be much faster here.
 
     Filled is looked for first, because that leaves little to look at of the other way.
     """
     ways = (fill,) if fill is not None else (True, False)
-    judge, found = Judge(setting=setting), list[Choice]()
+    judge, found, last = Judge(setting=setting), list[Choice](), before[-1] if before else None
     for is_filled in ways if setting.graph.frozen_layers else (False,):
         filler = filler_of(setting) if is_filled else None
-        result = search(setting, filler=filler, limit=limit, judge=judge)
+        limit = last.step * (1 - GAIN) if last else limit
+        is_tight = last is not None and last.search.is_tight and not last.candidate.is_copy
+        result = search(setting, filler=filler, limit=float("inf") if is_tight else limit, judge=judge)
         if result.winner is not None and result.winner[1].step < limit:
             candidate, proposal = result.winner
-            found.append(Choice(setting=setting, candidate=candidate, proposal=proposal, search=result, filler=filler))
-            limit = proposal.step * (1 - GAIN)
+            last = Choice(setting=setting, candidate=candidate, proposal=proposal, search=result, filler=filler)
+            found.append(last)
     return found
 
 

@@ -36,6 +36,8 @@ class Pool:
     """The score of the best candidate that fits, in seconds."""
     chain_score: Seconds = float("inf")
     """The score of the best 1F1B candidate that fits, in seconds."""
+    is_tight: bool = False
+    """Whether candidates that need less memory are looked for, because no others fit."""
     refused: str = ""
     """Why a candidate was left out that puts layers with a parameter in common on several workers."""
 

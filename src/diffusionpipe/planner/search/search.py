@@ -105,6 +105,8 @@ class Search:
     """The other candidates that were estimated and come near, best first; each arrangement and schedule once."""
     num_estimated: int
     is_filled: bool
+    is_tight: bool = False
+    """Whether no pipeline fitted until those that need less memory were looked for."""
     places: tuple[Place, ...] = ()
     """The ways to cut the batch into pipelines and micro-batches; () with two backbones."""
 
@@ -144,8 +146,9 @@ def search(
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for. A `judge` of the same setting holds the answers of an earlier search; one of a
-    setting with less memory leaves room. At most `max_again` more searches follow where the best do not fit after all.
+    with a shorter step are looked for, and none of those that are for little memory alone. A `judge` of the same
+    setting holds the answers of an earlier search; one of a setting with less memory leaves room. At most `max_again`
+    more searches follow where the best do not fit after all.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples, or keeps tied layers on one rank.
@@ -210,7 +213,8 @@ def _simulated(
     improve(pool, _within(pool, places))  # [3]
     finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
-    if not (fits_easily or is_limited):
+    pool.is_tight = not fits_easily and (pool.is_tight or not is_limited)
+    if pool.is_tight:
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
         finalists = _finalists(pool, proposed, num_finalists, limit)
     if max_again:
@@ -234,6 +238,7 @@ def _found(
         judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= TABLE_CUTOFF * pool.score),
         num_estimated=len(pool.judged) + num_sharded,
         is_filled=pool.is_filled,
+        is_tight=pool.is_tight,
         places=tuple(places),
     )
 
@@ -326,7 +331,7 @@ def _again(
         return []
     own = pool.judge.setting
     judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
-    less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest)
+    less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest, is_tight=pool.is_tight)
     try:
         found, _ = _simulated(less, _promising(less, units), proposed, num_finalists, units, fastest, max_again - 1)
     except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
