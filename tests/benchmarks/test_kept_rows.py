@@ -153,7 +153,7 @@ def test_cells_are_made_of_choices_that_no_simulated_layout_beats_near_ties_apar
             checked(beaten)
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_row_of_sdxl_on_eight_h100_with_256_samples_is_faster_than_the_choice():
     """The rows are those of `plan --model sdxl --cluster h100x8 --batch 256`, other systems among them."""
     profile, _ = computed_profile(StatedModel(name="sdxl", has_narrow_store=True), "h100", cache_folder(os.environ))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.prediction.disturbed import loop, notes_of, record
+from benchmarks.prediction.disturbed import loop, notes_of, record, sharing_case
 from benchmarks.prediction.planted import keep, planned_run, planted_cases
 from diffusionpipe.costs import Link
 from diffusionpipe.runtime.job.local_ranks import local_ranks
@@ -35,3 +35,13 @@ def test_a_loop_is_another_program_unless_a_rank_has_started_it():
     assert all(note.use.others > 0.2 and note.is_disturbed for note in notes_of([beside]))
     assert used_by_helpers(beside) == 0
     assert used_by_helpers(own) > 0.02
+
+
+@pytest.mark.slow
+def test_ranks_that_share_cores_are_no_other_programs():
+    """Four ranks leave no core free here, so the parts of the cores add up to one if none counts twice."""
+    with local_ranks(4) as ranks:
+        found = sharing_case(ranks, 4)
+    assert found.ours > 0.02
+    assert found.counted.others + found.ours < 1.05
+    assert found.others + found.ours < 1.05
