@@ -76,7 +76,7 @@ def _cuts_the_batch(setting: Setting) -> bool:
 def _ways(setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[Choice] = ()) -> list[Choice]:
     """The fastest that fits, filled or not, where it takes less than the limit; each beats the one before.
 
-    `before`: those of other settings, the last of which is beaten too. If that is a pipeline for little memory, its
+    `before`: choices of other settings, the last of which is beaten too. If that is a pipeline for little memory, its
     step does not limit the search: others of its kind may be much faster here.
 
     Filled is looked for first, because that leaves little to look at of the other way.

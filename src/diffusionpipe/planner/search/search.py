@@ -146,7 +146,7 @@ def search(
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for, and none of those that are for little memory alone. A `judge` of the same
+    with a shorter step are looked for, and none that is for little memory alone. A `judge` of the same
     setting holds the answers of an earlier search; one of a setting with less memory leaves room. At most `max_again`
     more searches follow where the best do not fit after all.
 
