@@ -19,9 +19,8 @@ from diffusionpipe.trainer.recipe import SECTIONS, MemberSection
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.group_section import GroupSection
 from diffusionpipe.trainer.recipe.optimizer_section import RestSection
-from diffusionpipe.trainer.recipe.patches_section import PatchesSection
 from diffusionpipe.trainer.recipe.section import Auto, Section, of_user, patterns_for_bool, texts_for_text
-from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, SourceSection
+from diffusionpipe.trainer.recipe.sources_section import ColumnsSection, PatchesSection, SourceSection
 
 FILE = Path(__file__).parent / "recipe.md"
 TABLES: dict[str, type[Section]] = {

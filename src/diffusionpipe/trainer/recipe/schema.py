@@ -48,7 +48,6 @@ from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_w
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
 from diffusionpipe.trainer.recipe.optimizer_check import optimizer_suits_the_training
 from diffusionpipe.trainer.recipe.optimizer_section import OptimizerSection
-from diffusionpipe.trainer.recipe.patches_section import PatchesSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
@@ -69,6 +68,7 @@ from diffusionpipe.trainer.recipe.section import (
 from diffusionpipe.trainer.recipe.sources_section import (
     ColumnsSection,
     MaskPattern,
+    PatchesSection,
     SourceSection,
     checked_sizes,
     stated_sizes,

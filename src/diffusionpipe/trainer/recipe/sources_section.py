@@ -1,4 +1,4 @@
-"""[data.sources.NAME]: one of several folders that are trained on together."""
+"""[data.sources.NAME], one of several folders that are trained on together, [data.columns] and [data.patches]."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -10,7 +10,7 @@ from diffusionpipe.trainer.data.masks.kinds import NAME
 from diffusionpipe.trainer.data.scan.columns import Columns
 from diffusionpipe.trainer.data.sizes.sizes import stated_size
 from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
-from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, Section, Several, of_user
+from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, ProperFraction, Section, Several, of_user
 
 _EXAMPLE = 'give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]'
 
@@ -107,3 +107,11 @@ class SourceSection(Section):
         if self.regularisation and self.captions is not None and self.captions.trigger is not None:
             raise ValueError("captions.trigger: a regularisation set has no trigger word; remove it")
         return self
+
+
+class PatchesSection(Section):
+    """[data.patches]: training on patches of pictures."""
+
+    share_whole: ProperFraction = 0.5
+    """The share of steps on whole pictures; the others have patches of a half of their side, or also of a quarter where
+    the model has no autoencoder."""
