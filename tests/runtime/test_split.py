@@ -279,6 +279,35 @@ def test_i_frees_what_w_does_not_need_and_w_the_rest():
     assert seen[2]() is None
 
 
+class Branches(nn.Module):
+    """A convolution, or two linear layers, after an operation that needs no input for its backward."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.conv, self.first, self.second = kind, nn.Conv2d(8, 4, 1), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, skip):
+        joined = torch.cat([x, skip], 1)
+        return self.conv(joined) if self.kind == "conv" else self.second(self.first(joined.movedim(1, -1)))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("kind", ["conv", "linear"])
+def test_after_i_nothing_refers_to_the_inputs_of_the_stage(kind, checkpointed):
+    """The graph that leads to what W needs refers to them, and is gone."""
+    layer = Layer(
+        name="all", component="model", reads=("x", "skip"), writes=("y",), modules=("",), run=lambda m, *x: (m(*x),)
+    )
+    stage = LayerStage([layer], {"model": Branches(kind)}, outputs=("y",), checkpointed=("all",) * checkpointed)
+    received = {name: torch.randn(2, 4, 3, 3, requires_grad=True) for name in layer.reads}
+    storages = [weakref.ref(tensor.untyped_storage()) for tensor in received.values()]
+    deferred = Deferred()
+    stage(received, deferred)["y"].sum().backward()
+    received.clear()
+    assert len(deferred) == (1 if kind == "conv" else 2)
+    assert [storage() for storage in storages] == [None, None]
+
+
 def test_a_checkpointed_stage_holds_nothing_before_i():
     module = nn.Sequential(nn.Linear(6, 6), nn.Sigmoid(), nn.Linear(6, 6))
     seen, deferred = storages_of(module), Deferred()
@@ -296,8 +325,9 @@ def test_w_leaves_no_bytes_and_drops_each_layer_after_its_own():
     x = torch.randn(32, 64, requires_grad=True)
     backward(module, x)  # the gradients of the parameters are there already
     one, weight = 32 * 64 * 4, 64 * 64 * 4
+    again = x.detach().requires_grad_()  # its gradient counts as long as it is here
     with LiveBytes() as gauge:
-        backward(module, x.detach().requires_grad_(), deferred=deferred)
+        backward(module, again, deferred=deferred)
         assert 2 * 4 * one <= gauge.live <= 2 * 4 * one + 4 * one
         gauge.restart_peak()
         before = gauge.live

@@ -49,7 +49,11 @@ class Deferred:
         return len(self._entries)
 
     def add(self, compute: AddGradient, x: Tensor, gradient: Tensor) -> None:
-        """Put a layer's input and the gradient of its output aside, for `compute(x, gradient)` in `run`."""
+        """Put a layer's input and the gradient of its output aside, for `compute(x, gradient)` in `run`.
+
+        The input is detached: its graph, which op I has walked, would keep what the stage reads until W.
+        """
+        x = x.detach()
         self._entries.append((compute, x, gradient))
         if self.told is not None:
             self.told(x)
