@@ -14,7 +14,7 @@ from planner import synthetic
 
 import diffusionpipe
 from diffusionpipe.holding import DEVICE, HOST, STORAGES, Item, Ledger, State
-from diffusionpipe.holding.storage import Narrow
+from diffusionpipe.holding.storage import Narrow, OnHost
 from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
@@ -70,6 +70,28 @@ def test_a_search_prices_it_where_encoders_are_heavy():
         for place in (DEVICE, OWN, HOST)
     }
     assert per_place["device"] > per_place[OWN.name] > per_place["host"]
+
+
+class _Mapped(OnHost):
+    """All encoders in host memory, where kernels read them: nothing is copied to the device."""
+
+    name, brings = "mapped", False
+
+    def staged(self, sizes):
+        return 0
+
+
+def test_without_a_speed_of_copies_a_storage_that_needs_none_is_tried_alone(monkeypatch):
+    monkeypatch.setitem(STORAGES, _Mapped.name, _Mapped())
+    heavy = setting_of(memory=10.0)
+    devices = tuple(replace(device, host_bandwidth=0.0) for device in heavy.cluster.devices)
+    silent = replace(heavy, cluster=replace(heavy.cluster, devices=devices))
+    tried = {one.workload.encoders.name: one for one in settings_in_storages(silent)}
+    assert list(tried) == ["mapped"]
+    assert [one.workload.encoders.name for one in settings_in_storages(heavy)] == ["host", "every second", "mapped"]
+    assert tried["mapped"].ledger.resting(silent.graph.frozen_layers).device == 0
+    asked = replace(silent, given=Given(encoders="mapped", stages=2))
+    assert choose(asked, fill=False).plan().encoders == "mapped"
 
 
 def test_bytes_of_a_storage_are_said_in_one_place(monkeypatch):

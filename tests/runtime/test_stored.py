@@ -1,6 +1,7 @@
 """Adapters on stored weights are trained in any layout as in one process, and stored encoders run from anywhere."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from kit.tiers import quick_and_slow
 from kit.tiny_models import raw_inputs, tiny_flux, tiny_sd3
 
 from diffusionpipe.costs.forms import Form, stored_bytes
+from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.ir import Sharded
 from diffusionpipe.models.graphs.graph import canonical_names, layer_parameters
 from diffusionpipe.models.graphs.run import run_layers
@@ -21,6 +23,10 @@ from diffusionpipe.models.parameters.stored_linear import store, stored_layers
 from diffusionpipe.models.parameters.weights import materialize
 from diffusionpipe.ordering import Placing
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.comm.places import trained_blocks
+from diffusionpipe.runtime.comm.threads import run_threads
+from diffusionpipe.runtime.compute.stage import Precision
+from diffusionpipe.runtime.engine.sharder import Sharder
 from diffusionpipe.runtime.weights.host_weights import HostWeights
 
 BATCH = 8
@@ -42,11 +48,13 @@ LAYOUTS = {
 }
 
 
-def _with_adapters(graph, form, dtype=torch.float64):
+def _with_adapters(graph, form, dtype=torch.float64, frozen_dtype=None):
     """Adapters of the transformer, whose outputs are not zero, on a stored base; encoders are stored too."""
     adapt(graph, ["transformer"], LoraSettings(rank=2, alpha=3.0))
     store(graph, lambda component: form if component != "vae" else None)
-    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=dtype, seed=0)
+    materialize(
+        graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=dtype, seed=0, frozen_dtype=frozen_dtype
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in graph.components["transformer"].named_parameters():
@@ -146,6 +154,38 @@ def test_the_description_has_the_bytes_of_the_forms(form):
     unused = sum(p.nbytes for p, n in canonical_names(graph.components).items() if "scales" in n or "codes" in n
                  if n not in used)  # fmt: skip
     assert described_bytes == by_hand - unused > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sharded_copies_send_the_bytes_that_are_planned(form):
+    """To the byte for a tiny SD3, whose norms have no weights: codes and scales as they are, adapters in two bytes."""
+    graph = _with_adapters(tiny_sd3(torch.float32), FORMS[form], torch.float32, torch.bfloat16)
+    model = described(graph, autocast=torch.bfloat16)
+    plan = build_plan(model, LAYOUTS["sharded"])
+    ledger, specs = Ledger(graph=model, workload=Workload(batch=BATCH)), {p.name: p for p in model.parameters}
+
+    def main(rank, transport):
+        noted = []
+        sharder = Sharder(
+            graph=copy.deepcopy(graph),
+            model=model,
+            plan=plan,
+            rank=rank,
+            transport=SimpleNamespace(broadcast=lambda sent, *_: noted.append(sent.nbytes)),
+            precision=Precision(autocast=torch.bfloat16),
+        )
+        found = {}
+        for block in trained_blocks(plan, rank):
+            layers = layer_parameters(sharder.graph, plan.blocks[block])
+            sharded = sharder.shard(block)
+            sharded.prepare()
+            found |= {name: sharded.copies.get(one, one).nbytes for name, one in layers.items()}
+        return found, sum(noted)
+
+    for sent, noted in run_threads(plan.mesh.num_ranks, main):
+        assert sent == {name: ledger.gathered(specs[name], "bfloat16") for name in sent}
+        assert {name.rpartition(".")[2] for name in sent} >= {"codes", "scales", "weight"}
+        assert sum(sent.values()) <= noted <= sum(sent.values()) + 64 * len(sent)
 
 
 def test_a_stored_encoder_reads_what_was_copied_to_the_device_and_nothing_else_is_copied():

@@ -11,6 +11,7 @@
 from enum import StrEnum
 from math import prod
 
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.units import Bytes
 
 INPUTS_OF_A_SCALE = 128
@@ -27,17 +28,34 @@ class Form(StrEnum):
     NF4 = "nf4"
 
 
+def has_rows(form: Form) -> bool:
+    """Whether the form has a byte for each number and scales along each row, as float8 and int8 have, and nf4 has not.
+
+    Raises:
+        ConfigError: there is no such form.
+    """
+    match form:
+        case Form.FLOAT8 | Form.INT8:
+            return True
+        case Form.NF4:
+            return False
+    raise ConfigError(f"{str(form)!r} is no form of stored weights; use {', '.join(Form)}")
+
+
 def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(shape of the codes, shape of the scales) of a stored matrix; codes are uint8, scales float32.
+
+    Raises:
+        ConfigError: there is no such form.
 
     >>> shapes(Form.INT8, 256, 512), shapes(Form.NF4, 256, 512)
     (((256, 512), (256, 4)), ((67584,), (8,)))
     """
-    if form is Form.NF4:
-        numbers = rows * columns
-        blocks = -(-numbers // BLOCK)
-        return (-(-numbers // 2) + blocks,), (-(-blocks // GROUP),)
-    return (rows, columns), (rows, -(-columns // INPUTS_OF_A_SCALE))
+    if has_rows(form):
+        return (rows, columns), (rows, -(-columns // INPUTS_OF_A_SCALE))
+    numbers = rows * columns
+    blocks = -(-numbers // BLOCK)
+    return (-(-numbers // 2) + blocks,), (-(-blocks // GROUP),)
 
 
 def numbers_in(form: Form, codes: int) -> int:
@@ -46,7 +64,7 @@ def numbers_in(form: Form, codes: int) -> int:
     >>> [numbers_in(form, shapes(form, 256, 512)[0][0] * (1 if form is Form.NF4 else 512)) for form in Form]
     [131072, 131072, 131072]
     """
-    return codes * BLOCK // (BLOCK // 2 + 1) if form is Form.NF4 else codes
+    return codes if has_rows(form) else codes * BLOCK // (BLOCK // 2 + 1)
 
 
 def stored_bytes(form: Form, rows: int, columns: int) -> Bytes:

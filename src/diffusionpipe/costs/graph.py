@@ -283,25 +283,34 @@ def _forms_of(parameters: Iterable[ParameterSpec]) -> list[str]:
     return sorted(forms, key=lambda name: -forms[name])
 
 
+def scales_of(parameters: Iterable[ParameterSpec]) -> frozenset[str]:
+    """The names of the scales that belong to the codes among these parameters.
+
+    >>> scales_of([ParameterSpec(name="unet.proj.codes", shape=(8, 8), dtype="int8", is_trainable=False)])
+    frozenset({'unet.proj.scales'})
+    """
+    return frozenset(f"{p.name.removesuffix('codes')}scales" for p in parameters if p.dtype in BYTES_OF_STORED)
+
+
 def numbers_of(graph: ModelGraph, *, trained: bool) -> int:
     """How many numbers the trained parameters have, or all others where `trained` is False.
 
     A stored matrix counts the numbers that it has when it is wide; its scales do not count.
     """
     chosen = [parameter for parameter in graph.parameters if parameter.is_trainable == trained]
-    stored = {p.name.removesuffix("codes") for p in chosen if p.dtype in BYTES_OF_STORED}
+    scales = scales_of(chosen)
     return sum(
         numbers_in(Form(p.dtype), prod(p.shape)) if p.dtype in BYTES_OF_STORED else prod(p.shape)
         for p in chosen
-        if p.name.removesuffix("scales") not in stored
+        if p.name not in scales
     )
 
 
 def wider_bytes(graph: ModelGraph) -> tuple[Bytes, Bytes]:
     """(bytes of the frozen parameters not stored in one byte or four bits a number, bytes of all frozen parameters)."""
     frozen = [parameter for parameter in graph.parameters if not parameter.is_trainable]
-    layers = {p.name.removesuffix("codes") for p in frozen if p.dtype in BYTES_OF_STORED}
-    wider = [p for p in frozen if p.dtype not in BYTES_OF_STORED and p.name.removesuffix("scales") not in layers]
+    scales = scales_of(frozen)
+    wider = [p for p in frozen if p.dtype not in BYTES_OF_STORED and p.name not in scales]
     return sum(p.num_bytes for p in wider), sum(p.num_bytes for p in frozen)
 
 

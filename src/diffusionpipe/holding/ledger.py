@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from diffusionpipe.costs.graph import ModelGraph, ParameterSpec
+from diffusionpipe.costs.graph import ModelGraph, ParameterSpec, scales_of
 from diffusionpipe.holding.state import Held, held_of
 from diffusionpipe.holding.workload import Workload
 from diffusionpipe.units import Bytes, Seconds
@@ -115,6 +115,14 @@ class Ledger:
         """The bytes of a parameter as it is gathered from its owner for layers that compute in `precision`.
 
         For "bfloat16" and "float16" they are 2 bytes a number at most: the owner casts wider ones before they travel.
+        The scales of stored matrices travel as they are. So do norms and tables, but here they count as narrow: their
+        bytes are few.
         """
         stored = self.stored(parameter)
-        return min(stored, 2 * prod(parameter.shape)) if precision in ("bfloat16", "float16") else stored
+        if precision not in ("bfloat16", "float16") or parameter.name in self._scales:
+            return stored
+        return min(stored, 2 * prod(parameter.shape))
+
+    @cached_property
+    def _scales(self) -> frozenset[str]:
+        return scales_of(self.graph.parameters)

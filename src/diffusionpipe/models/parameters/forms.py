@@ -15,12 +15,11 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from diffusionpipe.costs.forms import BLOCK, GROUP, INPUTS_OF_A_SCALE, Form, shapes
-from diffusionpipe.models.parameters.kernels import kernel_on, suits
+from diffusionpipe.costs.forms import BLOCK, GROUP, INPUTS_OF_A_SCALE, Form, has_rows, shapes
+from diffusionpipe.models.parameters.kernels import kernel_on, number_type, suits
 
 _PIECE = 1 << 18
 """Numbers that are encoded or widened at a time; a multiple of BLOCK * GROUP."""
-_LARGEST = {"float8": 448.0, "int8": 127.0}
 
 
 @cache
@@ -41,8 +40,12 @@ def nf4_values() -> tuple[float, ...]:
 
 
 def encode(form: Form, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes, scales) that store a matrix (outputs, inputs) in a narrow form, on the matrix's device."""
-    return _encode_nf4(weight) if form is Form.NF4 else _encode_rows(form, weight)
+    """(codes, scales) that store a matrix (outputs, inputs) in a narrow form, on the matrix's device.
+
+    Raises:
+        ConfigError: there is no such form.
+    """
+    return _encode_rows(form, weight) if has_rows(form) else _encode_nf4(weight)
 
 
 def wide(form: Form, codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -65,16 +68,16 @@ def _widen(codes: Tensor, scales: Tensor, form: str, rows: int, columns: int, dt
 def widened_by_torch(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """The matrix of `shape` that codes and scales store, in `dtype`, by torch's own operations on any device."""
     found = torch.empty(shape, dtype=dtype, device=codes.device)
-    if form is Form.NF4:
-        _widen_nf4(codes, scales, found.view(-1))
+    if has_rows(form):
+        _widen_rows(codes.view(number_type(form)), scales, found)
     else:
-        _widen_rows(codes.view(torch.int8 if form is Form.INT8 else torch.float8_e4m3fn), scales, found)
+        _widen_nf4(codes, scales, found.view(-1))
     return found
 
 
 def parts_for_kernels(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """(bytes of the numbers, scale of each block), as kernels of libraries read them."""
-    if form is not Form.NF4:
+    if has_rows(form):
         return codes, scales
     pairs, of_blocks = _parts_of_nf4(codes, shape[0] * shape[1])
     return pairs, _scales_of_blocks(of_blocks, scales)
@@ -89,15 +92,17 @@ def _encode_rows(form: Form, weight: Tensor) -> tuple[Tensor, Tensor]:
     codes_shape, scales_shape = shapes(form, *weight.shape)
     codes = torch.empty(codes_shape, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(scales_shape, dtype=torch.float32, device=weight.device)
-    largest = _LARGEST[form]
+    dtype = number_type(form)
+    largest = float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
     for rows in _row_pieces(weight):
         for inputs, blocks in _input_parts(weight.shape[1]):
             numbers = weight[rows, inputs].float().unflatten(1, (-1, _width(inputs)))  # (R, blocks, width)
             scale = numbers.abs().amax(2) / largest
             scales[rows, blocks] = scale
             numbers = numbers / torch.where(scale > 0, scale, 1.0)[..., None]
-            found = numbers.round_().to(torch.int8) if form is Form.INT8 else numbers.to(torch.float8_e4m3fn)
-            codes[rows, inputs] = found.view(torch.uint8).flatten(1)
+            numbers.clamp_(-largest, largest)  # a scale below the least normal float32 is rounded by up to a half
+            found = numbers if dtype.is_floating_point else numbers.round_()
+            codes[rows, inputs] = found.to(dtype).view(torch.uint8).flatten(1)
     return codes, scales
 
 

@@ -13,12 +13,29 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from diffusionpipe.costs.forms import BLOCK, INPUTS_OF_A_SCALE, Form
+from diffusionpipe.costs.forms import BLOCK, INPUTS_OF_A_SCALE, Form, has_rows
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.hidden_packages import reveal
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = "bitsandbytes"
+
+
+def number_type(form: Form) -> torch.dtype:
+    """The dtype of the numbers of a form that has scales along rows.
+
+    Raises:
+        ConfigError: no form of this kind has this name.
+    """
+    match form:
+        case Form.FLOAT8:
+            return torch.float8_e4m3fn
+        case Form.INT8:
+            return torch.int8
+    raise ConfigError(
+        f"{str(form)!r} is no form of stored weights with scales along rows; use {Form.FLOAT8} or {Form.INT8}"
+    )
 
 
 class Kernel(Protocol):
@@ -33,7 +50,7 @@ class Kernel(Protocol):
 
 def suits(form: Form, columns: int) -> bool:
     """Whether the kernels can read a matrix with `columns` inputs in this form: its blocks must not cross rows."""
-    return form is Form.NF4 or columns % INPUTS_OF_A_SCALE == 0
+    return not has_rows(form) or columns % INPUTS_OF_A_SCALE == 0
 
 
 def operators(name: str) -> Any:
@@ -65,8 +82,7 @@ def _widened(
 ) -> Tensor:
     if form is Form.NF4:
         return four_bits(numbers.view(-1, 1), scales, BLOCK, "nf4", list(shape), dtype)
-    kind = torch.int8 if form is Form.INT8 else torch.float8_e4m3fn
-    values = torch.arange(256, device=numbers.device).to(torch.uint8).view(kind).float()
+    values = torch.arange(256, device=numbers.device).to(torch.uint8).view(number_type(form)).float()
     return by_blocks(numbers, scales.reshape(-1), values, INPUTS_OF_A_SCALE, dtype)
 
 

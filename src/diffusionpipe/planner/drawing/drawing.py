@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
-from diffusionpipe.costs.graph import BYTES_OF_STORED, upstream
+from diffusionpipe.costs.graph import BYTES_OF_STORED, scales_of, upstream
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.holding.memory import forward_bytes
 from diffusionpipe.ir import Plan
@@ -177,11 +177,11 @@ def _bytes_of_encoders(profile: Profile, layers: Sequence[str], rows: int) -> By
 
 def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
     names = profile.graph.parameters_of(layers)
-    return sum(_stored(one, profile.precision) for one in profile.graph.parameters if one.name in names)
+    own = [one for one in profile.graph.parameters if one.name in names]
+    scales = scales_of(own)
+    return sum(one.num_bytes if one.name in scales else _in_use(one, profile.precision) for one in own)
 
 
-def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
-    if parameter.dtype in BYTES_OF_STORED or parameter.name.endswith(".scales"):
-        return parameter.num_bytes
-    is_factor = len(parameter.shape) > 1
+def _in_use(parameter: ParameterSpec, precision: str) -> Bytes:
+    is_factor = len(parameter.shape) > 1 and parameter.dtype not in BYTES_OF_STORED
     return prod(parameter.shape) * _NARROW if is_factor and precision == "bfloat16" else parameter.num_bytes

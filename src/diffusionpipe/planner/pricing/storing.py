@@ -51,9 +51,8 @@ def stored_as(setting: Setting, name: str) -> Setting:
 def settings_in_storages(setting: Setting) -> Iterator[Setting]:
     """The setting with the frozen part in each other storage that is worth a look, one after the other.
 
-    Its cost must be known, and the frozen part must be heavy.
-
-    A place that is given is the only one.
+    The frozen part must be heavy, and the speed of copies must be known for a storage that brings weights from the
+    host. A place that is given is the only one.
     """
     given, usual = setting.given.encoders, setting.workload.encoders.name
     if given is not None:
@@ -94,12 +93,9 @@ def check_storage(setting: Setting) -> None:
 
 
 def is_heavy(setting: Setting) -> bool:
-    """Whether the frozen part takes more than a 16th of the smallest device's memory and could be elsewhere.
-
-    False where the cluster has no speeds of copies.
-    """
+    """Whether the frozen part takes more than a 16th of the smallest device's memory."""
     smallest = min(device.memory for device in setting.cluster.devices)
-    return bool(setting.graph.frozen_layers) and knows_copies(setting) and WORTH * encoder_bytes(setting) > smallest
+    return bool(setting.graph.frozen_layers) and WORTH * encoder_bytes(setting) > smallest
 
 
 def encoder_bytes(setting: Setting) -> Bytes:
