@@ -147,6 +147,7 @@ def test_a_wrong_or_missing_cost_is_refused_with_layer_and_field(layer, field, v
         (lambda graph: graph["parameters"].pop(0), ("encode", "there is no parameter vae.w")),
         (lambda graph: graph["tensors"].append(graph["tensors"][0]), ("tensor pixels occurs 2 times",)),
         (lambda graph: graph["tensors"][0].update(dtype="float8"), ("pixels", "dtype is 'float8'")),
+        (lambda graph: graph["parameters"][0].update(dtype="fp4"), ("vae.w", "bool, float8, int8, nf4")),
         (lambda graph: graph["tensors"][0].update(shape=[-3]), ("pixels", "negative side")),
         (lambda graph: graph.update(inputs=["pixels", "sound"]), ("graph.inputs: there is no tensor sound",)),
         (lambda graph: graph["backbones"][0].update(loss="profit"), ("graph.backbones: there is no tensor profit",)),
@@ -154,7 +155,7 @@ def test_a_wrong_or_missing_cost_is_refused_with_layer_and_field(layer, field, v
         (lambda graph: graph["tensors"][0].update(shape=[10**400]), ("tensors[0].shape[0]", "below 2^62")),
         (lambda graph: graph["layers"][0].update(flops=-(10**5000)), ("not valid JSON",)),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_model_that_does_not_fit_together_is_refused_with_the_name(change, words):
     data = json.loads(profile_to_text(PROFILE))

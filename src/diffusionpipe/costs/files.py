@@ -194,9 +194,9 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
         yield from (f"{kind} {name} occurs {count} times" for name, count in counts.items() if count > 1)
     specs: tuple[TensorSpec | ParameterSpec, ...] = (*graph.tensors, *graph.parameters)
     for spec in specs:
-        is_stored = isinstance(spec, ParameterSpec) and spec.dtype in BYTES_OF_STORED
-        if spec.dtype not in BYTES_OF_DTYPE and not is_stored:
-            yield f"{spec.name}: dtype is {spec.dtype!r}; known are {', '.join(BYTES_OF_DTYPE)}"
+        known = (*BYTES_OF_DTYPE, *BYTES_OF_STORED) if isinstance(spec, ParameterSpec) else tuple(BYTES_OF_DTYPE)
+        if spec.dtype not in known:
+            yield f"{spec.name}: dtype is {spec.dtype!r}; known are {', '.join(known)}"
         if any(side < 0 for side in spec.shape):
             yield f"{spec.name}: the shape {spec.shape} has a negative side"
     tensors, parameters = {spec.name for spec in graph.tensors}, {spec.name for spec in graph.parameters}
