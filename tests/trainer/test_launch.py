@@ -54,7 +54,7 @@ import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.process_group import joined, leave
 from diffusionpipe.runtime.job.membership import membership
-from diffusionpipe.trainer.step.stopping import Stopping, all_reduced
+from diffusionpipe.trainer.step.stopping import Stopping
 member, status = membership(os.environ), 0
 try:
     with joined(member, device="cpu") as job, Stopping(folder=None).listening() as stopping:
@@ -286,7 +286,9 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_with_a_status_of_i
     body = """
 for step in range(10000):
     time.sleep(0.01)
-    if stopping.agree(all_reduced).stops:
+    total = torch.tensor(stopping.votes())
+    dist.all_reduce(total)
+    if stopping.decision(tuple(total.tolist())).stops:
         print("saved", flush=True)
         status = 75
         break

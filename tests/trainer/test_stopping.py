@@ -10,12 +10,9 @@ from diffusionpipe.errors import PeerError
 from diffusionpipe.trainer.step.stopping import Decision, Stopping, Votes
 
 
-def alone(votes: Votes) -> Votes:
-    return votes
-
-
 def with_one_more_stop(votes: Votes) -> Votes:
-    return votes[0], votes[1] + 1
+    saves, stops, draws = votes
+    return saves, stops + 1, draws
 
 
 @pytest.mark.parametrize(
@@ -29,9 +26,9 @@ def with_one_more_stop(votes: Votes) -> Votes:
 )
 def test_a_signal_takes_effect_at_the_next_agreement(number: int, decision: Decision) -> None:
     with Stopping(folder=None).listening() as stopping:
-        assert stopping.agree(alone) == Decision(saves=False, stops=False)
+        assert stopping.decision(stopping.votes()) == Decision(saves=False, stops=False)
         signal.raise_signal(number)
-        assert stopping.agree(alone) == decision
+        assert stopping.decision(stopping.votes()) == decision
 
 
 def test_a_run_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
@@ -39,7 +36,7 @@ def test_a_run_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
     try:
         with Stopping(folder=None).listening() as stopping:
             signal.raise_signal(signal.SIGHUP)
-            assert stopping.agree(alone) == Decision(saves=False, stops=False)
+            assert stopping.decision(stopping.votes()) == Decision(saves=False, stops=False)
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -47,46 +44,47 @@ def test_a_run_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
 def test_saving_is_wished_once_and_stopping_for_good() -> None:
     with Stopping(folder=None).listening() as stopping:
         signal.raise_signal(signal.SIGUSR1)
-        assert [stopping.agree(alone).saves for _ in range(2)] == [True, False]
+        assert [stopping.decision(stopping.votes()).saves for _ in range(2)] == [True, False]
         signal.raise_signal(signal.SIGTERM)
-        assert [stopping.agree(alone).stops for _ in range(2)] == [True, True]
+        assert [stopping.decision(stopping.votes()).stops for _ in range(2)] == [True, True]
 
 
 def test_one_rank_is_enough_to_stop_all() -> None:
     with Stopping(folder=None).listening() as stopping:
-        assert stopping.agree(with_one_more_stop) == Decision(saves=True, stops=True)
+        assert stopping.decision(with_one_more_stop(stopping.votes())) == Decision(saves=True, stops=True)
 
 
 @pytest.mark.parametrize(("name", "stops"), [("save", False), ("save_quit", True)])
 def test_a_signal_file_counts_once_and_goes(tmp_path: Path, name: str, stops: bool) -> None:
     with Stopping(folder=tmp_path).listening() as stopping:
         (tmp_path / name).touch()
-        assert stopping.agree(alone) == Decision(saves=True, stops=stops)
+        assert stopping.decision(stopping.votes()) == Decision(saves=True, stops=stops)
         assert not (tmp_path / name).exists()
 
 
 def test_a_file_that_asks_for_pictures_neither_saves_nor_stops_and_counts_once(tmp_path: Path) -> None:
     with Stopping(folder=tmp_path).listening() as stopping:
         (tmp_path / "draw").touch()
-        assert stopping.agree(alone) == Decision(saves=False, stops=False, draws=True)
+        assert stopping.decision(stopping.votes()) == Decision(saves=False, stops=False, draws=True)
         assert not (tmp_path / "draw").exists()
-        assert stopping.agree(alone) == Decision(saves=False, stops=False)
+        assert stopping.decision(stopping.votes()) == Decision(saves=False, stops=False)
 
 
-def test_votes_of_many_ranks_to_stop_and_to_draw_do_not_mix() -> None:
-    with Stopping(folder=None).listening() as one, Stopping(folder=None).listening() as other:
-        one._wants_stop, other._wants_drawing = True, True
-        stop, draw = one.votes(), other.votes()
-    for stops, draws in itertools.product((0, 1, 5000), repeat=2):
-        total = tuple(stops * a + draws * b for a, b in zip(stop, draw, strict=True))
-        found = Stopping(folder=None).decision(total)
-        assert (found.stops, found.draws, found.saves) == (stops > 0, draws > 0, stops > 0)
+def test_votes_to_save_to_stop_and_to_draw_are_counted_apart() -> None:
+    names = ("_wants_save", "_wants_stop", "_wants_drawing")
+    for wishes in itertools.product((False, True), repeat=3):
+        with Stopping(folder=None).listening() as one:
+            for name, wish in zip(names, wishes, strict=True):
+                setattr(one, name, wish)
+            saves, stops, draws = one.votes()
+        found = Stopping(folder=None).decision((5000 * saves, 5000 * stops, 5000 * draws))
+        assert (found.saves, found.stops, found.draws) == (wishes[0] or wishes[1], wishes[1], wishes[2])
 
 
 def test_a_leftover_signal_file_does_not_stop_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "save_quit").touch()
     with Stopping(folder=tmp_path).listening() as stopping:
-        assert stopping.agree(alone) == Decision(saves=False, stops=False)
+        assert stopping.decision(stopping.votes()) == Decision(saves=False, stops=False)
     assert not (tmp_path / "save_quit").exists()
 
 
@@ -100,14 +98,14 @@ def test_a_signal_file_that_cannot_be_removed_does_not_save_at_every_step(
     monkeypatch.setattr("diffusionpipe.trainer.step.stopping._LOOK", 0.0)
     with Stopping(folder=tmp_path).listening() as stopping:
         (tmp_path / "save").touch()
-        assert [stopping.agree(alone).saves for _ in range(2)] == [True, False]
+        assert [stopping.decision(stopping.votes()).saves for _ in range(2)] == [True, False]
 
 
 def test_a_rank_whose_peer_died_never_saves() -> None:
     with Stopping(folder=None, peer_failure=lambda: PeerError("rank 1 died")).listening() as stopping:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(PeerError, match="rank 1 died"):
-            stopping.agree(alone)
+            stopping.decision(stopping.votes())
 
 
 @pytest.fixture
@@ -124,7 +122,7 @@ def one_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("has_agreed", [True, False])
 def test_a_rank_that_has_agreed_to_stop_does_not_die_of_its_late_signal(has_agreed: bool) -> None:
     with Stopping(folder=None).listening() as stopping:
-        stopping.agree(with_one_more_stop if has_agreed else alone)
+        stopping.decision(with_one_more_stop(stopping.votes()) if has_agreed else stopping.votes())
     late = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     assert late == [signal.SIG_IGN if has_agreed else signal.SIG_DFL] * 2
 
@@ -140,11 +138,11 @@ def test_a_rank_of_several_says_that_it_saves_only_once_all_have_agreed(
     with stopping.listening():
         signal.raise_signal(number)
         with pytest.raises(PeerError):
-            stopping.agree(alone)
+            stopping.decision(stopping.votes())
         assert caplog.messages == []
         failures.clear()
-        stopping.agree(alone)
-        stopping.agree(alone)
+        stopping.decision(stopping.votes())
+        stopping.decision(stopping.votes())
     assert caplog.messages == [f"saving and stopping after this step signal={signal.Signals(number).name}"]
 
 
@@ -167,7 +165,7 @@ with Stopping(folder=None).listening() as stopping:
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     {body}
-    print(stopping.agree(lambda votes: votes).stops)
+    print(stopping.decision(stopping.votes()).stops)
 """
 BLOCK = "mutex = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(mutex) for _ in range(2)]"
 """The main thread never returns to Python, as in a transfer whose peer hangs."""
@@ -199,7 +197,7 @@ with Stopping(folder=None).listening() as stopping:
     os.read(reader, 1)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         os.kill(child, number)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), stopping.agree(lambda votes: votes))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), stopping.decision(stopping.votes()))
 """
 """In a process of its own: a copy of the test process may not fit into the memory of a small machine."""
 

@@ -3,9 +3,9 @@
     main thread    step 5 | plan | step 6 | step 7 ...... | tell all | step 8 | step 9 | done
     other thread                 | copy, check, write, sync, read    | publish, prune (first rank)
 
-Only the main threads talk to other ranks, at the ends of steps. The sum over all ranks that each step computes anyway
-carries a vote of every rank whose thread has ended (`vote`), so all ranks take the next action (`after`) at the same
-step. A checkpoint gets its name when the files of all ranks are on the disk and read again, as without a thread.
+Only the main threads talk to other ranks, at the ends of steps. A sum over all ranks at the end of each step carries a
+vote of every rank whose thread has ended (`vote`), so all ranks take the next action (`after`) at the same step. A
+checkpoint gets its name when the files of all ranks are on the disk and read again, as without a thread.
 """
 
 import logging

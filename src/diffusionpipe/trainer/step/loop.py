@@ -1,11 +1,11 @@
 """The training loop of one rank.
 
-    batch ──> feed ──> run the schedule ──> one sum over all ranks ──> clip ──> optimizer ──> average
+    batch ──> feed ──> run the schedule ──> sums over all ranks ──> clip ──> optimizer ──> average
               (executor.store)  (gradients)  (norm², loss, votes)
 
-The one sum over all ranks carries everything that they must agree on at the end of a step, so a step costs one
-collective besides the schedule's own. The host waits for the device in it and nowhere else; with
-`training.post_validation` it waits nowhere.
+Two small sums over all ranks carry everything that they must agree on at the end of a step: one the numbers from which
+the update follows and the votes to save and to stop, the other all further votes. The host waits for the device there
+and nowhere else; with `training.post_validation` it waits nowhere.
 
 The device's own times of a step are known only once it has run, so the sum of the next step carries them
 (`Stepper.take_times`).
@@ -52,10 +52,6 @@ MOST_SKIPPED = 10
 _UPDATED = "; the backward has updated weights already, so resume from the last checkpoint"
 """The end of the sentence on a loss that is not finite, where each gradient is used at once."""
 
-_SAVING = 2**20
-"""More than all votes to save: one number carries them and this many times the votes of `Saves`, both exactly. A sixth
-number could change the order in which the others are summed, and so the last digit of a loss."""
-
 
 class Saves(Protocol):
     """The methods of a checkpoint on its way to the disk that the steps call."""
@@ -100,7 +96,9 @@ class _Unsettled:
     step: int
     outputs: list[Output]
     sum: HostSum
-    """Squared norm and loss of each backbone; busy share of the step before, votes to save and of `Saves`, to stop."""
+    """Squared norm and loss of each backbone; busy share of the step before, votes to save, votes to stop."""
+    votes: HostSum
+    """Votes to draw, votes of `Saves`."""
     before: _Times | None
     """Times of the step before, where the sum carries them."""
     is_updated: bool = False
@@ -257,13 +255,16 @@ class Stepper:
         sums = [one.sums(outputs, device) for one in self._trained]
         if self._session.in_backward is not None:  # gradients are gone, and there is one backbone
             sums[0][0] += self._session.in_backward.squares
-        saves, stops = self._stopping.votes()
-        saves += _SAVING * self._saves.vote() if self._saves is not None else 0
+        saves, stops, draws = self._stopping.votes()
+        saved = self._saves.vote() if self._saves is not None else 0
         before = self._own_times()
-        total = HostSum(torch.cat(sums), [before.busy if before is not None else 0.0, float(saves), float(stops)])
+        # Further votes are a sum of their own: with more numbers the ranks would add up these in another order, and the
+        # last digit of a loss would change.
+        total = HostSum(torch.cat(sums), [before.busy if before is not None else 0.0, saves, stops])
+        votes = HostSum(torch.empty(0, dtype=torch.float64, device=device), [draws, saved])
         self._untimed = step, iteration
         noise = HostSum(self._noise.own(), []) if self._noise is not None and self._measures_noise(step) else None
-        return _Unsettled(step=step, outputs=outputs, sum=total, before=before, noise=noise)
+        return _Unsettled(step=step, outputs=outputs, sum=total, votes=votes, before=before, noise=noise)
 
     def _measures_noise(self, step: int) -> bool:
         return self._noise_every is not None and (step + 1) % self._noise_every == 0
@@ -272,11 +273,10 @@ class Stepper:
         """Wait for the sums; step, or amend the step that was taken without them."""
         session = self._session
         with session.job.progress.waiting():
-            total = step.sum.wait()
-        *_, busy, votes, stops = total.tolist()
+            total, (draws, saving_votes) = step.sum.wait(), map(int, step.votes.wait().tolist())
+        *_, busy, saves, stops = total.tolist()
         if step.before is not None:
             self._note_times(step.before, busy)
-        saving_votes, saves = divmod(int(votes), _SAVING)
         self._end_phase("sum over all ranks")
         sums = self._sums(total)
         batch = session.plan.batch
@@ -315,7 +315,7 @@ class Stepper:
             learning_rate=results[0].learning_rate,
             backbones=tuple(results),
             seconds=step.seconds,
-            decision=self._stopping.decision((saves, int(stops))),
+            decision=self._stopping.decision((int(saves), int(stops), draws)),
             is_amended=is_amended,
             is_skipped=spike is not None,
             saving_votes=saving_votes,

@@ -8,7 +8,7 @@
     RUN/draw                   draw the samples of the recipe after this step and continue
 
 A signal reaches the ranks at different steps, so no rank acts alone: each adds its votes to a sum over all ranks
-which the step computes anyway (`votes`, `decision`) or which `agree` computes. A rank whose peer died never saves:
+(`votes`, `decision`). A rank whose peer died never saves:
 its state may be half a step ahead of the others'.
 """
 
@@ -23,21 +23,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 from diffusionpipe.errors import PeerError
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
 
-Votes = tuple[int, int]
-"""How many want to save; how many want to stop, with `_DRAWING` times the number of those who want pictures. A third
-number could change the order in which others are summed beside them, and so the last digit of a loss."""
+Votes: TypeAlias = tuple[int, int, int]
+"""The numbers of ranks that want to save, to stop, and to draw pictures."""
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STOPPING = "saving and stopping after this step signal=%s"
 _LOOK: Seconds = 1.0
-_DRAWING = 2**20
-"""More than all votes to stop."""
 SAVE, SAVE_AND_STOP, DRAW = "save", "save_quit", "draw"
 """Files of the run folder by which a person asks for something."""
 
@@ -60,16 +58,6 @@ class Decision:
         return Decision(
             saves=self.saves or other.saves, stops=self.stops or other.stops, draws=self.draws or other.draws
         )
-
-
-def all_reduced(votes: Votes) -> Votes:
-    """The votes summed over all ranks of the default process group, through the CPU's backend."""
-    import torch
-    import torch.distributed as dist
-
-    total = torch.tensor(votes)
-    dist.all_reduce(total)
-    return int(total[0]), int(total[1])
 
 
 def _is_one_of_several() -> bool:
@@ -130,7 +118,7 @@ class Stopping:
     def votes(self) -> Votes:
         """The wishes of this process as numbers to be summed over all ranks; a wish to save or to draw counts once."""
         self._look()
-        votes = int(self._wants_save), int(self._wants_stop) + _DRAWING * int(self._wants_drawing)
+        votes = int(self._wants_save), int(self._wants_stop), int(self._wants_drawing)
         self._wants_save = self._wants_drawing = False
         return votes
 
@@ -143,20 +131,12 @@ class Stopping:
         failure = self._peer_failure()
         if failure is not None:
             raise failure
-        saves, (draws, stops) = total[0], divmod(total[1], _DRAWING)
+        saves, stops, draws = total
         if stops and self._unsaid is not None:
             logger.warning(_STOPPING, self._unsaid)
             self._unsaid = None
         self._has_agreed_to_stop = self._has_agreed_to_stop or stops > 0
         return Decision(saves=saves > 0 or stops > 0, stops=stops > 0, draws=draws > 0)
-
-    def agree(self, sum_over_ranks: Callable[[Votes], Votes]) -> Decision:
-        """The decision of all ranks, by votes that are summed only for it; every rank calls it.
-
-        Raises:
-            PeerError: another rank has died, so no rank saves.
-        """
-        return self.decision(sum_over_ranks(self.votes()))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:

@@ -61,6 +61,8 @@ class _Window:
     bad: Callable[[BackboneResult], tuple[int, ...]]
     """The positions of this rank's losses that are not finite."""
     sum: HostSum
+    draws: HostSum
+    """Votes to draw."""
     waited: Seconds
     """The host's wait for the batches that begin in it."""
     seconds: Seconds
@@ -226,13 +228,14 @@ class WindowStepper:
         bad = tuple(outputs)
         before = self._own_times()
         self._untimed = step, self._window.recording
-        saves, stops = self._stopping.votes()
-        numbers = [0.0 if before is None else before.busy, float(saves), float(stops)]
+        saves, stops, draws = self._stopping.votes()
+        device = session.job.device
         return _Window(
             step=step,
             before=before,
             bad=lambda found: bad_positions(session, [one], bad, found),
-            sum=HostSum(torch.stack([self._squares, loss]), numbers),
+            sum=HostSum(torch.stack([self._squares, loss]), [0.0 if before is None else before.busy, saves, stops]),
+            draws=HostSum(torch.empty(0, dtype=torch.float64, device=device), [draws]),
             waited=self._waited,
             seconds=perf_counter() - started - self._waited,
         )
@@ -241,13 +244,14 @@ class WindowStepper:
         session = self._session
         with session.job.progress.waiting():
             total = window.sum.wait()
+            draws = int(window.draws.wait())
         *_, busy, saves, stops = total.tolist()
         if window.before is not None:
             self._note_times(window.before, busy)
         result = self._trained.result(window.step, total[:2], session.plan.batch)
         if not (isfinite(result.loss) and isfinite(result.norm)) and self._broken is None:
             self._broken = window.step, result, window.bad(result)
-        self._decision = self._decision.joined(self._stopping.decision((int(saves), int(stops))))
+        self._decision = self._decision.joined(self._stopping.decision((int(saves), int(stops), draws)))
         return StepResult(
             step=window.step + 1,
             loss=result.loss,
