@@ -96,7 +96,7 @@ def moving_through(
             changes[worker][start][0] -= num_bytes
             changes[worker][end][0] += num_bytes
     else:
-        waiting = _two_messages(schedule, sizes)
+        waiting = two_messages(schedule, sizes)
     return [_summed(change, two) for change, two in zip(changes, waiting, strict=True)]
 
 
@@ -111,7 +111,11 @@ def _added(held: tuple[Bytes, Bytes], change: tuple[Bytes, Bytes]) -> tuple[Byte
     return held[0] + change[0], held[1] + change[1]
 
 
-def _two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]:
+def two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]:
+    """The bytes of two messages of the largest size between trained stages for each worker, by worker.
+
+    `sizes`: tensor -> bytes of one sample.
+    """
     placement = schedule.placement
     forward: dict[int, Bytes] = defaultdict(int)
     backward: dict[int, Bytes] = defaultdict(int)

@@ -82,6 +82,27 @@ def activations_in_flight(schedule: Schedule) -> tuple[int, ...]:
     return tuple(map(peak_of, changes_by_order(schedule, [(1, 1)] * len(schedule.placement.stages))))
 
 
+def most_in_waits(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]], times: Times) -> list[Bytes]:
+    """The most bytes of activations that each worker holds while it waits for its next action, by worker.
+
+    Args:
+        schedule: its orders, and the ops of its pipelines.
+        sizes: for each stage the activation of one micro-batch, and the bytes kept for W.
+        times: of that schedule's graph, without messages in its orders.
+    """
+    found = []
+    for events, changes in zip(times.graph.events, changes_by_order(schedule, sizes), strict=True):
+        held, most, reached = 0, 0, 0.0
+        for event, (taken, given_back) in zip(events, changes, strict=True):
+            if not times.graph.is_on_host[event]:
+                continue
+            if held > most and times.start(event) > reached:
+                most = held
+            held, reached = held + taken + given_back, times.ends[event]
+        found.append(most)
+    return found
+
+
 def forwards_held(window: Schedule) -> tuple[int, ...]:
     """For each worker, the most forwards at a time whose backward is still to come, where the window repeats for ever.
 

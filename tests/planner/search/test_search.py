@@ -283,7 +283,8 @@ def test_the_bound_of_filling_counts_the_hosts_alone():
     judges = [Judge(setting=tight_setting(memories)) for memories in ([200, 200], [200, 50])]
     everywhere, one = (judge.estimates.estimate(candidate, is_filled=True) for judge in judges)
     assert one.iteration >= everywhere.iteration
-    assert [judge.footprint.hosts_and_chunk(candidate)[0] for judge in judges] == [None, (0,)]
+    beside = ([0, 0], [0, 0])
+    assert [judge.footprint.hosts_and_chunk(candidate, 0, lambda: beside)[0] for judge in judges] == [None, (0,)]
 
 
 def test_on_unequal_devices_the_bound_of_filling_weighs_each_one_by_its_speed():

@@ -13,7 +13,6 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Plan, Schedule, Sharded
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import (
-    communicate,
     encoding_of,
     insert_fills,
     prologue,
@@ -25,6 +24,7 @@ from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
 from diffusionpipe.planner.assembly.layout_check import check_layout, check_tied
+from diffusionpipe.planner.assembly.queued import in_queues
 from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_buckets
 from diffusionpipe.planner.assembly.structure import Division, connected, encoded, reduced
 from diffusionpipe.planner.assembly.windows import communicate_window, turns_of
@@ -33,7 +33,6 @@ from diffusionpipe.schedules.building.branches import GRAPHPIPE, branched
 from diffusionpipe.schedules.building.shapes import Pipe
 from diffusionpipe.schedules.several.backbones import of_backbone, one_by_one
 from diffusionpipe.simulator import simulate, uniform_costs
-from diffusionpipe.timing import graph_of
 from diffusionpipe.timing.legal import check
 
 
@@ -221,15 +220,15 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
     backbone = blocks[:-1]
     schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
     if filler:
-        schedule = _filled(build, schedule, schedule, filler)
-    else:
-        schedule = encoded(schedule, layout.encoding(build.graph, [build.graph.frozen_outputs(b) for b in backbone]))
-    return _communicated(build, schedule)
+        filled = _filled(build, schedule, schedule, filler)
+        return in_queues(filled, _priced(build, filled), unfilled=(schedule, _priced(build, schedule)))
+    outputs = [build.graph.frozen_outputs(block) for block in backbone]
+    return _communicated(build, encoded(schedule, layout.encoding(build.graph, outputs)))
 
 
 def _filled(build: _Build, schedule: Schedule, flushed: Schedule, filler: Filler) -> Schedule:
     """The schedule with frozen work where the filler puts it; `schedule` is `flushed` itself, or its window."""
-    costs = build.pricing(flushed, build.blocks, build.layout.mesh)
+    costs = _priced(build, flushed)
     unfilled = Unfilled(
         schedule=schedule,
         timeline=simulate(flushed, costs),
@@ -274,8 +273,11 @@ def _window(build: _Build, filler: Filler | None) -> Schedule:
 
 
 def _communicated(build: _Build, schedule: Schedule) -> Schedule:
-    costs, graph = build.pricing(schedule, build.blocks, build.layout.mesh), graph_of(schedule)
-    return communicate(schedule, simulate(schedule, costs, graph=graph), graph=graph)
+    return in_queues(schedule, _priced(build, schedule))
+
+
+def _priced(build: _Build, schedule: Schedule) -> Costs:
+    return build.pricing(schedule, build.blocks, build.layout.mesh)
 
 
 def _checked(schedule: Schedule) -> Schedule:

@@ -20,6 +20,7 @@ from diffusionpipe.passes import (
 )
 from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
+from diffusionpipe.planner.assembly.queued import are_waiting
 from diffusionpipe.planner.pricing.meetings import Meeting, exchanges_of
 from diffusionpipe.schedules import generator_of
 from diffusionpipe.schedules.several.probes import with_probes
@@ -27,8 +28,9 @@ from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, ti
 from diffusionpipe.timing.held import changes_of
 from diffusionpipe.timing.queues import QueuedTransfer, Queues
 from diffusionpipe.timing.work import Transfer
+from diffusionpipe.units import Seconds
 
-NUM_ORDERS = 1
+NUM_ORDERS = 2
 """Orders of messages whose graphs a structure keeps."""
 
 Pair = tuple[tuple[int, int], bool]
@@ -83,10 +85,25 @@ class Structure:
         return times_of(self.graph, costs)
 
     def queued(self, costs: Costs, times: Times) -> Times:
-        """The times of the schedule's events with messages in queues, in the order that `times` of `unqueued` gives."""
+        """The times of the schedule's events with messages in queues, in the order that `times` of `unqueued` gives.
+
+        Where messages wait for each other, in the better one of this order and a second one (`queued`).
+        """
         if not self.pairs:
             return times
-        return times_of(self._graph_in_order(tuple(self.order.ranks(times.ends))), costs)
+        found = self._in_order(costs, times.ends)
+        if not are_waiting(found.makespan, times.makespan):
+            return found
+        ends = [0.0] * len(self.graph)
+        for own, queued in zip(self.graph.events, found.graph.events, strict=True):
+            for event, other in zip(own, queued, strict=True):
+                ends[event] = found.ends[other]
+        again = self._in_order(costs, ends)
+        return again if again.makespan < found.makespan else found
+
+    def _in_order(self, costs: Costs, ends: Sequence[Seconds]) -> Times:
+        """The times of all events with messages in the order that these ends of computes give, by event."""
+        return times_of(self._graph_in_order(tuple(self.order.ranks(ends))), costs)
 
     @cached_property
     def _graph_in_order(self) -> Callable[[tuple[int, ...]], Graph]:

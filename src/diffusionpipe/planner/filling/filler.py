@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Schedule
-from diffusionpipe.passes import PlacedFill, communicate, insert_fills
+from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
+from diffusionpipe.planner.assembly.queued import are_waiting, in_queues
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.filling.windows import window_fills
@@ -19,10 +20,6 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes, Seconds
-
-QUEUED = 1.005
-"""An iteration longer than this many times the one in which no message waits for another is filled as it is: less makes
-graphs larger where that hardly matters, more fills waits that are none."""
 
 
 def filler_of(setting: Setting) -> Filler:
@@ -68,11 +65,14 @@ def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Fil
 
 
 def _queued(unfilled: Unfilled) -> Schedule:
-    """The schedule with explicit messages where they wait for each other, so that its waits are the plan's."""
+    """The schedule with explicit messages where they wait for each other, so that its waits are the plan's.
+
+    Else messages only make graphs larger.
+    """
     if not any(unfilled.costs.tensor_bytes.values()):
         return unfilled.schedule
-    explicit = communicate(unfilled.schedule, unfilled.timeline)
-    is_waiting = simulate(explicit, unfilled.costs).makespan > QUEUED * unfilled.timeline.makespan
+    explicit = in_queues(unfilled.schedule, unfilled.costs)
+    is_waiting = are_waiting(simulate(explicit, unfilled.costs).makespan, unfilled.timeline.makespan)
     return explicit if is_waiting else unfilled.schedule
 
 

@@ -6,12 +6,12 @@
 
 Frozen work before the pipeline, and the messages with its outputs, are part of the structure. Frozen work in waits is
 counted as if it filled every wait of the devices that have memory for it, in fills as large as memory allows: both
-follow the filler's own rule (`pricing.encoders.Needs`).
+follow the filler's own rule (`pricing.encoders.Needs`), beside the activations of waits and beside messages.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from diffusionpipe.costs import Costs, Link
 from diffusionpipe.ir import Edge, Sharded
@@ -23,9 +23,11 @@ from diffusionpipe.planner.pricing.layer_table import Load
 from diffusionpipe.planner.pricing.meetings import occupancy
 from diffusionpipe.planner.pricing.stage_costs import FREE, fill_times, gathers, reductions, stage_costs
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
-from diffusionpipe.planner.search.footprint import Footprint
+from diffusionpipe.planner.search.footprint import Beside, Footprint
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.timing import Times
+from diffusionpipe.timing.buffers import two_messages
+from diffusionpipe.timing.held import most_in_waits
 from diffusionpipe.units import Seconds
 
 Flows = dict[tuple[int, int], tuple[Load, Load]]
@@ -64,7 +66,7 @@ class Estimates:
         for place, stage in zip(structure.places, costs.stages, strict=False):  # encoders come behind
             busy[place.unit] += place.microbatches * (stage.forward + (0.0 if place.is_probe else stage.backward))
         held, frozen = self.footprint.held(candidate), self.tables.frozen_seconds
-        filled = self._filler(candidate, busy) if is_filled else None
+        filled: Callable[[Seconds], Seconds] | None = None
 
         def estimate(times: Times, awake: Times) -> Estimate:
             return Estimate(
@@ -77,8 +79,10 @@ class Estimates:
             )
 
         # Nothing needs to wake from a wait that is filled.
-        ways = [costs, replace(costs, waking=())] if costs.waking and filled else [costs]
+        ways = [costs, replace(costs, waking=())] if costs.waking and is_filled else [costs]
         unqueued = [structure.unqueued(one) for one in ways]
+        if is_filled:
+            filled = self._filler(candidate, busy, structure, costs, unqueued[0])
         least = estimate(unqueued[0], unqueued[-1])
         if is_hopeless and is_hopeless(least):
             return least
@@ -222,14 +226,35 @@ class Estimates:
         summed = [tables.reduction(ground, *span, units) for span, units in zip(spans, structure.holders, strict=True)]
         return tuple(summed[place.block] for place in structure.places), ()
 
-    def _filler(self, candidate: Candidate, busy: Sequence[Seconds]) -> Callable[[Seconds], Seconds]:
-        """A function of the pipeline's time: the iteration's time if its hosts fill all waits with frozen work."""
+    def _filler(
+        self, candidate: Candidate, busy: Sequence[Seconds], structure: Structure, costs: Costs, times: Times
+    ) -> Callable[[Seconds], Seconds]:
+        """A function of the pipeline's time: the iteration's time if its hosts fill all waits with frozen work.
+
+        `times` are those without queues, which the filler also asks for what waits hold.
+        """
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         if not tables.setting.graph.frozen_layers:
             return lambda pipeline: pipeline
-        found, chunk = self.footprint.hosts_and_chunk(candidate)
+        pipelines = structure.schedule.placement.pipelines
+        most_of_messages = (
+            2 * len(pipelines) * max(place.samples for place in structure.places) * sum(costs.tensor_bytes.values())
+        )
+        beside = partial(self._beside, candidate, structure, costs, times)
+        found, chunk = self.footprint.hosts_and_chunk(candidate, most_of_messages, beside)
         speeds = {host: ground.speeds[host] for host in (range(len(busy)) if found is None else found)}
         batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
         largest = min(chunk, -(-batch // len(speeds)))
         work = batch * tables.seconds_a_sample(largest, candidate.arrangement.units == 1)
         return lambda pipeline: idle_level(pipeline, busy, work, speeds)
+
+    def _beside(self, candidate: Candidate, structure: Structure, costs: Costs, times: Times) -> Beside:
+        """The messages and the activations that each unit holds while frozen layers run on it."""
+        starts, table = self.tables.block_starts(candidate), self.tables.table
+        spans = list(zip(starts, (*starts[1:], self.tables.num_layers), strict=True))
+        sizes = [
+            (table.activation(*spans[place.block], place.samples), table.kept(*spans[place.block], place.samples))
+            for place in structure.places
+        ]
+        schedule = structure.schedule
+        return two_messages(schedule, costs.tensor_bytes), most_in_waits(schedule, sizes, times)

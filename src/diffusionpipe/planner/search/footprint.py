@@ -21,7 +21,7 @@ from diffusionpipe.holding.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule, Sharded
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.encoders import Room, frozen_workspace
+from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.storing import encoder_bytes
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.tables import Tables
@@ -29,6 +29,8 @@ from diffusionpipe.units import Bytes
 
 _Stage = tuple[int, int, int, float]
 """First layer, the layer after the last, micro-batches, samples of each."""
+Beside = tuple[Sequence[Bytes], Sequence[Bytes]]
+"""Bytes of two messages of each unit, and of the activations that it holds while it waits, by unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,26 +150,40 @@ class Footprint:
             uses += [self.use(own, peaks, is_host=are_hosts(candidate.hosts, len(uses), count))] * count
         return tuple(uses)
 
-    def hosts_and_chunk(self, candidate: Candidate) -> tuple[tuple[int, ...] | None, int]:
+    def hosts_and_chunk(
+        self, candidate: Candidate, most_of_messages: Bytes, beside: Callable[[], Beside]
+    ) -> tuple[tuple[int, ...] | None, int]:
         """(units that can hold the frozen layers beside training, None for all; the most samples of a fill).
 
-        The filler asks the plan for the same (`Needs`) where no messages wait, and where waits hold no activations: how
-        many they do is known of no order before it is timed, and a guess too high would lose plans. Of sharded copies
-        nothing is known here: they are taken to have room.
+        The filler asks the plan for the same (`Needs`). Of sharded copies nothing is known here: they are taken to have
+        room.
+
+        Args:
+            candidate: the layout.
+            most_of_messages: bytes that two messages of a unit never exceed.
+            beside: the bytes of messages and activations beside the fills, asked only where they decide.
         """
-        tables, rooms, others = self.tables, list[Room](), list[Bytes]()
+        tables, rooms, others = self.tables, list[tuple[Bytes, MemoryUse]](), list[Bytes]()
         batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
+        needs = tables.needs(batch)
         if candidate.sharded is Sharded.ALL:
-            return None, max(tables.needs(batch).running)
+            return None, max(needs.running)
         memories = tables.ground(candidate.arrangement).memories
         for count, own, peaks in self._workers(candidate):
             use = self.use(own, peaks, is_host=False)
             # What is read from the frozen part is held twice where it is encoded ahead.
             held = use.total + use.frozen_outputs
-            unused = use.workspace + use.activations
-            rooms += [(memory - held, unused) for memory in memories[len(rooms) : len(rooms) + count]]
+            rooms += [(memory - held, use) for memory in memories[len(rooms) : len(rooms) + count]]
             others += [tables.kept_for_others(tuple(stage[:2] for stage in own))] * count
-        return tables.needs(batch).hosts_and_chunk([rooms], others, batch)
+        least = [(free - most_of_messages, use.workspace) for free, use in rooms]
+        if (found := needs.hosts_and_chunk([least], others, batch)) == (None, max(needs.running)):
+            return found
+        messages, waiting = beside()
+        relaxed = [
+            (free, use.workspace + use.activations - held) for (free, use), held in zip(rooms, waiting, strict=True)
+        ]
+        cautious = [(free - two, unused) for (free, unused), two in zip(relaxed, messages, strict=True)]
+        return needs.hosts_and_chunk([cautious, relaxed], others, batch)
 
     def blocks(self, candidate: Candidate) -> list[frozenset[int]]:
         """The indices of the blocks that each worker of a candidate holds, by worker."""
