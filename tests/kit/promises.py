@@ -103,7 +103,9 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "Muon": Feature({"optimizer": {"name": "Muon", "rest": {"name": "AdamW"}}}, is_coarse=True),
     "weights in bfloat16": Feature(
-        {"training": {"precision": "bfloat16", "weights": "bfloat16", "clip_norm": None}}, is_coarse=True
+        {"training": {"precision": "bfloat16", "weights": "bfloat16", "clip_norm": None}},
+        is_coarse=True,
+        not_with=("sharded copies",),
     ),
     "states on the host": Feature({"optimizer": {"states": "host"}, "training": {"ema_states": "host"}}),
     "groups": Feature({"optimizer": {"groups": {"unet.conv_in.*": {"learning_rate": 0.001, "weight_decay": 0.0}}}}),
@@ -116,7 +118,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
         "nothing",
         "flips and crops, a range of times, groups",
         "cut by tokens, SGD and cosine",
-        "adapters on int8, tags, spikes",
+        "adapters on nf4, tags, spikes",
     ),
     "two copies": (
         "v prediction and min-SNR, several sizes, no clipping",
@@ -125,7 +127,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     ),
     "split and filled": (
         "Huber and offset noise, text encoder too, recomputed",
-        "adapters on nf4, flips and crops",
+        "adapters on int8, flips and crops",
         "DoRA, a cache of results",
         "weights in bfloat16, tags",
     ),

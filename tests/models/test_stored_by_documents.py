@@ -200,7 +200,7 @@ def test_a_weight_that_is_no_number_never_becomes_one(form, value):
 
 def test_a_form_without_a_rule_is_refused_by_name():
     for use in (lambda: shapes("fp6", 4, 4), lambda: encode("fp6", torch.ones(4, 4))):
-        with pytest.raises(ConfigError, match="'fp6' is no form of stored weights; use float8, int8, nf4"):
+        with pytest.raises(ConfigError, match="'fp6' is not a form of stored weights; use float8, int8, nf4"):
             use()
     with pytest.raises(ConfigError, match="with scales along rows; use float8 or int8"):
         number_type(Form.NF4)

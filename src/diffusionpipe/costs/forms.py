@@ -39,7 +39,7 @@ def has_rows(form: Form) -> bool:
             return True
         case Form.NF4:
             return False
-    raise ConfigError(f"{str(form)!r} is no form of stored weights; use {', '.join(Form)}")
+    raise ConfigError(f"{str(form)!r} is not a form of stored weights; use {', '.join(Form)}")
 
 
 def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -76,8 +76,12 @@ def weights_on(graph: LayerGraph, layer: Layer, device: torch.device) -> Iterato
             constant = 1.0 if name == "weight" else 0.01
             return torch.full(parameter.shape, constant, dtype=parameter.dtype, device=device)
         values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        if not parameter.dtype.is_floating_point:  # codes of stored weights: every number is one
+            return values.random_(generator=generator)
         bound = (3.0 / parameter[0].numel()) ** 0.5  # keeps the size of what passes through
-        return values.uniform_(-bound, bound, generator=generator)
+        if parameter.dtype.itemsize == 1:  # torch draws no float8
+            values = torch.empty(parameter.shape, device=device)
+        return values.uniform_(-bound, bound, generator=generator).to(parameter.dtype)
 
     with substituted((component,), missing, fill):
         yield

@@ -34,7 +34,7 @@ def number_type(form: Form) -> torch.dtype:
         case Form.INT8:
             return torch.int8
     raise ConfigError(
-        f"{str(form)!r} is no form of stored weights with scales along rows; use {Form.FLOAT8} or {Form.INT8}"
+        f"{str(form)!r} is not a form of stored weights with scales along rows; use {Form.FLOAT8} or {Form.INT8}"
     )
 
 
