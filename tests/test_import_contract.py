@@ -47,7 +47,7 @@ FORBIDDEN = [
     (
         "cli/verbs/doctor.py",
         "from diffusionpipe.trainer.launching.launch import launch",
-        "The command line reaches the trainer through workflows",
+        "The command line reaches the trainer and models through workflows",
     ),
     ("trainer/optim/ema.py", "from diffusionpipe.trainer.course import run", "The trainer, from top to bottom"),
     ("files/unlisted.py", "from diffusionpipe.ir import Plan", "The hourglass, from top to bottom"),

@@ -39,7 +39,7 @@ from diffusionpipe.runtime.machine.machine_use import (
     used_by_others,
 )
 from diffusionpipe.runtime.rehearsals.rehearsal import RankIteration, VirtualRun, rehearse
-from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, Counted, Note, steps_that_count, used_text
+from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, Counted, Note, representative_steps, used_text
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.rehearsing.rehearsal import measured_link, rehearsed_of
 
@@ -103,7 +103,7 @@ def _case(
         is_beside = len(found) < rounds
         with loop() if is_beside and not is_ours else nullcontext():
             found.append(ranks.run(record, run, RECORDED, is_beside and is_ours))
-        counted = steps_that_count(notes_of(found))
+        counted = representative_steps(notes_of(found))
         if not counted.why_more or len(found) == MOST_ROUNDS:
             break
     parts = [[one for part in rank for one in part.iterations] for rank in zip(*found, strict=True)]
@@ -123,7 +123,7 @@ def _case(
 def sharing_case(ranks: LocalRanks, count: int = RECORDED) -> Disturbed:
     """Ranks that compute for so many steps, more of them than there are cores."""
     found = [ranks.run(record_compute, count)]
-    return _said(f"{len(found[0])} ranks that compute", found, steps_that_count(notes_of(found)))
+    return _said(f"{len(found[0])} ranks that compute", found, representative_steps(notes_of(found)))
 
 
 def _said(name: str, rounds: Sequence[Sequence[_Round]], counted: Counted) -> Disturbed:

@@ -12,7 +12,7 @@ from diffusionpipe.planner.correction.correct import Correction, correct
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.planner.search.proposal import predict
-from diffusionpipe.trainer.course.counted_steps import LATE, Note, steps_that_count
+from diffusionpipe.trainer.course.counted_steps import LATE, Note, representative_steps
 from diffusionpipe.trainer.course.first_steps import recorded_of
 from diffusionpipe.units import Bytes, Seconds
 
@@ -71,7 +71,7 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
     lengths = [max(rank.iteration for rank in step) for step in zip(*traces, strict=True)]
     shares = [max(rank.delay / rank.step for rank in step) for step in zip(*traces, strict=True)]
     notes = [Note(without_core=share, iteration=length) for share, length in zip(shares, lengths, strict=True)]
-    counted = steps_that_count(notes).steps or range(len(notes))
+    counted = representative_steps(notes).steps or range(len(notes))
     predicted = predicted_timeline(profiles.together, plan)
     measured = sorted(counted, key=lambda index: lengths[index])[len(counted) // 2]
     spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)

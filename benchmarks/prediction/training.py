@@ -22,7 +22,7 @@ from diffusionpipe.runtime.comm.transport import ProcessTransport
 from diffusionpipe.runtime.engine.worker import build_worker
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.cores import cpu_wait_time
-from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, steps_that_count
+from diffusionpipe.trainer.course.counted_steps import MOST_ROUNDS, representative_steps
 from diffusionpipe.trainer.course.first_steps import OwnSteps, StepRecorder
 from diffusionpipe.trainer.data.batches.batch import Augmentation, BatchSource
 from diffusionpipe.trainer.data.batches.loader import StepLoader
@@ -153,7 +153,7 @@ class _Training:
                 self.recorder.begin()
                 self.step()
                 self.recorder.end(max(phase.end for phase in self._stepper.phases()))
-            counted = steps_that_count(self.recorder.notes())
+            counted = representative_steps(self.recorder.notes())
             is_last = self.recorder.num_steps >= MOST_ROUNDS * RECORDED
             if is_last or not counted.why_more:
                 # Where a run would judge nothing, the benchmark shows what it would get wrong.

@@ -18,7 +18,7 @@ class Kind(StrEnum):
     FAMILY = "diffusionpipe.families"
     """A `models.base.family.Family`, named as the pipeline's class in model_index.json."""
     TRACKER = "diffusionpipe.trackers"
-    """A function: `trainer.reporting.tracker.Opening` -> `Tracker`."""
+    """A function: `trainer.reporting.tracker.TrackerConfig` -> `Tracker`."""
 
 
 def offered(kind: Kind) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def kept_picture(originals: Originals, random: Random, place: Path) -> Case:
 
 def message(originals: Originals, random: Random, place: Path) -> Case:
     """A message of another rank."""
-    from diffusionpipe.runtime.comm.exchange import PLAIN, _read, _text, form_of, optional, rows_of
+    from diffusionpipe.runtime.comm.exchange import PLAIN, _message, _read, form_of, optional, rows_of
     from diffusionpipe.trainer.checkpoints.manifest import FileRecord
     from diffusionpipe.trainer.checkpoints.tensor_plans import Offer, StoredTensor
 
@@ -121,6 +121,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
         (rows_of(Offer), ()),
         (rows_of(StoredTensor), ()),
     ))  # fmt: skip
-    data = mutated_bytes(_text(value, form), random) if random.random() < 0.3 else b""
-    data = data or mutated_json(_text(value, form).decode(), random).encode("utf-8", "surrogatepass")
+    text = _message(value, form).text
+    data = mutated_bytes(text, random) if random.random() < 0.3 else b""
+    data = data or mutated_json(text.decode(), random).encode("utf-8", "surrogatepass")
     return Case(lambda: _read(data, form, 1), ("rank 1 has sent",))

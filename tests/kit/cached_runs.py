@@ -12,8 +12,10 @@ from kit.tiny_runs import losses_of, train
 from safetensors import safe_open
 from torch import Tensor
 
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.setup import caching
 from diffusionpipe.trainer.step.cache_writer import CacheWriter
 
 LAYOUT = {"microbatches": 2, "encode_chunk": 2}
@@ -30,6 +32,12 @@ def train_in_small_shards(job: Job, recipe: Recipe, resume: str | None = None) -
     """The run of a recipe, in which every step writes a shard."""
     with small_shards():
         return train(job, recipe, resume)
+
+
+def train_without_settings(job: Job, recipe: Recipe) -> int:
+    """The run of a recipe on a rank; the settings of its cache cannot be written."""
+    with mock.patch.object(caching, "write_settings", side_effect=ConfigError("the disk is full")):
+        return train(job, recipe)
 
 
 def assert_close(found: Recipe, expected: Recipe, most: float = 1e-6) -> None:

@@ -39,6 +39,7 @@ IMPORTED = (
     "diffusionpipe.trainer.reporting.tensorboard",
     "diffusionpipe.viz.grid",
     "diffusionpipe.workflows.training.run_check",
+    "diffusionpipe.workflows.training.run_report",
     "matplotlib.backends.backend_agg",
     "torch.utils.tensorboard",
 )

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,25 @@ def send_another_kind(job: Job) -> None:
 def send_nothing(job: Job) -> None:
     """Nothing from rank 1, where the others send numbers."""
     gather(None if job.membership.rank else 1, optional(form_of(int)) if job.membership.rank else form_of(int))
+
+
+def send_unwritable(job: Job, call: str) -> list[object]:
+    """The error of an exchange in which one rank's value cannot travel, and what the next exchange gives."""
+    is_wrong = job.membership.rank == (0 if call in ("broadcast", "from_first") else 1)
+    value: Any = Path("x") if is_wrong else 1
+    calls: dict[str, Callable[[], object]] = {
+        "gather": lambda: gather(value, PLAIN),
+        "agree": lambda: agree(lambda: value),
+        "collect": lambda: collect(value, form_of(int) if not is_wrong else PLAIN),
+        "broadcast": lambda: broadcast(value, PLAIN),
+        "from_first": lambda: from_first(lambda: value),
+    }
+    problem = ""
+    try:
+        calls[call]()
+    except TypeError as error:
+        problem = str(error)
+    return [problem, *gather(job.membership.rank, form_of(int))]
 
 
 def collect_rows(job: Job) -> list[object]:

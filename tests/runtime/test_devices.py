@@ -9,14 +9,14 @@ from torch.distributed import HashStore
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job import devices
-from diffusionpipe.runtime.job.devices import Sight, agreed_device, device_indices, sight
+from diffusionpipe.runtime.job.devices import VisibleDevice, agreed_device, device_indices, sight
 
 
 def node(host, num_devices, ranks, *, asked="auto", has_uuids=True):
     """Ranks that torchrun starts on a machine: each sees all devices."""
     uuids = {rank: f"GPU-{host}-{rank if num_devices > 1 else 0}" for rank in range(ranks)}
     return [
-        Sight(
+        VisibleDevice(
             host=host,
             local_rank=rank,
             asked=asked,
@@ -29,7 +29,10 @@ def node(host, num_devices, ranks, *, asked="auto", has_uuids=True):
 
 def tasks(host, uuids, *, asked="auto"):
     """Tasks of Slurm with --gpus-per-task=1: each sees its own device alone."""
-    return [Sight(host=host, local_rank=rank, asked=asked, num_devices=1, uuid=uuid) for rank, uuid in enumerate(uuids)]
+    return [
+        VisibleDevice(host=host, local_rank=rank, asked=asked, num_devices=1, uuid=uuid)
+        for rank, uuid in enumerate(uuids)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from kit.exchanges import (
     send_another_kind,
     send_much,
     send_nothing,
+    send_unwritable,
 )
 
 from diffusionpipe.costs import Link
@@ -57,6 +58,15 @@ def test_a_message_without_content_is_refused_where_a_value_is_needed(crew: Crew
     first, second = crew.run(send_nothing)
     assert second is None
     assert str(first).startswith("rank 1 has sent a message that cannot be read (value: must be a whole number")
+
+
+@pytest.mark.parametrize("call", ["gather", "agree", "collect", "broadcast", "from_first"])
+def test_a_value_that_cannot_travel_ends_the_exchange_alike_on_all_ranks_and_the_next_one_works(crew: Crew, call: str):
+    first, second = crew.run(send_unwritable, call)
+    assert first == second
+    rank = 0 if call in ("broadcast", "from_first") else 1
+    said = "TypeError: a PosixPath cannot travel as JSON; give the exchange form=form_of(PosixPath)"
+    assert first == [f"rank {rank}: {said}", 0, 1]
 
 
 def test_the_first_rank_alone_reads_rows_and_refuses_others(crew: Crew):

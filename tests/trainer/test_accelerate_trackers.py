@@ -13,7 +13,7 @@ from PIL import Image
 from diffusionpipe.trainer.recipe import TrackerName
 from diffusionpipe.trainer.reporting.accelerate_trackers import AccelerateTracker, _arguments
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
-from diffusionpipe.trainer.reporting.tracker import Opening, Shown
+from diffusionpipe.trainer.reporting.tracker import LoggedImage, TrackerConfig
 from diffusionpipe.trainer.reporting.trackers import open_trackers, tag_of
 
 
@@ -40,7 +40,7 @@ def write(recipe, steps, resume_step=None):
             writer.write(step, {"loss": 1 / step, "step_s": 0.25})
         writer.write(step, {"validation_loss": 2 / step, "validation_loss_t0.1": 3 / step})
         path = recipe.run.folder / "samples" / "000-a-wren.png"
-        writer.show(step, [Shown(name=path.stem, caption="a wren", picture=PICTURE, path=path)])
+        writer.show(step, [LoggedImage(name=path.stem, caption="a wren", picture=PICTURE, path=path)])
 
 
 def records(recipe):
@@ -87,7 +87,9 @@ def test_recording_leaves_torchruns_variables_process_groups_and_threads_alone(r
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ), torch.get_num_threads()
-    opening = Opening(folder=recipe.run.folder, project="p", name="n", values={"a": 1}, resume_step=None, identity=None)
+    opening = TrackerConfig(
+        folder=recipe.run.folder, project="p", name="n", values={"a": 1}, resume_step=None, identity=None
+    )
     tracker = AccelerateTracker(TrackerName.SWANLAB, opening)
     try:
         assert not dist.is_initialized()
@@ -105,7 +107,9 @@ def test_accelerate_knows_every_tracker_and_takes_our_arguments(tmp_path):
 
     for name in TrackerName:
         if name not in (TrackerName.AUTO, TrackerName.TENSORBOARD):
-            opening = Opening(folder=tmp_path, project="birds", name="first", values={}, resume_step=4, identity="abc")
+            opening = TrackerConfig(
+                folder=tmp_path, project="birds", name="first", values={}, resume_step=4, identity="abc"
+            )
             made = LOGGER_TYPE_TO_CLASS[str(name)](**_arguments(name, opening))
             assert "birds" in str(vars(made)) or name is TrackerName.DVCLIVE
             assert signature(made.log).parameters["step"]

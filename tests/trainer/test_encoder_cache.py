@@ -9,7 +9,15 @@ from unittest import mock
 import pytest
 import torch
 from kit import tiny_runs
-from kit.cached_runs import LAYOUT, assert_close, entries_of, is_whole, small_shards, train_in_small_shards
+from kit.cached_runs import (
+    LAYOUT,
+    assert_close,
+    entries_of,
+    is_whole,
+    small_shards,
+    train_in_small_shards,
+    train_without_settings,
+)
 from kit.crew import nest
 from kit.full_disk import full_disk
 from kit.sized_pictures import SIZED, save_sized
@@ -120,6 +128,13 @@ def test_layouts_read_one_cache_and_a_run_resumes_on_another(make, exact, tmp_pa
         train_here(whole, resume="latest")
     assert_close(whole, exact, most=1e-12)
     assert entries_of(tmp_path / "run" / "cache").keys() == written.keys()
+
+
+def test_settings_that_one_rank_cannot_write_end_all_ranks_with_one_sentence(make, tmp_path, crew):
+    recipe = make(tmp_path / "run", "cache", pipeline={"stages": 2})
+    first, second = crew.run(train_without_settings, recipe)
+    assert isinstance(second, ConfigError)
+    assert str(first) == str(second) == "rank 0: the disk is full"
 
 
 def test_several_sizes_and_data_workers_read_it_too(model, tmp_path):

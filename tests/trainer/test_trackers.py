@@ -15,7 +15,7 @@ from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer.recipe import recipe_from_table, recipe_to_toml
 from diffusionpipe.trainer.reporting import trackers
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
-from diffusionpipe.trainer.reporting.tracker import Shown
+from diffusionpipe.trainer.reporting.tracker import LoggedImage
 from diffusionpipe.trainer.reporting.trackers import Trackers, flat_values, open_trackers, tag_of
 
 SECTIONS = {"training": {"steps": 8}, "sampling": {"prompts": ("a wren", "an owl"), "every": 2}}
@@ -34,7 +34,7 @@ def pictures(seed):
 def shown(folder, seed=0):
     names = ("000-a-wren", "001-an-owl")
     found = zip(names, ("a wren", "an owl"), pictures(seed), strict=True)
-    return [Shown(name=n, caption=c, picture=p, path=folder / f"{n}.png") for n, c, p in found]
+    return [LoggedImage(name=n, caption=c, picture=p, path=folder / f"{n}.png") for n, c, p in found]
 
 
 def numbers(step):

@@ -3,7 +3,9 @@ from hypothesis import strategies as st
 
 from diffusionpipe.viz.thinning import thinned
 
-curves = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400).map(lambda values: list(enumerate(values)))
+values = st.floats(-1e3, 1e3)
+short, long = st.lists(values, min_size=1, max_size=400), st.lists(values, min_size=100, max_size=200)
+curves = st.one_of(short, long).map(lambda values: list(enumerate(values)))  # lists of any length are mostly short
 
 
 @given(curves, st.integers(4, 60))

@@ -138,8 +138,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'the model has no frozen encoder, so nothing could be kept; remove encoders, or set it to "fill"'
     ),
     (Feature.REPLAN, Feature.VERSIONS): (
-        "without a flush no iteration has a beginning that a prediction could be held against; remove replan, or set "
-        'versions = "flushed"'
+        'replan needs a flush after each step; remove replan, or set versions = "flushed"'
     ),
     (Feature.REPLAN, Feature.SEVERAL_MODELS): (
         "a faster layout of several models cannot be searched for yet; remove it, or train the models one by one"

@@ -72,17 +72,17 @@ class Workload:
         return any(state.item is Item.GRADIENTS and state.narrow == 2 for state in self.states)
 
     @property
-    def has_casts(self) -> bool:
+    def needs_cast(self) -> bool:
         """Whether weights are wider than bfloat16, so that bfloat16 layers read copies of them."""
         return self.width(Item.PARAMETERS) > 2
 
     def cast_time(self, layer: LayerProfile) -> Seconds:
         """The seconds of casting the layer's weights to bfloat16 once; 0 where weights are narrow already."""
-        return layer.cast if self.has_casts else 0.0
+        return layer.cast if self.needs_cast else 0.0
 
     def copies(self, layer: LayerProfile) -> Bytes:
         """The bytes of the layer's casted copies of weights; 0 where weights are narrow already."""
-        return layer.copies if self.has_casts else 0
+        return layer.copies if self.needs_cast else 0
 
 
 def has_plain_states(name: str) -> bool:

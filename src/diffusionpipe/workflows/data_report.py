@@ -55,12 +55,12 @@ def report_on_folder(
     """
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.size import Clip
-    from diffusionpipe.trainer.data.sizes.sizes import SizeRules, cut_away, sizes_of_area
+    from diffusionpipe.trainer.data.sizes.sizes import SizeRules, areas_of, cut_away
     from diffusionpipe.trainer.recipe import DataSection
 
     sides = sorted(set(resolutions)) or [RESOLUTION]
     data = DataSection.model_validate({"train": str(folder), "resolution": sides[-1]})
-    rules = SizeRules(areas=tuple(sizes_of_area(side, aspects) for side in sides))
+    rules = SizeRules(areas=areas_of(sides, aspects))
     found = _report(data, None, rules, tell)
     square = Clip.square(sides[-1])
     sizes = [size for size in found.train.findings.sizes if size is not None]

@@ -45,6 +45,14 @@ def test_a_stage_without_room_gives_its_outermost_layer_to_the_neighbour_with_mo
     assert bapipe((1, 1, 1, 1, 1, 1), FREE, (4, 1, 1), lacking) == (0, 2, 5)
 
 
+def test_a_last_stage_without_room_gives_its_first_layers_to_the_stage_before_it():
+    def lacking(first, stop, stage):
+        return (stop - first) - (4, 2)[stage]
+
+    assert bapipe((1,) * 6, FREE, (1, 2), roomy) == (0, 2)
+    assert bapipe((1,) * 6, FREE, (1, 2), lacking) == (0, 4)
+
+
 def test_what_fits_nowhere_lacks_as_little_as_the_moves_can_reach():
     def lacking(first, stop, stage):
         return 10 * (stop - first) - (10, 20)[stage]  # 6 layers need 60, there are 30

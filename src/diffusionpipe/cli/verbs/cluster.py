@@ -147,7 +147,7 @@ def _default_ranks(device: str) -> int:
 
 
 def _join(out: Path | None, device: str) -> None:
-    """Be one rank of the measurement."""
+    """Run this process as one rank of the measurement."""
     import socket
 
     from diffusionpipe.runtime.job.membership import membership

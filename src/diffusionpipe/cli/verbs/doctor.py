@@ -28,7 +28,7 @@ def doctor(
         Path, typer.Option(help="A folder on the disk of the runs, where a checkpoint is tried.")
     ] = Path(),
     out: Annotated[Path | None, typer.Option(help="Write the report as JSON, to attach to a question.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Let the JSON have names of hosts and their addresses.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Include host names and addresses in the JSON report.")] = False,
     port: Annotated[
         int | None,
         typer.Option(help="TCP port on which the ranks connect; default: any free port. Not under torchrun."),
@@ -104,7 +104,7 @@ FAULTS = "the examination found faults; see the lines with fail"
 
 
 def _join(device: str, folder: Path, report: Report) -> None:
-    """Be one rank of the examination."""
+    """Run this process as one rank of the examination."""
     from diffusionpipe.errors import ConfigError, PeerError
     from diffusionpipe.runtime.job.devices import sight
     from diffusionpipe.runtime.job.membership import membership

@@ -144,9 +144,9 @@ CaptionChunks = Annotated[
 FrozenDtypeName = Annotated[
     str | None,
     typer.Option(
-        help="With --model or --model-class: bfloat16 stores frozen matrices so; float8, int8 and nf4 store linear "
-        "layers in one byte or four bits a number; none as wide as the trained ones; auto tries bfloat16, int8 and "
-        "nf4, and shows the cost of each; default: bfloat16 where the arithmetic is bfloat16."
+        help="With --model or --model-class: bfloat16 stores frozen matrices in bfloat16; float8, int8 and nf4 store "
+        "linear layers in one byte or four bits a number; none as wide as the trained ones; auto tries bfloat16, int8 "
+        "and nf4, and shows the cost of each; default: bfloat16 where the arithmetic is bfloat16."
     ),
 ]
 WeightsName = Annotated[

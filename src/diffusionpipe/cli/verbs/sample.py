@@ -37,8 +37,8 @@ NegativeOption = Annotated[
 ConditionOption = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Of a ControlNet: the picture that steers, once for each prompt or once for all; default: the "
-        "pictures of the run's validation data.",
+        help="ControlNet conditioning picture; give one, or one per prompt; default: the pictures of the run's "
+        "validation data.",
         show_default=False,
     ),
 ]

@@ -168,7 +168,7 @@ def _refuse_launch_options(ranks: int | None, port: int | None, max_restarts: in
 
 
 def _join(part: "Part", screen: "ConsoleScreen") -> None:
-    """Be one rank of the job, from the first rendezvous to the last picture."""
+    """Run this process as one rank of the job, from the first rendezvous to the last picture."""
     from diffusionpipe.cli.text.check_text import ConsoleReport
     from diffusionpipe.cli.text.run_text import ConsoleWords
     from diffusionpipe.workflows.training.part import draw_results, train_as_rank

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,7 @@ def _of_sizes(
             raise ModelError(f"this model reads square pictures alone; models of other aspects are {able}")
         return build(clip=size, lora=None)
 
+    @cache
     def taken(size: Clip) -> bool:
         try:
             built(size)
@@ -310,7 +311,7 @@ def _unfit_patch(sizes: Sequence[Clip], size: Clip, error: ModelError, is_taken:
         able = [
             side
             for side in (below, below + multiple)
-            if 0 < side != whole and all(is_taken(Clip.square(side // (whole // one.width))) for one in sizes)
+            if 0 < side != whole and all(is_taken(Clip.square(side // (whole // one.width))) for one in reversed(sizes))
         ]
         if able:
             return f"data.resolution: {subject}: {reason}; set it to {' or '.join(map(str, able))}"

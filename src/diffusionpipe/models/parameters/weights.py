@@ -54,7 +54,7 @@ def materialize(
     frozen_dtype: torch.dtype | None = None,
     trained_dtype: torch.dtype | None = None,
     keeps_narrow: bool = False,
-    hollow: Collection[nn.Parameter] = (),
+    skip_values: Collection[nn.Parameter] = (),
     started: Mapping[str, Tensor] = MappingProxyType({}),
     on_value: Callable[[str], None] | None = None,
 ) -> None:
@@ -73,8 +73,8 @@ def materialize(
     are stored in fewer bytes than float32 stay as they are stored.
 
     `started`: values by canonical name, of adapters each the first part of a value of a higher rank. Parameters in
-    `hollow` get room, of which nothing is read or written: their values will come from elsewhere. `on_value` is called
-    with the canonical name of every tensor that is in its place.
+    `skip_values` get room, of which nothing is read or written: their values will come from elsewhere. `on_value` is
+    called with the canonical name of every tensor that is in its place.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
     """
@@ -83,7 +83,7 @@ def materialize(
     for name, component in graph.components.items():
         needed = _needed(graph, name, layers)
         source = sources.get(name)
-        empty = {key: tensor for key, tensor in needed.items() if tensor.is_meta and tensor in hollow}
+        empty = {key: tensor for key, tensor in needed.items() if tensor.is_meta and tensor in skip_values}
         is_real = not any(tensor.is_meta for tensor in needed.values())
         needed = {key: tensor for key, tensor in needed.items() if key not in empty}
         if is_real:

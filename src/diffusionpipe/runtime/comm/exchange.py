@@ -2,9 +2,9 @@
 
 torch.distributed's own exchange of objects unpickles what a peer sends, and a pickle may run any code. Here a
 `JsonForm` says how a kind of value becomes a JSON value and how it is read back. A message that is not such a value is
-refused on all ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for
-exactly that one. Many numbers travel faster as a tensor (`gather_numbers`). None is an empty message: where all send
-one, as where nothing has failed, only the lengths travel.
+refused on all ranks, and its sender is named; so is a value that its sender cannot write. Numbers arrive as they were
+sent: the text of a float64 stands for exactly that one. Many numbers travel faster as a tensor (`gather_numbers`). None
+is an empty message: where all send one, as where nothing has failed, only the lengths travel.
 """
 
 import json
@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeAlias, TypeVar, Union
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, Union
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ MOST_GATHERED: Bytes = 2**28
 MOST_BROADCAST: Bytes = 2**32
 """The longest message of the first rank to all."""
 _NUM_SHOWN = 3
+_LONGEST_PROBLEM = 500
+"""The most characters of a problem that travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +139,11 @@ def gather(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) 
     Raises:
         ConfigError: on every rank alike, if a rank has sent more than `MOST_GATHERED` bytes, or something that `form`
             does not read; it names the rank.
+        TypeError: on every rank alike, if `form` cannot write a rank's value; it names the rank.
     """
     if _size(group) == 1:
         return [value]
-    texts = _gather_bytes(_text(value, form), group)
+    texts = _gather_bytes(_message(value, form), group)
     return [_read(text, form, rank) for rank, text in enumerate(texts)]
 
 
@@ -150,17 +153,19 @@ def broadcast(value: T | None, form: JsonForm[T]) -> T:
     Raises:
         ConfigError: on every rank, if the value has more than `MOST_BROADCAST` bytes; on the others alone, if `form`
             does not read it.
+        TypeError: on every rank, if `form` cannot write it.
     """
     if _size(None) == 1:
         return value  # type: ignore[return-value]  # the first rank has one
     is_first = dist.get_rank() == 0
-    text = _text(value, optional(form)) if is_first else b""
-    length = torch.tensor([len(text)], dtype=torch.int64)
+    own = _message(value, optional(form)) if is_first else _Message(b"")
+    length = torch.tensor([own.length], dtype=torch.int64)
     dist.broadcast(length, src=0)
     _check_lengths([int(length)], MOST_BROADCAST)
-    message = _as_tensor(text) if is_first else torch.empty(int(length), dtype=torch.uint8)
+    message = _as_tensor(own.text) if is_first else torch.empty(abs(int(length)), dtype=torch.uint8)
     if len(message):
         dist.broadcast(message, src=0)
+    _check_problems([(int(length), message)])
     return value if is_first else _read(message.numpy().tobytes(), form, 0)  # type: ignore[return-value]  # as above
 
 
@@ -172,11 +177,14 @@ def collect(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None)
 
     Raises:
         ConfigError: on every rank alike, if one has sent more than `MOST_GATHERED` bytes; it names the rank.
+        TypeError: on every rank alike, if `form` cannot write a rank's value; it names the rank.
     """
     if _size(group) == 1:
         return [lambda: value]
-    text = _text(value, form)
-    counts, mine = _padded(text, group)
+    own = _message(value, form)
+    counts, mine = _padded(own, group)
+    if min(counts) < 0:
+        _gather_padded(mine, counts, group)  # every rank gets the problem
     is_first = dist.get_rank(group) == 0
     messages = [torch.empty_like(mine) for _ in counts] if is_first else None
     if len(mine):
@@ -201,37 +209,68 @@ def _size(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def _text(value: T, form: JsonForm[T]) -> bytes:
-    data = form.write(value)
-    return b"" if data is None else json.dumps(data, separators=(",", ":")).encode("ascii")
+class _Message(NamedTuple):
+    """A value as bytes, or the problem for which it cannot travel."""
+
+    text: bytes
+    is_problem: bool = False
+
+    @property
+    def length(self) -> int:
+        """The number of bytes, negative for a problem."""
+        return -len(self.text) if self.is_problem else len(self.text)
+
+
+def _message(value: T, form: JsonForm[T]) -> _Message:
+    """The value's message. A problem travels too: the other ranks wait for this one's message."""
+    try:
+        data = form.write(value)
+        return _Message(b"" if data is None else json.dumps(data, separators=(",", ":")).encode("ascii"))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return _Message(
+            f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM].encode("utf-8", "backslashreplace"), is_problem=True
+        )
 
 
 def _as_tensor(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
 
 
-def _gather_bytes(text: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    counts, mine = _padded(text, group)
+def _gather_bytes(own: _Message, group: dist.ProcessGroup | None) -> list[bytes]:
+    counts, mine = _padded(own, group)
+    return [message.numpy().tobytes() for message in _gather_padded(mine, counts, group)]
+
+
+def _gather_padded(mine: Tensor, counts: Sequence[int], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """The messages of all ranks, each of its own length. Raises a TypeError where one is a problem."""
     messages = [torch.empty_like(mine) for _ in counts]
     if len(mine):
         dist.all_gather(messages, mine, group=group)
-    return [message[:count].numpy().tobytes() for message, count in zip(messages, counts, strict=True)]
+    _check_problems(list(zip(counts, messages, strict=True)))
+    return [message[:count] for message, count in zip(messages, counts, strict=True)]
 
 
-def _padded(text: bytes, group: dist.ProcessGroup | None) -> tuple[list[int], Tensor]:
+def _padded(own: _Message, group: dist.ProcessGroup | None) -> tuple[list[int], Tensor]:
     """The lengths of all ranks' messages, and this one's with zeros to the longest."""
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(_size(group))]
-    dist.all_gather(lengths, torch.tensor([len(text)], dtype=torch.int64), group=group)
+    dist.all_gather(lengths, torch.tensor([own.length], dtype=torch.int64), group=group)
     counts = [int(length) for length in lengths]
     _check_lengths(counts, MOST_GATHERED)
-    mine = torch.zeros(max(counts), dtype=torch.uint8)
-    mine[: len(text)] = _as_tensor(text)
+    mine = torch.zeros(max(map(abs, counts)), dtype=torch.uint8)
+    mine[: len(own.text)] = _as_tensor(own.text)
     return counts, mine
+
+
+def _check_problems(messages: Sequence[tuple[int, Tensor]]) -> None:
+    """Refuse the first message of (length, bytes), by rank, that is a problem; bytes beyond its length do not count."""
+    for rank, (length, message) in enumerate(messages):
+        if length < 0:
+            raise TypeError(f"rank {rank}: {message[:-length].numpy().tobytes().decode(errors='replace')}")
 
 
 def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
     for rank, count in enumerate(counts):
-        if not 0 <= count <= most:
+        if not -_LONGEST_PROBLEM * 4 <= count <= most:
             raise _refusal(rank, f"a message of {count:,} bytes; a message has 0 to {most:,}")
 
 

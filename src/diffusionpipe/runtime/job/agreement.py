@@ -43,7 +43,7 @@ def agree(
     Raises:
         CheckpointError: the action failed somewhere; all ranks raise it, with the same message.
         ConfigError: a rank has sent a value that `form` does not read.
-        TypeError: without a `form`, this rank's result is not a JSON value.
+        TypeError: on every rank alike; `form` cannot write a rank's result.
     """
     outcome = _attempt(action)
     outcomes = gather(outcome, _outcomes_of(form), group)

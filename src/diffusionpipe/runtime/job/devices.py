@@ -36,7 +36,7 @@ _HEARD: Seconds = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class VisibleDevice:
     """The devices of its machine that one rank sees: host, number of CUDA devices, and the one that it would take."""
 
     host: str
@@ -58,7 +58,7 @@ class Sight:
         return self.local_rank if self.local_rank < self.num_devices else None
 
 
-def sight(asked: str, local_rank: int) -> Sight:
+def sight(asked: str, local_rank: int) -> VisibleDevice:
     """The devices that this process sees; the CUDA device that it would take becomes its current one.
 
     `asked`: "auto", "cpu" or "cuda".
@@ -70,7 +70,7 @@ def sight(asked: str, local_rank: int) -> Sight:
 
     if asked not in (AUTO, "cpu", "cuda"):
         raise ConfigError(f"there is no device {asked!r}; choose auto, cpu or cuda.")
-    plain = Sight(
+    plain = VisibleDevice(
         host=socket.gethostname(),
         local_rank=local_rank,
         asked=asked,
@@ -81,10 +81,10 @@ def sight(asked: str, local_rank: int) -> Sight:
         return plain
     torch.cuda.set_device(plain.index)
     uuid = getattr(torch.cuda.get_device_properties(plain.index), "uuid", "")
-    return Sight(**asdict(plain) | {"uuid": str(uuid)})
+    return VisibleDevice(**asdict(plain) | {"uuid": str(uuid)})
 
 
-def agreed_device(store: "Store", rank: int, world_size: int, own: Sight) -> "torch.device":
+def agreed_device(store: "Store", rank: int, world_size: int, own: VisibleDevice) -> "torch.device":
     """The torch device of this rank, after all ranks have exchanged what they see. Every rank calls it.
 
     Args:
@@ -99,7 +99,7 @@ def agreed_device(store: "Store", rank: int, world_size: int, own: Sight) -> "to
     import torch
 
     store.set(f"device/{rank}", json.dumps(asdict(own)))
-    seen = [Sight(**json.loads(store.get(f"device/{other}"))) for other in range(world_size)]
+    seen = [VisibleDevice(**json.loads(store.get(f"device/{other}"))) for other in range(world_size)]
     store.add("device/heard", 1)
     try:
         index = device_indices(seen)[rank]
@@ -111,7 +111,7 @@ def agreed_device(store: "Store", rank: int, world_size: int, own: Sight) -> "to
     return torch.device("cpu") if index is None else torch.device("cuda", index)
 
 
-def device_indices(seen: Sequence[Sight]) -> tuple[int | None, ...]:
+def device_indices(seen: Sequence[VisibleDevice]) -> tuple[int | None, ...]:
     """The number of each rank's CUDA device on its machine; None for all, where all compute on CPUs.
 
     Raises:
@@ -155,7 +155,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown)}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-def _table(seen: Sequence[Sight]) -> list[str]:
+def _table(seen: Sequence[VisibleDevice]) -> list[str]:
     heads = ("rank", "host", "local rank", "asked for", "CUDA devices", "device")
     rows = [
         (

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.job.admission import Applicant, admit, private_keys
-from diffusionpipe.runtime.job.devices import Sight, agreed_device, sight
+from diffusionpipe.runtime.job.devices import VisibleDevice, agreed_device, sight
 from diffusionpipe.runtime.job.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
 from diffusionpipe.runtime.job.interrupts import was_interrupted
 from diffusionpipe.runtime.job.job_store import store_of
@@ -55,7 +55,7 @@ class Job:
 
     def everyone(self, name: str, text: str) -> list[str]:
         """The text of each rank, in the order of ranks; every rank calls it with the same name, once per name."""
-        return said_by_all(self.store, self.membership, name, text)
+        return gather_via_store(self.store, self.membership, name, text)
 
     def agree(self, name: str, value: str) -> None:
         """Check that all ranks have the same `value`; every rank calls this with the same name, once per name.
@@ -79,7 +79,7 @@ class Meeting:
     """A job whose ranks have met but have no process group yet: they can exchange texts through the store."""
 
     membership: Membership
-    sight: Sight
+    sight: VisibleDevice
     """This rank's view of its machine."""
     store: Store
     watchdog: Watchdog
@@ -87,10 +87,10 @@ class Meeting:
 
     def everyone(self, name: str, text: str) -> list[str]:
         """The text of each rank, in the order of ranks; every rank calls it with the same name, once per name."""
-        return said_by_all(PrefixStore("meeting", self.store), self.membership, name, text)
+        return gather_via_store(PrefixStore("meeting", self.store), self.membership, name, text)
 
 
-def said_by_all(store: Store, member: Membership, name: str, text: str) -> list[str]:
+def gather_via_store(store: Store, member: Membership, name: str, text: str) -> list[str]:
     """The text of each rank, in the order of ranks, exchanged through the store under `name`; every rank calls it."""
     store.set(f"{name}/{member.rank}", text)
     return [store.get(f"{name}/{rank}").decode() for rank in range(member.world_size)]
@@ -123,7 +123,9 @@ def joined(member: Membership, *, device: str, arrival: Seconds = 300.0, patienc
 
 
 @contextmanager
-def met(member: Membership, own: Sight, *, arrival: Seconds = 300.0, patience: Seconds = 8.0) -> Iterator[Meeting]:
+def met(
+    member: Membership, own: VisibleDevice, *, arrival: Seconds = 300.0, patience: Seconds = 8.0
+) -> Iterator[Meeting]:
     """The first half of `joined`: in the block all ranks have come and have the token, but no device is agreed on.
 
     A process group that is `opened` in the block ends with it.

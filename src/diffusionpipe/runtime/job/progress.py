@@ -285,7 +285,7 @@ class Progress:
 _COLLECTIVES = {
     ("torch.distributed.distributed_c10d", None),
     ("diffusionpipe.runtime.job.watchdog", "_finish"),
-    ("diffusionpipe.runtime.job.process_group", "said_by_all"),
+    ("diffusionpipe.runtime.job.process_group", "gather_via_store"),
 }
 """Modules, and functions if not all of them, in which a rank waits for others."""
 

@@ -68,7 +68,7 @@ def with_cache(
     measured; with `encoders = "auto"` a cache that does not pay is left out.
 
     Raises:
-        ConfigError: on the rank that writes the settings of the cache, where they cannot be written.
+        ConfigError: on every rank, where the settings of the cache cannot be written.
     """
     if found is None or from_first(lambda: _is_worthless(found, session, judge)):
         return data, None

@@ -59,7 +59,7 @@ class Counted:
     """Why further steps have to be recorded if there are any, in words; "" if these will do."""
 
 
-def steps_that_count(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
+def representative_steps(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
     """The steps that count: the calm ones, or all undisturbed ones where too few of them are calm.
 
     Too few are less than `enough`, or less than half. With less than `enough` undisturbed steps none counts.

@@ -13,7 +13,7 @@ from diffusionpipe.trainer.inference.drawing import Picture, still
 from diffusionpipe.trainer.inference.sample_file import SampleOrigin, file_name, write_sample
 from diffusionpipe.trainer.model.parameter_groups import is_averaged
 from diffusionpipe.trainer.recipe.size_rules import sizes_of
-from diffusionpipe.trainer.reporting.tracker import Shown
+from diffusionpipe.trainer.reporting.tracker import LoggedImage
 from diffusionpipe.trainer.setup.session import Session
 
 
@@ -37,7 +37,7 @@ def keep_samples(
     shared: SampleOrigin,
     folder: Path,
     sizes: Sequence[Clip] = (),
-) -> tuple[Shown, ...]:
+) -> tuple[LoggedImage, ...]:
     """Writes each picture into the folder with its origin, and returns each with its name, caption and path.
 
     `shared`: the common part of the origins. `sizes`: the size of each picture, where they have several.
@@ -61,13 +61,13 @@ def keep_samples(
         )
         path = folder / file_name(origin)
         write_sample(picture, origin, path)
-        shown.append(Shown(name=path.stem, caption=origin.caption, picture=still(picture), path=path))
+        shown.append(LoggedImage(name=path.stem, caption=origin.caption, picture=still(picture), path=path))
     return tuple(shown)
 
 
 def keep_in_session(
     session: Session, step: int, pictures: Sequence[Picture], wish: SampleRequest, settings: SamplingSettings
-) -> tuple[Shown, ...]:
+) -> tuple[LoggedImage, ...]:
     """Writes the pictures that a run has drawn after a step into the step's folder, which is emptied.
 
     Returns their places.

@@ -74,7 +74,7 @@ def load_weights(
         hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
         if hosted:  # first, so that what other layers use too goes to the device after it
             others = node is not None and not node.is_first
-            load(layers=hosted, device="cpu", hollow=hosted_parameters(weights.graph, hosted) if others else ())
+            load(layers=hosted, device="cpu", skip_values=hosted_parameters(weights.graph, hosted) if others else ())
             frozen = tuple(layer for layer in frozen if layer not in hosted)
         if plan.mesh.parts > 1:  # block by block, so that the whole model is in no rank's memory
             divided = {}
@@ -99,7 +99,7 @@ def _load(
     *,
     layers: Collection[str],
     device: torch.device | str,
-    hollow: Collection[nn.Parameter] = (),
+    skip_values: Collection[nn.Parameter] = (),
 ) -> None:
     """Give these layers their weights, and trained ones in bfloat16 the type of their gradients."""
     materialize(
@@ -112,7 +112,7 @@ def _load(
         frozen_dtype=weights.frozen_dtype,
         trained_dtype=weights.trained_dtype,
         started=weights.started,
-        hollow=hollow,
+        skip_values=skip_values,
         on_value=count.add,
     )
     if weights.trained_dtype is not None:

@@ -80,7 +80,7 @@ def _place_of_user(path: Path) -> Path:
     return Path(of_user(str(path)))
 
 
-def possible(path: Path) -> Path:
+def checked_path(path: Path) -> Path:
     """The same path, for pydantic.
 
     Raises:
@@ -106,7 +106,7 @@ def possible(path: Path) -> Path:
 # The sections are strict (no "3" for 3); where TOML has no such type, a list, a word or a string must do.
 Several = Annotated[tuple[T, ...], Field(strict=False)]
 Choice = Annotated[T, Field(strict=False)]
-Place = Annotated[Path, Field(strict=False), AfterValidator(_place_of_user), AfterValidator(possible)]
+Place = Annotated[Path, Field(strict=False), AfterValidator(_place_of_user), AfterValidator(checked_path)]
 Named = Annotated[str, Field(min_length=1), AfterValidator(of_user)]
 """A file, or one of some words."""
 Maybe = Annotated[T | None, BeforeValidator(_none_for_word)]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusionpipe.trainer.recipe import TrackerName
-from diffusionpipe.trainer.reporting.tracker import Opening, Shown
+from diffusionpipe.trainer.reporting.tracker import LoggedImage, TrackerConfig
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -17,7 +17,7 @@ _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_S
 class AccelerateTracker:
     """A tracker that records a run through one of accelerate's classes, such as W&B or MLflow."""
 
-    def __init__(self, name: TrackerName, opening: Opening) -> None:
+    def __init__(self, name: TrackerName, opening: TrackerConfig) -> None:
         """Start it, or raise the program's own error."""
         from accelerate import tracking
 
@@ -59,7 +59,7 @@ class AccelerateTracker:
         """Records all numbers of a step in one call."""
         self._tracker.log(dict(values), step=step)
 
-    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+    def pictures(self, step: int, shown: Sequence[LoggedImage]) -> None:
         """Records each picture as "samples/" and its file's name, with its caption where the program has room."""
         run = self._tracker.tracker
         for one in shown:
@@ -87,7 +87,7 @@ class AccelerateTracker:
         self._tracker.finish()
 
 
-def _arguments(name: TrackerName, opening: Opening) -> dict[str, object]:
+def _arguments(name: TrackerName, opening: TrackerConfig) -> dict[str, object]:
     """The arguments of accelerate's class and, through it, of the program's own start function."""
     folder, identity = str(opening.folder), opening.identity
     goes_on: dict[str, object] = {} if identity is None else {"id": identity, "resume": "allow"}
@@ -131,7 +131,7 @@ def _arguments(name: TrackerName, opening: Opening) -> dict[str, object]:
             raise AssertionError(f"{name} is not one of accelerate's")
 
 
-def _captioned(name: TrackerName, one: Shown) -> object:
+def _captioned(name: TrackerName, one: LoggedImage) -> object:
     """The picture as the program's own class of pictures."""
     from importlib import import_module
 

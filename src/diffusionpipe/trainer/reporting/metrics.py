@@ -17,7 +17,7 @@ from diffusionpipe.files.input_file import problem_of_file
 from diffusionpipe.files.output_file import write_atomically
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.reporting.tracker import Shown
+    from diffusionpipe.trainer.reporting.tracker import LoggedImage
     from diffusionpipe.trainer.reporting.trackers import Trackers
 
 METRICS = "metrics.jsonl"
@@ -53,7 +53,7 @@ class MetricsWriter:
         self._file.flush()
         self._trackers.scalars(step, values)
 
-    def show(self, step: int, shown: "Sequence[Shown]") -> None:
+    def show(self, step: int, shown: "Sequence[LoggedImage]") -> None:
         """Records the pictures that were drawn after a step in the trackers."""
         self._trackers.pictures(step, shown)
 

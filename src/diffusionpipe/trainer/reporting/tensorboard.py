@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from diffusionpipe.trainer.reporting.tracker import Shown
+from diffusionpipe.trainer.reporting.tracker import LoggedImage
 
 
 class TensorBoard:
@@ -29,7 +29,7 @@ class TensorBoard:
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
 
-    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+    def pictures(self, step: int, shown: Sequence[LoggedImage]) -> None:
         """Records each picture under its file's name, and the first time a list of the captions in full."""
         if not self._has_captions:
             lines = (f"- `{one.name}`: {one.caption}" for one in shown)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class LoggedImage:
     """A picture that was drawn: its name, caption, levels and file."""
 
     name: str
@@ -31,7 +31,7 @@ class Tracker(Protocol):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers of a step by their tags, such as "train/loss"."""
 
-    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+    def pictures(self, step: int, shown: Sequence[LoggedImage]) -> None:
         """Records the pictures that were drawn after a step."""
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class TrackerConfig:
     """The facts about the run with which a tracker is opened.
 
     Folder, names, the recipe's values, the step to resume.

@@ -14,7 +14,7 @@ from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.plugins import Kind, load
 from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
-from diffusionpipe.trainer.reporting.tracker import Opening, Shown, Tracker
+from diffusionpipe.trainer.reporting.tracker import LoggedImage, Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Trackers:
         tagged = {tag_of(key): value for key, value in values.items()}
         self._each(lambda tracker: tracker.scalars(step, tagged))
 
-    def pictures(self, step: int, shown: Sequence[Shown]) -> None:
+    def pictures(self, step: int, shown: Sequence[LoggedImage]) -> None:
         """Records the pictures that were drawn after a step in every tracker."""
         self._each(lambda tracker: tracker.pictures(step, shown))
 
@@ -99,7 +99,7 @@ def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
     opened: dict[str, Tracker] = {}
     identities: dict[str, str] = {}
     for name in _wanted(recipe.run.trackers):
-        opening = Opening(
+        opening = TrackerConfig(
             folder=folder,
             project=recipe.run.project,
             name=recipe.run.name or folder.resolve().name,
@@ -148,7 +148,7 @@ def _is_installed(name: TrackerName) -> bool:
     return find_spec(str(name)) is not None
 
 
-def _open(name: TrackerName, opening: Opening) -> tuple[Tracker, str | None]:
+def _open(name: TrackerName, opening: TrackerConfig) -> tuple[Tracker, str | None]:
     """The tracker, and how its own run is found again."""
     if name not in _OURS:
         make = load(Kind.TRACKER, name)

@@ -23,6 +23,7 @@ from diffusionpipe.models.graphs.graph import Layer, LayerGraph, modules_of
 from diffusionpipe.models.graphs.kept import KeptTensor, in_parts, kept_tensors
 from diffusionpipe.models.graphs.run import needed_layers
 from diffusionpipe.runtime.comm.exchange import form_of, gather
+from diffusionpipe.runtime.job.agreement import together
 from diffusionpipe.trainer.data.batches.batch import kind_of
 from diffusionpipe.trainer.data.cache.cached import CachedPart, CachedTensor
 from diffusionpipe.trainer.data.cache.files import (
@@ -195,18 +196,20 @@ def open_cache(
     others.
 
     Raises:
-        ConfigError: where the folder cannot be written, on the rank that writes the settings.
+        ConfigError: on every rank, where the folder cannot be written.
     """
     own = [json.dumps(_settings(one, graphs[0], recipe), sort_keys=True) for one in found.kept] if encodes else []
     gathered = gather(tuple(own), form_of(tuple[str, ...]))
     texts = next(texts for texts in gathered if texts)
     folder, sources = cache_folder(recipe), frozenset(_new_sources(recipe))
-    folders = []
-    for kept, text in zip(found.kept, texts, strict=True):
-        place = _folder_of(folder, kept, text)
-        if own and gathered.index(texts) == _rank_of(gathered):
+    folders = [_folder_of(folder, kept, text) for kept, text in zip(found.kept, texts, strict=True)]
+    is_writer = bool(own) and gathered.index(texts) == _rank_of(gathered)
+
+    def note() -> None:
+        for place, text in zip(folders, texts, strict=True):
             _note_others(place, json.loads(text))
-        folders.append(place)
+
+    together(note if is_writer else lambda: None)
     parts = []
     for graph, model in zip(graphs, models, strict=True):
         tensors = tuple(

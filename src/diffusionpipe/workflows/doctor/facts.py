@@ -18,7 +18,7 @@ from diffusionpipe.runtime.machine.free_memory import free_memory
 from diffusionpipe.units import Bytes
 
 if TYPE_CHECKING:
-    from diffusionpipe.runtime.job.devices import Sight
+    from diffusionpipe.runtime.job.devices import VisibleDevice
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -59,7 +59,7 @@ class Facts:
     """The number of files that the process may have open."""
 
 
-def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
+def facts_of(own: VisibleDevice, folder: Path, environ: Mapping[str, str]) -> Facts:
     """The facts about this process, its machine, and the device on which it would compute.
 
     `folder`: the run folder, on whose disk the free bytes are counted.

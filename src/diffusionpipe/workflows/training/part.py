@@ -98,7 +98,7 @@ def default_ranks(device: str) -> int:
 
 
 def train_as_rank(part: Part, screen: "Screen", words: "RunWords", checked: "CheckReport") -> End:
-    """Be one rank of the job, from the first rendezvous to the last step or a request to stop.
+    """Run this process as one rank of the job, from the first rendezvous to the last step or a request to stop.
 
     `words`, `checked`: show the run's facts and the check of its prediction.
 
