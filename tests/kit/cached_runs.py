@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partialmethod
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +15,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.setup import caching
-from diffusionpipe.trainer.step.cache_writer import CacheWriter
+from diffusionpipe.trainer.step import cache_writer
 
 LAYOUT = {"microbatches": 2, "encode_chunk": 2}
 
@@ -24,7 +23,7 @@ LAYOUT = {"microbatches": 2, "encode_chunk": 2}
 @contextmanager
 def small_shards() -> Iterator[None]:
     """Every step writes a shard."""
-    with mock.patch.object(CacheWriter, "__init__", partialmethod(CacheWriter.__init__, shard=1)):
+    with mock.patch.object(cache_writer, "SHARD", 1):
         yield
 
 

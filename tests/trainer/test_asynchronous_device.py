@@ -28,8 +28,8 @@ def train_on(device, recipe, **options):
     steps = []
 
     class Sum(HostSum):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
             self.mark = device.issue()
 
         def wait(self):

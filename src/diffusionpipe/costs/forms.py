@@ -29,7 +29,7 @@ class Form(StrEnum):
 
 
 def has_rows(form: Form) -> bool:
-    """Whether the form has a byte for each number and scales along each row, as float8 and int8 have, and nf4 has not.
+    """Whether the form has a byte for each number and scales along each row, as float8 and int8 have; nf4 has neither.
 
     Raises:
         ConfigError: there is no such form.

@@ -18,29 +18,44 @@ from torch import Tensor
 class HostSum:
     """A sum of a few float64 numbers over all ranks on its way to the host, beside later work of the device."""
 
-    def __init__(self, own: Tensor, numbers: Sequence[float]) -> None:
-        """Start the sum over all ranks of `own`, a vector on the device, followed by the rank's `numbers`; float64."""
-        device = own.device
-        self._sent = _host_vector(len(numbers), device).copy_(torch.tensor(numbers, dtype=torch.float64))
-        self.total = torch.cat([own, self._sent.to(device, non_blocking=True)])
+    def __init__(self, own: Tensor, numbers: Sequence[float], further: Sequence[float] = ()) -> None:
+        """Start the sum over all ranks of `own`, a vector on the device, followed by the rank's `numbers`; float64.
+
+        `further` numbers are summed by a collective of their own: with more numbers in the first one the ranks would
+        add these up in another order, and their last digit would change.
+        """
+        device, length = own.device, len(own) + len(numbers)
+        self._sent = _host_vector(len(numbers) + len(further), device)
+        self._sent.copy_(torch.tensor([*numbers, *further], dtype=torch.float64))
+        whole = torch.cat([own, self._sent.to(device, non_blocking=True)])
+        self.total = whole[:length]
         """The total on the device; it may be read there after `wait`."""
-        self._work: dist.Work = dist.all_reduce(self.total, async_op=True)
-        self._host, self._wait = self.total, self._work.wait
+        parts = [self.total, whole[length:]] if further else [self.total]
+        self._works: list[dist.Work] = [dist.all_reduce(part, async_op=True) for part in parts]
+        self._host, self._wait, self._length = whole, self._wait_for_works, length
         if _runs_ahead(device):
             self._start_copy(torch.get_device_module(device))
 
     def _start_copy(self, backend: ModuleType) -> None:
-        stream, event = backend.Stream(), backend.Event()
+        stream, event, whole = backend.Stream(), backend.Event(), self._host
         with backend.stream(stream):
-            self._work.wait()  # the stream, not the host
-            self._host = _host_vector(len(self.total), self.total.device).copy_(self.total, non_blocking=True)
+            self._wait_for_works()  # the stream, not the host
+            self._host = _host_vector(len(whole), whole.device).copy_(whole, non_blocking=True)
             event.record(stream)
         self._wait = event.synchronize
+
+    def _wait_for_works(self) -> None:
+        for work in self._works:
+            work.wait()
 
     def wait(self) -> Tensor:
         """Waits for the sum; returns the total as a float64 vector in host memory."""
         self._wait()
-        return self._host
+        return self._host[: self._length]
+
+    def further(self) -> list[float]:
+        """The totals of the `further` numbers, after `wait`."""
+        return self._host[self._length :].tolist()
 
 
 def _runs_ahead(device: torch.device) -> bool:

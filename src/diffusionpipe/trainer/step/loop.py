@@ -96,9 +96,8 @@ class _Unsettled:
     step: int
     outputs: list[Output]
     sum: HostSum
-    """Squared norm and loss of each backbone; busy share of the step before, votes to save, votes to stop."""
-    votes: HostSum
-    """Votes to draw, votes of `Saves`."""
+    """Squared norm and loss of each backbone; busy share of the step before, votes to save, votes to stop. Further ones
+    are votes to draw and votes of `Saves`."""
     before: _Times | None
     """Times of the step before, where the sum carries them."""
     is_updated: bool = False
@@ -258,13 +257,11 @@ class Stepper:
         saves, stops, draws = self._stopping.votes()
         saved = self._saves.vote() if self._saves is not None else 0
         before = self._own_times()
-        # Further votes are a sum of their own: with more numbers the ranks would add up these in another order, and the
-        # last digit of a loss would change.
-        total = HostSum(torch.cat(sums), [before.busy if before is not None else 0.0, saves, stops])
-        votes = HostSum(torch.empty(0, dtype=torch.float64, device=device), [draws, saved])
+        numbers = [before.busy if before is not None else 0.0, saves, stops]
+        total = HostSum(torch.cat(sums), numbers, further=[draws, saved])
         self._untimed = step, iteration
         noise = HostSum(self._noise.own(), []) if self._noise is not None and self._measures_noise(step) else None
-        return _Unsettled(step=step, outputs=outputs, sum=total, votes=votes, before=before, noise=noise)
+        return _Unsettled(step=step, outputs=outputs, sum=total, before=before, noise=noise)
 
     def _measures_noise(self, step: int) -> bool:
         return self._noise_every is not None and (step + 1) % self._noise_every == 0
@@ -273,7 +270,8 @@ class Stepper:
         """Wait for the sums; step, or amend the step that was taken without them."""
         session = self._session
         with session.job.progress.waiting():
-            total, (draws, saving_votes) = step.sum.wait(), map(int, step.votes.wait().tolist())
+            total = step.sum.wait()
+        draws, saving_votes = map(int, step.sum.further())
         *_, busy, saves, stops = total.tolist()
         if step.before is not None:
             self._note_times(step.before, busy)

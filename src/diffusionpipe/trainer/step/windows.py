@@ -61,8 +61,7 @@ class _Window:
     bad: Callable[[BackboneResult], tuple[int, ...]]
     """The positions of this rank's losses that are not finite."""
     sum: HostSum
-    draws: HostSum
-    """Votes to draw."""
+    """Squared norm, loss, busy share of the window before, votes to save, votes to stop; votes to draw are further."""
     waited: Seconds
     """The host's wait for the batches that begin in it."""
     seconds: Seconds
@@ -229,13 +228,12 @@ class WindowStepper:
         before = self._own_times()
         self._untimed = step, self._window.recording
         saves, stops, draws = self._stopping.votes()
-        device = session.job.device
+        numbers = [0.0 if before is None else before.busy, saves, stops]
         return _Window(
             step=step,
             before=before,
             bad=lambda found: bad_positions(session, [one], bad, found),
-            sum=HostSum(torch.stack([self._squares, loss]), [0.0 if before is None else before.busy, saves, stops]),
-            draws=HostSum(torch.empty(0, dtype=torch.float64, device=device), [draws]),
+            sum=HostSum(torch.stack([self._squares, loss]), numbers, further=[draws]),
             waited=self._waited,
             seconds=perf_counter() - started - self._waited,
         )
@@ -244,7 +242,7 @@ class WindowStepper:
         session = self._session
         with session.job.progress.waiting():
             total = window.sum.wait()
-            draws = int(window.draws.wait())
+        (draws,) = map(int, window.sum.further())
         *_, busy, saves, stops = total.tolist()
         if window.before is not None:
             self._note_times(window.before, busy)
