@@ -12,7 +12,7 @@ from benchmarks.recipes.patches import patches
 from benchmarks.recipes.prototypes import prototypes
 from benchmarks.recipes.speed import speed
 
-pytestmark = [pytest.mark.slow, pytest.mark.night]
+pytestmark = [pytest.mark.slow, pytest.mark.night, pytest.mark.timeout(3600)]
 
 STEPS = 400
 

@@ -67,6 +67,24 @@ def test_frozen_bytes_in_nf4_are_those_of_the_formula(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen-image", "krea-2", "wan-2.1-14b"])
+def test_frozen_bytes_beside_a_whole_model_are_two_a_factor_and_four_for_norms_and_tables(name):
+    """To the byte, causal convolutions of VAEs included."""
+    graph = stated_graph(StatedModel(name=name, has_narrow_store=True))
+    used = {p for layer in graph.layers for p in own_parameters(layer, graph.components[layer.component])}
+    frozen = {parameter for parameter in used if not parameter.requires_grad}
+    expected, left = 0, set(frozen)
+    for root in graph.components.values():
+        for module in root.modules():
+            width = 2 if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) else 4
+            own = left.intersection(module.parameters(recurse=False))
+            expected += width * sum(parameter.numel() for parameter in own)
+            left -= own
+    assert sum(parameter.nbytes for parameter in frozen) == expected > 0
+    assert not left
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [Form.INT8, Form.NF4])
 @pytest.mark.parametrize("name", ["sd-1.5", "flux.1-dev"])
 def test_a_way_out_stores_the_bytes_that_the_model_has_with_this_form(name, form):

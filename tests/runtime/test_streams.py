@@ -254,7 +254,7 @@ def unordered(wait):
 
 def read_at_once(self):
     """Numbers in the host's memory, which nobody has waited for; the stream that computes waits for their sum."""
-    self._work.wait()
+    self._wait_for_works()
     return self._host
 
 

@@ -19,7 +19,6 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.setup import planning, session
 from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
@@ -76,18 +75,6 @@ def assert_learns_the_same(folder, in_one):
     losses = losses_of(folder)
     assert losses.keys() == in_one.keys()
     assert list(losses.values()) == pytest.approx(list(in_one.values()), rel=1e-5)
-
-
-def count_once(monkeypatch):
-    """The work of the layers, which takes seconds to count, is the same in each check of this test."""
-    found = []
-
-    def once(*given, **more):
-        if not found:
-            found.append(analytic_profile(*given, **more))
-        return found[0]
-
-    monkeypatch.setattr(profiler, "analytic_profile", once)
 
 
 def problem_of(results):
@@ -272,11 +259,11 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_it_needs_before_weights_a
     needs = [float(re.search(r"needs ([0-9.]+)", str(one.value))[1]) for one in (measured_before, by_parameters)]
     assert needs[0] >= needs[1]
     on_gpu = replace(opened, recipe=told, device="cuda")
-    count_once(monkeypatch)
-    devices = [Device(name="NVIDIA L40S", memory=2**20)]
+    devices, kept = [Device(name="NVIDIA L40S", memory=2**20)], tmp_path / "profiles"
     with pytest.raises(ConfigError, match=message):
-        check_plan_memory(plan, on_gpu, devices)
-    check_plan_memory(plan, on_gpu, [replace(devices[0], memory=2**30)])
+        check_plan_memory(plan, on_gpu, devices, cache=kept)
+    monkeypatch.setattr(profiler, "analytic_profile", lambda *_, **__: pytest.fail("layers are counted again"))
+    check_plan_memory(plan, on_gpu, [replace(devices[0], memory=2**30)], cache=kept)
 
 
 def test_a_plan_for_other_ranks_stops_every_rank(crew, recipe, plan_of_copies, tmp_path):

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,12 +166,13 @@ def _train(part: Part, screen: "Screen", report: "RunReport", check: "RunCheck")
         with screen.work("waiting for all ranks"):
             job = stack.enter_context(joined(part.member, device=command.device, patience=recipe.run.patience))
             job.agree("the recipe", recipe.model_dump_json())
+        cache = cache_folder(os.environ) if part.uses_cache else None
         hooks = Hooks(
             make_plan=make_plan,
             make_cutting=cutting_of,
-            check_plan=check_plan_memory,
+            check_plan=partial(check_plan_memory, cache=cache),
             save_grid=_save_grid,
-            profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
+            profiles=CachedProfiles(folder=cache) if cache else None,
             screen=screen,
             judge=check,
             judge_cache=verdict_of_run,

@@ -1,6 +1,7 @@
 """Whether a plan fits in the memory of the devices that are to train by it."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,14 @@ _COUNTED_FOR = "a100-80"
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def check_plan_memory(plan: "Plan", opened: "RecipeModels", devices: "Sequence[Device]") -> None:
+def check_plan_memory(
+    plan: "Plan", opened: "RecipeModels", devices: "Sequence[Device]", *, cache: "Path | None" = None
+) -> None:
     """Refuse the recipe's plan file if it does not fit in the memory of the ranks' devices.
 
     The bytes of the layers come from a profile in the run's folder or beside the plan. Without one they are counted on
-    GPUs. On CPUs only memory that is used all the time is then compared: counting takes up to 40 s, and the memory of a
-    CPU rank is no more than its share of the machine's.
+    GPUs, and kept in the folder `cache` where there is one. On CPUs only memory that is used all the time is then
+    compared: counting takes up to 40 s, and the memory of a CPU rank is no more than its share of the machine's.
 
     Raises:
         ConfigError: it does not fit; says which rank lacks how much, and the remedy.
@@ -32,7 +35,7 @@ def check_plan_memory(plan: "Plan", opened: "RecipeModels", devices: "Sequence[D
     from diffusionpipe.planner.search.proposal import predict
     from diffusionpipe.workflows.training.expectation import setting_of_plan, unmeasured
 
-    recipe, profile = opened.recipe, _profile_of(plan, opened, devices[0].name)
+    recipe, profile = opened.recipe, _profile_of(plan, opened, devices[0].name, cache)
     known = profile or unmeasured(opened.model, recipe.training.precision.value)
     setting = setting_of_plan(recipe, plan, known)
     uses = predict(setting, plan.train, plan.blocks, plan.mesh).memory
@@ -64,10 +67,14 @@ def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]")
     )
 
 
-def _profile_of(plan: "Plan", opened: "RecipeModels", device: str) -> "Profile | None":
+def _profile_of(plan: "Plan", opened: "RecipeModels", device: str, cache: "Path | None") -> "Profile | None":
     """The first profile of this model and device that says what the plan needs; else a counted one, for GPUs."""
+    from diffusionpipe.costs.devices import device_rates
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.profiler import analytic_profile
+    from diffusionpipe.profiler.measured import package_versions
+    from diffusionpipe.workflows.planning.profile_cache import ProfileKey, cached_profile
+    from diffusionpipe.workflows.planning.stated_model import code_digest
 
     recipe = opened.recipe
     precision = recipe.training.precision.value
@@ -81,5 +88,15 @@ def _profile_of(plan: "Plan", opened: "RecipeModels", device: str) -> "Profile |
             return profile
     if opened.device == "cpu":
         return None
-    counted = analytic_profile(opened.graph, opened.model, device=_COUNTED_FOR, precision=precision, batch_sizes=_SIZES)
-    return replace(counted, device=device)
+    key = ProfileKey(
+        model=opened.model,
+        precision=precision,
+        batch_sizes=_SIZES,
+        device=_COUNTED_FOR,
+        rates=device_rates(_COUNTED_FOR),
+        versions=(*package_versions(), ("code", code_digest())),
+    )
+    count = partial(
+        analytic_profile, opened.graph, opened.model, device=_COUNTED_FOR, precision=precision, batch_sizes=_SIZES
+    )
+    return replace(cached_profile(key, count, cache)[0], device=device)
