@@ -306,7 +306,7 @@ def test_a_model_of_pictures_takes_no_clips(tmp_path):
     PIPELINES["ZImagePipeline"]().save_pretrained(tmp_path)
     objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING)
     named = ", ".join(kind for kind, family in REGISTRY.items() if family.has_clips)
-    with pytest.raises(ModelError, match=f"square pictures alone; models of clips are {named}"):
+    with pytest.raises(ModelError, match=f"no clips; models of clips are {named}; leave out the frames .x5 in data"):
         build_graph(tmp_path, objective=objective, resolution=16, clip=CLIPS["WanPipeline"])
 
 

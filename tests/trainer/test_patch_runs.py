@@ -6,7 +6,8 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from kit.tiny_class_unet import save_class_pair
+from diffusers import DDPMPipeline, DDPMScheduler
+from kit.tiny_class_unet import save_class_pair, tiny_class_unet
 from kit.tiny_pipelines import inpainting
 from kit.tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, train, train_here
 from PIL import Image
@@ -201,6 +202,16 @@ def test_a_patch_that_does_not_fit_is_refused_with_resolutions_that_fit(family, 
     sizes = patch_sizes(resolution, is_encoded=family == "stable diffusion")
     with pytest.raises(ModelError, match=f"data.resolution: {says}"):
         build_graph(source, objective=ObjectiveSettings(), resolution=resolution, others=sizes[1:], is_placed=True)
+
+
+def test_a_model_that_no_resolution_would_help_is_refused_by_its_own_fault(tmp_path):
+    unet = tiny_class_unet(is_super=False)
+    unet.register_to_config(num_class_embeds=None)
+    DDPMPipeline(unet, DDPMScheduler()).save_pretrained(tmp_path / "model")
+    others = patch_sizes(32, is_encoded=False)[1:]
+    with pytest.raises(ModelError, match=r"model: unet: num_class_embeds is None; it must be ") as refused:
+        build_graph(tmp_path / "model", objective=ObjectiveSettings(), resolution=32, others=others, is_placed=True)
+    assert "resolution" not in str(refused.value)
 
 
 def test_the_command_on_the_card_of_a_class_model_draws(pictures, tmp_path, monkeypatch):

@@ -101,6 +101,16 @@ def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(mode
         ({"data": {"same_size": 4}, "training": {"batch": 6}}, "data.same_size: 4 does not divide training.batch = 6"),
         ({"pipeline": {"microbatches": 1}}, "data.same_size: 2 samples in a row .* multiple of 4"),
         ({"data": {"allow_growth": True}}, "allow_growth: new pictures would change the sizes"),
+        (
+            {"data": {"resolution": ["8x8x5", 16]}},
+            "no clips; .*; leave out the frames .x5 in data.resolution",
+        ),
+        ({"data": {"resolution": ["8x8", "16x8"], "aspects": [0.5, 2.0]}}, "aspects: every size states its width and"),
+        (
+            {"data": {"resolution": 40, "aspects": [0.5, 2.0], "multiple": 5}},
+            r"data.multiple: 5 gives sizes such as .* 55 is not a multiple of 2; set it to 4 or 6$",
+        ),
+        ({"data": {"min_side": 5000}}, "every picture is left out; set data.min_side to 20 or less$"),
         ({"sampling": {"every": 1, "prompts": ["a"], "sizes": ["9x9"]}}, "the nearest is 8x8"),
         ({"data": {"batching": "tokens"}}, "same_size: with batching .* remove same_size"),
         ({"data": {"resolution": 8, "same_size": "auto", "weigh": "tokens"}}, "weigh: all samples have one size"),
@@ -108,7 +118,9 @@ def test_pictures_are_drawn_at_their_own_sizes_on_two_stages_as_on_one_rank(mode
         ({"data": TOKENS, "pipeline": {"plan": "auto", "stages": 2}}, 'set schedule = "1f1b", fill = false, sharded'),
         ({"data": TOKENS, "pipeline": {"microbatches": 1}}, "pipeline.microbatches: a step of several sizes has more"),
         ({"data": TOKENS, "pipeline": {"encoders": "cache"}}, "pipeline.encoders: the fills that write a cache"),
-        ({"data": TOKENS, "pipeline": {"schedule": "zb-h1"}}, "the plan splits its backwards"),
+        ({"data": TOKENS, "pipeline": {"schedule": "gpipe"}}, "pipeline.schedule: .* gpipe would never be run; remove"),
+        ({"data": TOKENS, "pipeline": {"orders": "a.json"}}, "pipeline.orders: .* a.json would never be run; remove"),
+        ({"data": TOKENS, "pipeline": {"schedule": "zb-h1"}}, "pipeline.schedule: each step .* so zb-h1 would never"),
     ],
 )
 def test_recipes_of_sizes_that_cannot_be_had_are_refused_by_name(model, data, tmp_path, sections, message):

@@ -222,7 +222,9 @@ def test_where_every_source_has_its_own_sizes_those_of_all_need_not_be_stated():
     [
         ({"resolution": "7by9"}, {}, r"'7by9' is not a width and a height such as \"768x512\""),
         ({"resolution": []}, {}, r"give sides in pixels, or sizes such as \"768x512\""),
-        ({"resolution": [0]}, {}, r"give sides in pixels, or sizes such as \"768x512\""),
+        ({"resolution": [64, 0]}, {}, r"0 is not from 1 to 65,536; give sides in pixels, or sizes such as \"768x512\""),
+        ({"resolution": ["64x0"]}, {}, r"'64x0' is not from 1 to 65,536; give sides"),
+        ({"resolution": "64x32"}, {"aspects": [0.5, 2.0]}, "aspects: every size states its width"),
         ({"resolution": 64}, {"frames": 5}, "frames: it does not go with several sizes"),
         ({"resolution": 64}, {"allow_growth": True}, "allow_growth: new pictures would change the sizes"),
     ],

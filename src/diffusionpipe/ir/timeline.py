@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op
+from diffusionpipe.ir.schedule import Schedule
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -52,6 +53,8 @@ class Timeline:
     """The rest of the step, if it is known."""
     copies: tuple[tuple[int, ...], ...] = ()
     """The ranks of each copy of the pipeline, in the order of its workers; () for one pipeline."""
+    schedules: tuple[Schedule, ...] = ()
+    """The schedule of each copy where steps are cut into micro-batches of their own; () where all run the plan's."""
 
     @property
     def makespan(self) -> Seconds:

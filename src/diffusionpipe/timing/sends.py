@@ -43,8 +43,9 @@ news is dropped at the end of the window after the window of its batch.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from diffusionpipe.ir import MESSAGE_OPS, SEND_OPS, Action, Op, Schedule
+from diffusionpipe.ir import MESSAGE_OPS, SEND_OPS, Action, Op, Schedule, Timeline
 from diffusionpipe.ir.flows import backward_op, frozen_flows, slots_of_encoder
+from diffusionpipe.ir.own_schedules import own_schedules
 from diffusionpipe.ir.unroll import occurrences, unroll
 from diffusionpipe.ir.versions import batches_held
 
@@ -68,6 +69,20 @@ def waits_of(schedule: Schedule) -> Waits:
         slots = () if flow.is_ahead else of_encoder.get((flow.source, placement.stages[flow.destination].worker), ())
         if reading := [s for s in slots if schedule.messages[s].samples.overlaps(flow.samples)]:
             found[flow.consumer] = sorted({*found[flow.consumer], *reading})
+    return found
+
+
+def waits_of_step(timeline: Timeline, schedule: Schedule) -> Waits:
+    """As `waits_of`, of a timeline whose steps may have run schedules of their own instead of the plan's `schedule`.
+
+    Messages are numbered as `ir.own_schedules.in_one_table` does; an action has the messages of all copies.
+    """
+    if not timeline.schedules:
+        return waits_of(schedule)
+    found = defaultdict[Action, list[int]](list)
+    for own in own_schedules(timeline, schedule):
+        for action, slots in waits_of(own.schedule).items():
+            found[action] += [own.message + slot for slot in slots]
     return found
 
 

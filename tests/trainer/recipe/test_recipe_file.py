@@ -164,6 +164,22 @@ def test_a_value_in_the_place_of_a_table_is_answered_with_the_table(file, overri
     assert "Section" not in text
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.aspects=[0.5]", r"data.aspects: give 2 or more values, e.g. \[0.5, 2.0\]; got \[0.5\]"),
+        ("data.aspects=[1, 2, 3]", r"data.aspects: give 2 values at most, e.g. \[0.5, 2.0\]; got"),
+        ("data.aspects=1", r"data.aspects: write a list, e.g. \[0.5, 2.0\]; got 1"),
+        ("data.aspects=[-1.0, 2.0]", r"data.aspects\[0\]: input should be greater than 0; got -1.0"),
+        ("validation.timesteps=[]", r"validation.timesteps: give 1 or more values, e.g. \[0.1, 0.3, .*; got \[\]"),
+        ("pipeline.replicas=2", r"pipeline.replicas: write a list, e.g. \[2, 1\]; got 2"),
+    ],
+)
+def test_a_wrong_list_is_one_problem_with_an_example(file, override, says):
+    with pytest.raises(RecipeError, match=rf": 1 problem\n  {says}"):
+        load_recipe(file, [override])
+
+
 def test_stages_beyond_all_memory_are_refused_like_any_other_number():
     with pytest.raises(RecipeError, match=rf"need {2**53} ranks; there are 2"):
         replicas_of_stages(PipelineSection(stages=2**53), 2)

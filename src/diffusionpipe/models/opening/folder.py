@@ -99,6 +99,7 @@ def build_graph(
     is_drawn: bool = False,
     others: Sequence[Clip] = (),
     is_placed: bool = False,
+    multiple: int | None = None,
 ) -> LayerGraph:
     """The layer graph of the model in a diffusers folder or of a hub id, with parameters on the meta device.
 
@@ -107,6 +108,7 @@ def build_graph(
     square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it. `is_drawn`: the
     model is drawn from and nothing else, so that it may be a narrow export. `others`: further sizes of samples, for
     which the graph has `others`. `is_placed`: the denoiser also reads coordinates, as one that is trained on patches.
+    `multiple`: the number that sides are multiples of, where sizes are chosen for an area.
 
     Raises ModelError if there is no such model, or for all that its family refuses.
     """
@@ -137,6 +139,7 @@ def build_graph(
             captions=captions,
             others=others,
             is_placed=is_placed,
+            multiple=multiple,
         )
         if is_placed:
             assert family.places is not None
@@ -166,10 +169,11 @@ def family_graph(
     captions: CaptionReading = WHOLE,
     others: Sequence[Clip] = (),
     is_placed: bool = False,
+    multiple: int | None = None,
 ) -> LayerGraph:
     """The layer graph of a family's components, with adapters if `lora` is given; arguments as in `build_graph`.
 
-    `is_placed`: `others` are patches, which errors say; `build_graph` adds the coordinates.
+    `is_placed`: `others` are patches, which errors say; `build_graph` adds the coordinates. `multiple`: for errors.
 
     Raises ModelError for all that the family refuses.
     """
@@ -207,13 +211,10 @@ def family_graph(
             (clip or Clip.square(resolution), *others),
             None if lora is None else (chosen, lora),
             is_placed=is_placed,
+            multiple=multiple,
         )
-    is_picture = family.has_aspects and clip is not None and clip.frames == 1
-    if clip is not None and not (family.has_clips or is_picture):
-        able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
-        raise ModelError(
-            f"this model reads square pictures alone; models of clips are {able}; leave out height and frames"
-        )
+    if clip is not None and (problem := _misfit(family, clip)):
+        raise ModelError(problem)
     more: dict[str, object] = {} if low is None else {"low": low}
     if clip is not None:
         more["clip"] = clip
@@ -240,38 +241,50 @@ def _of_sizes(
     adapters: tuple[tuple[str, ...], LoraSettings] | None,
     *,
     is_placed: bool,
+    multiple: int | None,
 ) -> LayerGraph:
     """One graph for each size, over the same modules; the first one holds the others.
 
     `build` makes a graph without adapters. Layers are cut before adapters are added, so each size has its own.
 
-    Raises ModelError, which names the nearest size for one that the model cannot take; with `is_placed`, where sizes
-    are the whole picture and its patches, the nearest whole pictures.
+    Raises ModelError, which names the nearest size for one that the model cannot take; with `multiple`, of which sides
+    are multiples, other such numbers; with `is_placed`, where sizes are the whole picture and its patches, the nearest
+    whole pictures. The error is the model's own where it has the same fault at other sizes.
     """
+    for size in sizes:
+        if problem := _misfit(family, size):
+            raise ModelError(f"data.resolution: {size}: {problem}")
 
     def built(size: Clip) -> LayerGraph:
         if size.width == size.height and size.frames == 1:
             return build(resolution=size.width, lora=None)
-        if size.frames == 1 and not family.has_aspects:
-            able = ", ".join(name for name, one in REGISTRY.items() if one.has_aspects)
-            raise ModelError(f"this model reads square pictures alone; models of other aspects are {able}")
         return build(clip=size, lora=None)
 
     @cache
-    def taken(size: Clip) -> bool:
+    def fault(size: Clip) -> str | None:
         try:
             built(size)
-        except ModelError:
-            return False
-        return True
+        except ModelError as error:
+            return str(error)
+        return None
+
+    def taken(size: Clip) -> bool:
+        return fault(size) is None
 
     graphs = []
     for size in sizes:
         try:
             graphs.append(built(size))
         except ModelError as error:
+            if str(error) == fault(replace(size, width=2 * size.width, height=2 * size.height)):
+                raise  # it is not the size's
             if is_placed:
                 raise ModelError(_unfit_patch(sizes, size, error, taken)) from error
+            if multiple is not None and (ways := _other_multiples(multiple, size, taken)):
+                reason = _without_remedy(error)
+                raise ModelError(
+                    f"data.multiple: {multiple} gives sizes such as {size}: {reason}; set it to {ways}"
+                ) from error
             near = _near(size, taken)
             problem = error if near is None else f"{_without_remedy(error)}; the nearest size that it takes is {near}"
             raise ModelError(f"data.resolution: {size}: {problem}") from error
@@ -283,6 +296,32 @@ def _of_sizes(
     if adapters is not None:
         adapt(graphs[0], *adapters)
     return replace(graphs[0], others=tuple(graphs[1:]))
+
+
+def _misfit(family: Family, size: Clip) -> str | None:
+    """The reason why a family takes no samples of this kind at all, whatever their sides, with the remedy."""
+    if size.frames > 1 and not family.has_clips:
+        able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
+        where = f"x{size.frames} in data.resolution, or data.frames"
+        return f"this model reads pictures and no clips; models of clips are {able}; leave out the frames ({where})"
+    if size.width != size.height and not (family.has_aspects or family.has_clips):
+        able = ", ".join(name for name, one in REGISTRY.items() if one.has_aspects)
+        return (
+            f"this model reads square pictures alone; models of other aspects are {able}; give sides alone in "
+            "data.resolution, and leave out data.aspects and data.height"
+        )
+    return None
+
+
+def _other_multiples(multiple: int, size: Clip, is_taken: Callable[[Clip], bool]) -> str:
+    """The multiples of the model's step around `multiple`, with "or" between; "" where `multiple` is one itself."""
+    for step in (2, 4, 8, 16, 32, 64, 128):
+        # Odd multiples, so that no larger step would do.
+        width, height = ((side // (2 * step) * 2 + 1) * step for side in (size.width, size.height))
+        if is_taken(replace(size, width=width, height=height)):
+            below = multiple // step * step
+            return "" if below == multiple else " or ".join(str(one) for one in (below, below + step) if one)
+    return ""
 
 
 def _without_remedy(error: ModelError) -> str:

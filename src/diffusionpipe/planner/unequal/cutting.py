@@ -98,6 +98,7 @@ def _problem(plan: Plan) -> str | None:
         "encodes ahead (pipeline.fill)": plan.is_filled,
         "has sharded copies (pipeline.sharded)": plan.mesh.sharded is not Sharded.NONE,
         "splits its backwards (pipeline.schedule)": any(Op.W in one.ops for one in trained),
+        f"has an order of its own, {train.name} (pipeline.schedule)": train.name != "1f1b",
         "has several stages on a rank, or replicas (pipeline.schedule, pipeline.replicas)": len(trained) > 1
         or len(trained[0].stages) != len(stages)
         or len(plan.blocks) - 1 != len(stages),

@@ -41,6 +41,8 @@ class RankTrace:
     clock: RankClock
     spans: tuple[Span, ...]
     update: tuple[Phase, ...]
+    schedule: Schedule | None = None
+    """The schedule of the rank's copy where the step has micro-batches of its own; None: the plan's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,14 @@ class MessageTimes:
 
 
 def timeline_of(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Timeline:
-    """One timeline of a step from the traces of all ranks, which are in the order of ranks; it begins at 0."""
+    """One timeline of a step from the traces of all ranks, which are in the order of ranks; it begins at 0.
+
+    `schedule`: of the plan, for traces without one of their own.
+    """
     clocks = [trace.clock for trace in traces]
-    starts = starts_of(clocks, list(_readings(mesh, schedule, traces)))
+    owns = [traces[mesh.rank(group, 0)].schedule for group in range(mesh.data_parallel)]
+    schedules = [schedule if own is None else own for own in owns]
+    starts = starts_of(clocks, list(_readings(mesh, schedules, traces)))
     spans = (
         replace(span, worker=rank, start=span.start + start, end=span.end + start)
         for rank, (trace, start) in enumerate(zip(traces, starts, strict=True))
@@ -75,12 +82,14 @@ def timeline_of(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> 
         source="measured",
         update=tuple(update),
         copies=copies if len(copies) > 1 else (),
+        schedules=tuple(schedules) if any(owns) else (),
     )
 
 
-def _readings(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> Iterator[MessageTimes]:
-    waits = waits_of(schedule)
-    for group in range(mesh.data_parallel):
+def _readings(mesh: Mesh, schedules: Sequence[Schedule], traces: Sequence[RankTrace]) -> Iterator[MessageTimes]:
+    """The messages between ranks, copy by copy; `schedules`: of the copies."""
+    for group, schedule in enumerate(schedules):
+        waits = waits_of(schedule)
         ranks = [mesh.rank(group, worker) for worker in range(mesh.pipeline)]
         of_group = [(rank, span) for rank in ranks for span in traces[rank].spans]
         sent = {span.action.slot: (rank, span.start) for rank, span in of_group if span.action.op in SEND_OPS}

@@ -38,7 +38,8 @@ class TracedSteps:
             met=self._met,
             began=executor.began,
         )
-        self._traces.append((length, RankTrace(clock=clock, spans=spans, update=stepper.phases())))
+        own = executor.schedule if self._session.worker.cut is not None else None
+        self._traces.append((length, RankTrace(clock=clock, spans=spans, update=stepper.phases(), schedule=own)))
 
     def timeline(self) -> Timeline | None:
         """The step with the iteration of median length on rank 0, as all ranks ran it; None where none was timed.

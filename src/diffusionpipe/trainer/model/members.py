@@ -276,6 +276,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         captions=captions_of(recipe),
         others=_further_sizes(recipe, folder),
         is_placed=recipe.data.patches is not None,
+        multiple=None if recipe.data.aspects is None else recipe.data.multiple,
     )
     if recipe.data.is_weighted:
         first, *others = (with_sample_weights(one, is_masked=recipe.data.has_loss_masks) for one in graph.of_sizes)

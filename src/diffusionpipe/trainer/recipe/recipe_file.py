@@ -15,7 +15,7 @@ batch = 64
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin
@@ -167,7 +167,7 @@ def _validate(table: Table) -> tuple[dict[str, Section], list[tuple[str, str]]]:
         try:
             sections[name] = section.model_validate(value)
         except ValidationError as error:
-            problems.extend(line for details in error.errors() for line in _problems(section, name, details))
+            problems.extend(line for details in _true_errors(error) for line in _problems(section, name, details))
     return sections, problems
 
 
@@ -179,11 +179,19 @@ def _validate_models(models: Table) -> tuple[dict[str, MemberSection], list[tupl
         try:
             members[name] = MemberSection.model_validate(value)
         except ValidationError as error:
-            problems += [p for d in error.errors() for p in _problems(MemberSection, f"models.{name}", d)]
+            problems += [p for d in _true_errors(error) for p in _problems(MemberSection, f"models.{name}", d)]
             if isinstance(value, dict) and "path" not in value:
                 near = get_close_matches(name, [other for other in models if other != name], n=1)
                 problems += [(f"models.{name}", f"models.{name}: did you mean models.{one}?") for one in near]
     return members, problems
+
+
+def _true_errors(error: ValidationError) -> Iterator[ErrorDetails]:
+    """The errors without those about lists that are too short only because one of their items is wrong."""
+    for details in error.errors():
+        least = details.get("ctx", {}).get("min_length")
+        if details["type"] != "too_short" or len(details["input"]) < least:
+            yield details
 
 
 def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[tuple[str, str]]:
@@ -200,12 +208,31 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
             text = f"this key is required: {_meaning(section.model_fields[str(path[-1])].description or '')}"
         case "model_type" | "dict_type":
             text = f"write a table, {_table_of(section, key, details['loc'])}; got {_shown(details['input'])}"
+        case "too_short":
+            least = details["ctx"]["min_length"]
+            text = f"give {least} or more values{_example(section, details['loc'])}; got {_shown(details['input'])}"
+        case "too_long":
+            most = details["ctx"]["max_length"]
+            text = f"give {most} values at most{_example(section, details['loc'])}; got {_shown(details['input'])}"
+        case "tuple_type":
+            text = f"write a list{_example(section, details['loc'])}; got {_shown(details['input'])}"
         case _ if details["input"] == "none" and path[-1] in SWITCHED_OFF and issubclass(section, GroupSection):
             general = ".".join(ELSEWHERE[str(path[-1])])
             text = f'one model alone is not switched off; set {general} to "none", and this key for the others'
         case _:
             text = f"{_first_lower(details['msg'])}; got {_shown(details['input'])}"
     return [(key, f"{key}: {text}")]
+
+
+def _example(section: type[Section], place: KeyPath) -> str:
+    """The list that the docstring of a key gives as an example, else its default, behind ", e.g. "; "" for none."""
+    field = section.model_fields.get(str(place[0])) if len(place) == 1 else None
+    if field is None:
+        return ""
+    stated = re.search(r"e\.g\. `(\[[^`]*\])`", " ".join((field.description or "").split()))
+    if stated:
+        return f", e.g. {stated[1]}"
+    return f", e.g. {json.dumps(field.default)}" if isinstance(field.default, tuple) and field.default else ""
 
 
 def _table_of(section: type[Section], key: str, place: KeyPath) -> str:

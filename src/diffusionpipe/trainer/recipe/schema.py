@@ -281,6 +281,14 @@ class DataSection(Section):
     def _faults_of_sizes(self) -> Iterator[str]:
         if self.aspects is not None and self.aspects[0] > self.aspects[1]:
             yield "aspects: the first is the least width / height; exchange them"
+        general = self.sizes or (self.resolution,)
+        stated = [one.resolution or general for one in self.sources.values()] or [general]
+        if self.aspects is not None and not any(isinstance(size, int) for sizes in stated for size in sizes):
+            also = " and multiple" if self.multiple != MULTIPLE else ""
+            yield (
+                "aspects: every size states its width and its height; give sides in resolution, e.g. "
+                f"{self.resolution}, or remove aspects{also}"
+            )
         if self.aspects is None and self.multiple != MULTIPLE:
             way = "" if self.patches else "set aspects, or "
             yield f"multiple: only sizes of an area have it; {way}remove multiple"
@@ -592,6 +600,15 @@ def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
             )
     elif pipeline.plan is None and pipeline.sizes.microbatches == 1:
         yield f"pipeline.microbatches: a step of several sizes has more than one; set it to 2 or more, {way}"
+    if not pipeline.is_searched:
+        for key, stated in {"schedule": pipeline.schedule, "orders": pipeline.orders}.items():
+            if stated is not None and stated != "1f1b":
+                yield (
+                    f"pipeline.{key}: each step is cut and ordered by its own pictures, so {stated} would never be "
+                    f"run; remove {key}, {way}"
+                )
+    elif pipeline.schedule not in (None, "1f1b"):
+        yield f'pipeline.schedule: each step is ordered by its own pictures; set it to "1f1b", {way}'
     if pipeline.may_cache:
         yield (
             "pipeline.encoders: the fills that write a cache encode the next step, which is cut otherwise than this "

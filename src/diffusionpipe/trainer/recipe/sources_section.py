@@ -13,6 +13,8 @@ from diffusionpipe.trainer.recipe.captions_section import CaptionsSection
 from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, ProperFraction, Section, Several, of_user
 
 _EXAMPLE = 'give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]'
+_LONGEST = 65_536
+"""The longest side, and the most frames."""
 
 
 def pattern_of_masks(pattern: str) -> str:
@@ -37,11 +39,16 @@ def stated_sizes(stated: Sequence[object]) -> list[Clip]:
     Raises:
         ValueError: one of them is not a size.
     """
-    if not stated or not all(isinstance(one, int | str) and not isinstance(one, bool) for one in stated):
+    if not stated:
         raise ValueError(_EXAMPLE)
-    sizes = [stated_size(one) if isinstance(one, str) else Clip.square(int(str(one))) for one in stated]
-    if not all(0 < number <= 65_536 for size in sizes for number in (size.width, size.height, size.frames)):
-        raise ValueError(_EXAMPLE)
+    sizes = []
+    for one in stated:
+        if not isinstance(one, int | str) or isinstance(one, bool):
+            raise ValueError(f"{one!r} is no size; {_EXAMPLE}")
+        size = stated_size(one) if isinstance(one, str) else Clip.square(one)
+        if not all(0 < number <= _LONGEST for number in (size.width, size.height, size.frames)):
+            raise ValueError(f"{one!r} is not from 1 to {_LONGEST:,}; {_EXAMPLE}")
+        sizes.append(size)
     return sizes
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from diffusionpipe.errors import DiffusionPipeError
 from diffusionpipe.ir import COMPUTE_OPS, Op, Plan, Timeline
+from diffusionpipe.ir.own_schedules import in_one_table
 from diffusionpipe.planner.choosing.near_ties import NEAR_TIE
 from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
-from diffusionpipe.timing.sends import waits_of
+from diffusionpipe.timing.sends import waits_of_step
 from diffusionpipe.viz import palette
 from diffusionpipe.viz.waits import WAITS, RankTimes, times_of_ranks
 from diffusionpipe.workflows.planning.alternatives_file import alternatives_file, read_alternatives
@@ -96,19 +97,20 @@ class PlanPage:
     def timelines(self) -> Json:
         """The page's part with the predicted and the measured step on one axis, and the layers of their actions."""
         graph = self.times.setting.graph if self.times and self.times.setting else None
-        actions, found, notes = Actions(self.plan, graph), [], []
+        measured, plan = (None, self.plan) if self.measured is None else _in_one_table(self.measured, self.plan)
+        actions, found, notes = Actions(plan, graph), [], []
         if self.times is not None:
             is_timed = self.times.axis.name == "ms"
             file = self.source if is_timed else self.file
             source = TimelineSource(name="predicted", file=file, unit="ms" if is_timed else "units")
-            found.append(timeline_data(self.times.timeline, self.plan, source, actions, self._names()))
+            found.append(timeline_data(self.times.timeline, plan, source, actions, self._names()))
             more = f"; give `diffusionpipe plan show` {self.times.missing}" if self.times.missing else ""
             notes.append(f"Predicted: {self.times.source}{more}.")
         else:
             notes.append(f"Predicted: {self.predicted}.")
-        if self.measured is not None and (not found or found[0]["unit"] == "ms"):
+        if measured is not None and (not found or found[0]["unit"] == "ms"):
             source = TimelineSource(name="measured", file=MEASURED)
-            found.append(timeline_data(self.measured, self.plan, source, actions, {}))
+            found.append(timeline_data(measured, plan, source, actions, {}))
         elif isinstance(self.actual, str):
             notes.append(f"Measured: {self.actual}.")
         if not found:
@@ -314,12 +316,20 @@ def _measured(path: Path) -> Timeline | str:
     return read_timeline(path)
 
 
+def _in_one_table(timeline: Timeline, plan: Plan) -> tuple[Timeline, Plan]:
+    """The timeline and the plan with the messages and fills of both, by which actions are numbered."""
+    found, train = in_one_table(timeline, plan.train)
+    return found, replace(plan, train=train)
+
+
 def _causes(timeline: Timeline, plan: Plan, source: tuple[str, str], names: Mapping[int, str]) -> Json:
     """The parts of a step, of all ranks together and of each, and the longest waits."""
     name, file = source
+    awaited = waits_of_step(timeline, plan.train)
+    timeline, plan = _in_one_table(timeline, plan)
     components = palette.components((timeline,), plan.train)
     colours = palette.work_colours(components)
-    ranks = times_of_ranks(timeline, waits_of(plan.train), components)
+    ranks = times_of_ranks(timeline, awaited, components)
     whole = timeline.step or 1.0
     kinds = list(dict.fromkeys(kind for one in ranks for kind in one.computing))
     parts = []

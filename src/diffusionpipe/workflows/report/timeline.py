@@ -41,7 +41,7 @@ class Actions:
         self._sizes = {one.name: one.num_bytes for one in graph.tensors} if graph else {}
         self._numbers = {one.name: prod(one.shape) for one in graph.parameters} if graph else {}
         self._layers = {one.name for one in graph.layers} if graph else set()
-        self._number: dict[tuple[str, str], int] = {}
+        self._number: dict[tuple[str, str, int], int] = {}
         self._kind: dict[tuple[str, str, int], int] = {}
         self.rows: list[list[object]] = []
         """Text, kind, words on it, stage (-1 for none), fill or message (-1 for none)."""
@@ -51,7 +51,7 @@ class Actions:
 
         `kind`: name, colour and lane of its bar. `words`: the text on it. `slot`: fill or message, -1 for none.
         """
-        key = (text, kind[0])
+        key = (text, kind[0], slot)
         if key not in self._number:
             self._number[key] = len(self.rows)
             self.rows.append([text, self._kind.setdefault(kind, len(self._kind)), words, stage, slot])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def draw_timeline(recipe: "Recipe") -> None:
     """Draw the timeline.json of a finished run, with its prediction, into timeline.png and trace.json beside it."""
     from diffusionpipe.ir.files import read_plan, read_timeline
+    from diffusionpipe.ir.own_schedules import in_one_table
     from diffusionpipe.viz.copies import shown_copies
     from diffusionpipe.viz.gantt import gantt, panel_of
     from diffusionpipe.viz.perfetto import perfetto
@@ -22,11 +23,12 @@ def draw_timeline(recipe: "Recipe") -> None:
     predicted = predicted_step(recipe, plan)
     panels = [predicted_panel(predicted, plan.mesh)] if predicted is not None else []
     names = [Path(recipe.alone(name).model.path).name for name in recipe.backbones]
-    title = f"{' and '.join(names)}, {timeline_title(plan)}"
+    title = f"{' and '.join(names)}, {timeline_title(plan, is_cut=bool(timeline.schedules))}"
     if "" not in shown_copies(timeline):
         title += " (fastest, median and slowest copy)"
-    gantt([*panels, panel_of("measured", timeline)], folder / "timeline.png", title=title, schedule=plan.train)
-    perfetto(timeline, folder / "trace.json", schedule=plan.train)
+    timeline, schedule = in_one_table(timeline, plan.train)
+    gantt([*panels, panel_of("measured", timeline)], folder / "timeline.png", title=title, schedule=schedule)
+    perfetto(timeline, folder / "trace.json", schedule=schedule)
 
 
 def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
@@ -72,13 +74,13 @@ def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
     return Panel(name="predicted", timeline=timeline, rows=rows)
 
 
-def timeline_title(plan: "Plan") -> str:
-    """A title for the picture of an iteration: the layout and its sizes."""
+def timeline_title(plan: "Plan", *, is_cut: bool = False) -> str:
+    """A title for the picture of an iteration: the layout and its sizes; `is_cut`: by the tokens of each step."""
     from diffusionpipe.workflows.training.run_facts import microbatches_of, named_microbatches
 
     mesh = plan.mesh
-    counted = named_microbatches(microbatches_of(plan))
-    sizes = f"{counted}{' each' if mesh.data_parallel > 1 else ''}, batch {plan.batch}"
+    counted = "micro-batches by tokens" if is_cut else named_microbatches(microbatches_of(plan))
+    sizes = f"{counted}{' each' if mesh.data_parallel > 1 and not is_cut else ''}, batch {plan.batch}"
     ranks = _count(mesh.num_ranks, "rank")
     sharded = "sharded " if mesh.shard > 1 else ""
     sizes += ", optimizer states in parts" if mesh.owners > 1 else ""

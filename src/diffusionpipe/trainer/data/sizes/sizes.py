@@ -237,22 +237,26 @@ def assign(
     left_out: dict[int, str] = {}
     members: dict[Clip, list[list[int]]] = {size: [[] for _ in range(cycle)] for size in rules.sizes}
     places: Counter[int] = Counter()
+    remedies: set[str] = set()
     for number in sorted(range(len(pictures)), key=lambda number: (pictures[number], number)):
         group, most = grouped.group_of[number], grouped.most[number]
         visited = list(_visited(pictures[number], most, asked[group], rules))
         if min(pictures[number]) < rules.min_side:
             left_out[number] = f"a side of {min(pictures[number])} pixels is below data.min_side"
+            remedies.add(f"set data.min_side to {max(map(min, pictures))} or less")
         elif most < min(size.frames for area in asked[group] for size in area):
             left_out[number] = f"it has {counted(most, 'frames')}, and every size has more"
+            remedies.add("give sizes of fewer frames in data.resolution")
         elif not visited:
             left_out[number] = "it is smaller than every size, and data.enlarge is false"
+            remedies.add("set data.enlarge = true")
         else:
             for epoch in range(cycle):
                 # By the place among pictures alike, so that each area has its share of every aspect in every epoch.
                 members[visited[(epoch + places[group]) % len(visited)]][epoch].append(number)
         places[group] += 1
     if len(left_out) == len(pictures):
-        raise DataError("data.train: every picture is left out; lower data.min_side, or set data.enlarge = true")
+        raise DataError(f"data.train: every picture is left out; {', or '.join(sorted(remedies))}")
     empty = tuple(size for size, epochs in members.items() if not any(epochs))
     joined = _join(members, grouped, rules, side_by_side)
     shares = []
