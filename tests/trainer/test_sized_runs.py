@@ -195,6 +195,16 @@ def test_sizes_without_a_picture_are_named():
     assert lines["no picture"] == "8 x 16 pixels"
 
 
+def test_pictures_that_lose_more_than_the_limit_are_counted_and_the_worst_is_named():
+    pictures = [(16, 8)] * 3 + [(30, 10), (100, 10)]
+    names = [f"{number}.png" for number in range(5)]
+    assignment = assign(pictures, SizeRules(areas=areas_of(["16x8", "8x16"], None), most_cut=0.3), 1)
+    alone = {number: min(1 - 2 / (width / height), 1) for number, (width, height) in enumerate(pictures)}
+    assert assignment.cut_much == pytest.approx({number: cut for number, cut in alone.items() if cut > 0.3})
+    lines = {name: (text, is_warning) for name, text, is_warning in lines_of_sizes(assignment, names, 1)}
+    assert lines["cut away"] == ("2 pictures by more than 30 %, the most 4.png: 80 %", True)
+
+
 def test_a_plan_of_a_recipe_has_the_mean_time_of_its_sizes_and_the_memory_of_the_largest(model, data, tmp_path):
     sizes = {"resolution": ["16x32", "32x16", "24x16", 16]}
     settings = recipe(model, data, tmp_path / "run", data=sizes, training={"precision": "float32"})

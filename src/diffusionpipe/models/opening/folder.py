@@ -281,13 +281,11 @@ def _of_sizes(
             if is_placed:
                 raise ModelError(_unfit_patch(sizes, size, error, taken)) from error
             if multiple is not None and (ways := _other_multiples(multiple, size, taken)):
-                reason = _without_remedy(error)
-                raise ModelError(
-                    f"data.multiple: {multiple} gives sizes such as {size}: {reason}; set it to {ways}"
-                ) from error
+                subject = f"data.multiple: {multiple} gives sizes such as {size}"
+                raise ModelError(f"{subject}: {_without_remedy(error)}; set it to {ways}") from error
             near = _near(size, taken)
-            problem = error if near is None else f"{_without_remedy(error)}; the nearest size that it takes is {near}"
-            raise ModelError(f"data.resolution: {size}: {problem}") from error
+            reason = error if near is None else f"{_without_remedy(error)}; the nearest size that it takes is {near}"
+            raise ModelError(f"data.resolution: {size}: {reason}") from error
     names = {
         tuple((layer.name, layer.reads, layer.writes, layer.modules) for layer in graph.layers) for graph in graphs
     }

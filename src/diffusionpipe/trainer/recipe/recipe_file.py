@@ -189,8 +189,7 @@ def _validate_models(models: Table) -> tuple[dict[str, MemberSection], list[tupl
 def _true_errors(error: ValidationError) -> Iterator[ErrorDetails]:
     """The errors without those about lists that are too short only because one of their items is wrong."""
     for details in error.errors():
-        least = details.get("ctx", {}).get("min_length")
-        if details["type"] != "too_short" or len(details["input"]) < least:
+        if details["type"] != "too_short" or len(details["input"]) < details["ctx"]["min_length"]:
             yield details
 
 

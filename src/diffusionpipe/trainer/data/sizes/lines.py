@@ -3,6 +3,7 @@
 sizes       9 sizes for 10,000 pictures; 4 % of the pixels are cut away
             384 x 704 pixels: 969 (10 %), 4 % cut away
             ...
+cut away    2 pictures by more than 35 %, the most a.png: 80 %
 joined      3 pictures of 960 x 448 pixels are trained at 832 x 512 pixels, because 4 lie side by side
 """
 
@@ -30,6 +31,12 @@ def lines_of_sizes(assignment: Assignment, names: Sequence[str], run: int) -> It
     if len(ranked) > _MOST:
         rest = sum(share.visits for share in ranked[_MOST:])
         yield "sizes", f"{len(ranked) - _MOST} more: {_percent(rest / total)} of the visits", False
+    if assignment.cut_much:
+        worst = max(assignment.cut_much, key=lambda number: assignment.cut_much[number])
+        many = f"{counted(len(assignment.cut_much), 'pictures')} by more than {_percent(assignment.most_cut)}"
+        most = f"the most {names[worst]}: {_percent(assignment.cut_much[worst])}"
+        are_shaped = any(share.size.width != share.size.height for share in shares)
+        yield "cut away", f"{many}, {most}", are_shaped
     if assignment.empty:
         yield "no picture", ", ".join(map(str, assignment.empty)), False
     for size, other, count in assignment.joined:

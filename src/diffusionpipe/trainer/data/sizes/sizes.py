@@ -96,6 +96,10 @@ class Assignment:
     """(size, the size that has its pictures now, their number)."""
     empty: tuple[Clip, ...] = ()
     """Sizes to which no picture goes."""
+    cut_much: Mapping[int, float] = field(default_factory=dict)
+    """The largest share that some size cuts away of a picture, by its number, where it is more than `most_cut`."""
+    most_cut: float = MOST_CUT
+    """The limit of the rules."""
 
     @property
     def visits(self) -> int:
@@ -260,19 +264,32 @@ def assign(
     empty = tuple(size for size, epochs in members.items() if not any(epochs))
     joined = _join(members, grouped, rules, side_by_side)
     shares = []
+    cut_much: dict[int, float] = {}
     for size, epochs in members.items():
         numbers = [number for epoch in epochs for number in epoch]
         if not numbers:
             continue
+        cuts = {number: cut_away(pictures[number], size) for number in numbers}
+        for number, cut in cuts.items():
+            if cut > rules.most_cut:
+                cut_much[number] = max(cut, cut_much.get(number, 0.0))
         share = SizeShare(
             size=size,
             members=tuple(tuple(sorted(epoch)) for epoch in epochs),
-            cut=fmean(cut_away(pictures[number], size) for number in numbers),
+            cut=fmean(cuts[number] for number in numbers),
             enlarged=max(enlargement(pictures[number], size) for number in numbers),
             repeats=len(set(numbers)) < side_by_side,
         )
         shares.append(share)
-    return Assignment(shares=tuple(shares), cycle=cycle, left_out=left_out, joined=tuple(joined), empty=empty)
+    return Assignment(
+        shares=tuple(shares),
+        cycle=cycle,
+        left_out=left_out,
+        joined=tuple(joined),
+        empty=empty,
+        cut_much=cut_much,
+        most_cut=rules.most_cut,
+    )
 
 
 class _Grouped(NamedTuple):
