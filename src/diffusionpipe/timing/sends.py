@@ -73,8 +73,9 @@ def waits_of(schedule: Schedule) -> Waits:
 
 
 def waits_of_step(timeline: Timeline, schedule: Schedule) -> Waits:
-    """As `waits_of`, of a timeline whose steps may have run schedules of their own instead of the plan's `schedule`.
+    """Action -> the messages that it waits for, in a timeline whose copies may have run schedules of their own.
 
+    `schedule`: the plan's, which all copies ran where the timeline has none.
     Messages are numbered as `ir.own_schedules.in_one_table` does; an action has the messages of all copies.
     """
     if not timeline.schedules:

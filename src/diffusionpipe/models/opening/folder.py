@@ -297,7 +297,7 @@ def _of_sizes(
 
 
 def _misfit(family: Family, size: Clip) -> str | None:
-    """The reason why a family takes no samples of this kind at all, whatever their sides, with the remedy."""
+    """The reason why a family takes no samples of this kind, with sides of any length, and the remedy, else None."""
     if size.frames > 1 and not family.has_clips:
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
         where = f"x{size.frames} in data.resolution, or data.frames"

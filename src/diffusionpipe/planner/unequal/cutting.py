@@ -10,12 +10,13 @@ from functools import cache
 
 from diffusionpipe.costs import ModelGraph, StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Op, Plan, Schedule, Sharded
+from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Plan, Schedule, Sharded
 from diffusionpipe.ir.cells import Cell, Cutting
 from diffusionpipe.planner.assembly.build import build_orders
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.unequal.steps import Prices, UnequalStep, best_step, numbered
 from diffusionpipe.schedules.building.shapes import TRAIN, chain
+from diffusionpipe.schedules.families.one_f_one_b import one_f_one_b
 from diffusionpipe.units import Bytes
 
 _BACKWARD = 2
@@ -98,12 +99,17 @@ def _problem(plan: Plan) -> str | None:
         "encodes ahead (pipeline.fill)": plan.is_filled,
         "has sharded copies (pipeline.sharded)": plan.mesh.sharded is not Sharded.NONE,
         "splits its backwards (pipeline.schedule)": any(Op.W in one.ops for one in trained),
-        f"has an order of its own, {train.name} (pipeline.schedule)": train.name != "1f1b",
         "has several stages on a rank, or replicas (pipeline.schedule, pipeline.replicas)": len(trained) > 1
         or len(trained[0].stages) != len(stages)
         or len(plan.blocks) - 1 != len(stages),
+        f"has an order that no step would have, {train.name} (pipeline.schedule)": _computing(train)
+        != one_f_one_b(len(trained[0].stages), len(trained[0].microbatches)).orders,
     }
     return next((words for words, is_so in problems.items() if is_so), None)
+
+
+def _computing(train: Schedule) -> tuple[tuple[Action, ...], ...]:
+    return tuple(tuple(action for action in order if action.op in COMPUTE_OPS) for order in train.orders)
 
 
 def _layout(model: ModelGraph, plan: Plan) -> Layout:

@@ -224,7 +224,7 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
 
 
 def _example(section: type[Section], place: KeyPath) -> str:
-    """The list that the docstring of a key gives as an example, else its default, behind ", e.g. "; "" for none."""
+    """The list that the docstring of a key gives as an example, else its default, after ", e.g. "; "" for none."""
     field = section.model_fields.get(str(place[0])) if len(place) == 1 else None
     if field is None:
         return ""

@@ -600,15 +600,16 @@ def _problems_of_tokens(pipeline: PipelineSection) -> Iterator[str]:
             )
     elif pipeline.plan is None and pipeline.sizes.microbatches == 1:
         yield f"pipeline.microbatches: a step of several sizes has more than one; set it to 2 or more, {way}"
+    usual = PipelineSection().sizes.schedule
     if not pipeline.is_searched:
         for key, stated in {"schedule": pipeline.schedule, "orders": pipeline.orders}.items():
-            if stated is not None and stated != "1f1b":
+            if stated not in (None, usual):
                 yield (
                     f"pipeline.{key}: each step is cut and ordered by its own pictures, so {stated} would never be "
                     f"run; remove {key}, {way}"
                 )
-    elif pipeline.schedule not in (None, "1f1b"):
-        yield f'pipeline.schedule: each step is ordered by its own pictures; set it to "1f1b", {way}'
+    elif pipeline.schedule not in (None, usual):
+        yield f'pipeline.schedule: each step is ordered by its own pictures; set it to "{usual}", {way}'
     if pipeline.may_cache:
         yield (
             "pipeline.encoders: the fills that write a cache encode the next step, which is cut otherwise than this "

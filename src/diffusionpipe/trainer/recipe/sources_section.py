@@ -44,7 +44,7 @@ def stated_sizes(stated: Sequence[object]) -> list[Clip]:
     sizes = []
     for one in stated:
         if not isinstance(one, int | str) or isinstance(one, bool):
-            raise ValueError(f"{one!r} is no size; {_EXAMPLE}")
+            raise ValueError(f"{one!r} is not a size; {_EXAMPLE}")
         size = stated_size(one) if isinstance(one, str) else Clip.square(one)
         if not all(0 < number <= _LONGEST for number in (size.width, size.height, size.frames)):
             raise ValueError(f"{one!r} is not from 1 to {_LONGEST:,}; {_EXAMPLE}")
