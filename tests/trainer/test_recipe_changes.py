@@ -123,6 +123,14 @@ def test_keys_of_other_versions_are_left_out_and_younger_keys_have_their_default
         settle(recipe(data={"flip": True}), {}, state, SOURCE)
 
 
+def test_aspects_that_had_no_effect_may_leave_the_recipe():
+    state = kept(Settled(recipe=recipe(data={"resolution": ["64x64", "32x32"]})))
+    state["recipe"] |= {"data.aspects": [0.5, 2.0], "data.multiple": 16}
+    assert settle(recipe(data={"resolution": ["64x64", "32x32"]}), {}, state, SOURCE).notes == ()
+    with pytest.raises(CheckpointError, match=r"data\.aspects was \[0\.5, 2\.0\] and is none"):
+        settle(recipe(data={"resolution": [64, "32x32"]}), {}, state, SOURCE)
+
+
 @pytest.mark.parametrize("wrong", [3, "x", [1]])
 def test_a_state_that_no_run_has_written_is_refused(wrong):
     with pytest.raises(CheckpointError, match=r"state\.json has the recipe .*it was not written by a run"):

@@ -131,10 +131,16 @@ def _changes(before: Values, now: Values) -> Iterator[tuple[str, JsonValue, Json
             yield key, old, new
 
 
+_OF_AREAS = ("data.aspects", "data.multiple")
+"""Keys without effect where every size states its width and its height."""
+
+
 def _problems(recipe: Recipe, before: Values, now: Values) -> Iterator[str]:
     for key, old, new in _changes(before, now):
         effect = effect_of(key)
         if effect is Effect.FIXED and key.endswith("path") and realpath(str(old)) == realpath(str(new)):
+            continue
+        if key in _OF_AREAS and not recipe.data.has_area:  # earlier versions let them stand beside such sizes
             continue
         if effect is Effect.FIXED:
             yield f"{key} was {shown(old)} and is {shown(new)}"

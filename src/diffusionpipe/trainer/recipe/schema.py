@@ -281,9 +281,7 @@ class DataSection(Section):
     def _faults_of_sizes(self) -> Iterator[str]:
         if self.aspects is not None and self.aspects[0] > self.aspects[1]:
             yield "aspects: the first is the least width / height; exchange them"
-        general = self.sizes or (self.resolution,)
-        stated = [one.resolution or general for one in self.sources.values()] or [general]
-        if self.aspects is not None and not any(isinstance(size, int) for sizes in stated for size in sizes):
+        if self.aspects is not None and not self.has_area:
             also = " and multiple" if self.multiple != MULTIPLE else ""
             yield (
                 "aspects: every size states its width and its height; give sides in resolution, e.g. "
@@ -342,6 +340,13 @@ class DataSection(Section):
         if self.frame_rate is not None and not self.has_clips:
             way = "" if self.patches else "set data.frames, or "
             yield f"frame_rate: only clips have frames; {way}remove frame_rate"
+
+    @property
+    def has_area(self) -> bool:
+        """Whether a size is a side alone, whose area `aspects` divides; else every size states width and height."""
+        general = self.sizes or (self.resolution,)
+        stated = [one.resolution or general for one in self.sources.values()] or [general]
+        return any(isinstance(size, int) for sizes in stated for size in sizes)
 
     @property
     def areas(self) -> Areas:
