@@ -8,8 +8,8 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Sharded
-from diffusionpipe.passes import communicate
 from diffusionpipe.planner.assembly.build import build_train_schedule
+from diffusionpipe.planner.assembly.queued import in_queues
 from diffusionpipe.planner.assembly.structure import connected, reduced
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
@@ -78,11 +78,11 @@ def unfrozen(setting, candidate):
         edges.append(Edge(producer=producer, consumer=consumer, tensors=names, gradients=gradients))
     schedule = reduced(connected(layout.generated(), edges, layout.division), layout.division)
     costs = costs_of(schedule, blocks, layout.mesh, setting)
-    return communicate(schedule, simulate(schedule, costs)), costs
+    return in_queues(schedule, costs), costs
 
 
 @pytest.mark.parametrize(("seed", "share"), [*((seed, None) for seed in range(8)), (8, 0.5), (9, 0.25), (10, 1.0)])
-def test_every_action_ends_when_the_simulator_says_so_after_communicate(seed, share):
+def test_every_action_ends_when_the_simulator_says_so_with_messages_in_queues(seed, share):
     random = Random(seed)
     setting = setting_of(per_node=random.choice((4, 8)), checkpointed=random.choice([(), ("*attn*",)]), share=share)
     judge, count = Judge(setting=setting), 0
