@@ -33,7 +33,7 @@ def overlooking(count):
 
 
 FAULTS = {
-    "a buffer goes back while a view lies in it": (lambda patch: planted_pools(patch, 2), (18, 23, 24)),
+    "a buffer goes back while a view lies in it": (lambda patch: planted_pools(patch, 2), (23, 24)),
     "the gradients of two tables lie in the same memory": (
         lambda patch: patch.setattr(gradients, "num_in_memory_of", overlooking(1)),
         (9, 10, 19),
@@ -41,12 +41,23 @@ FAULTS = {
 }
 
 
+TRIES = 6
+"""Runs of a case in which a fault may be noticed: where a buffer goes back too early, the thread of another rank
+decides whether it is written before it is read. One of 25 runs of a case did not show it."""
+
+
 @pytest.mark.parametrize(("plant", "numbers"), FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed_by_each_case_that_can_show_it(monkeypatch, plant, numbers):
     plant(monkeypatch)
-    for number in numbers:
-        with pytest.raises((AssertionError, RuntimeError)):  # autograd counts the versions of what it keeps
-            assert compare(random_case(SEED, number)).error <= TOLERANCE
+    assert all(any(is_noticed(number) for _ in range(TRIES)) for number in numbers)
+
+
+def is_noticed(number):
+    """Whether a run of the case is wrong, or ends: autograd counts the versions of what it keeps."""
+    try:
+        return compare(random_case(SEED, number)).error > TOLERANCE
+    except (AssertionError, RuntimeError):
+        return True
 
 
 def test_a_pool_that_overlooks_nothing_is_right(monkeypatch):
