@@ -220,15 +220,18 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
     backbone = blocks[:-1]
     schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
     if filler:
-        filled = _filled(build, schedule, schedule, filler)
-        return in_queues(filled, _priced(build, filled), unfilled=(schedule, _priced(build, schedule)))
+        costs = _priced(build, schedule)
+        filled = _filled(build, schedule, schedule, costs, filler)
+        return in_queues(filled, _priced(build, filled), unfilled=(schedule, costs))
     outputs = [build.graph.frozen_outputs(block) for block in backbone]
     return _communicated(build, encoded(schedule, layout.encoding(build.graph, outputs)))
 
 
-def _filled(build: _Build, schedule: Schedule, flushed: Schedule, filler: Filler) -> Schedule:
-    """The schedule with frozen work where the filler puts it; `schedule` is `flushed` itself, or its window."""
-    costs = _priced(build, flushed)
+def _filled(build: _Build, schedule: Schedule, flushed: Schedule, costs: Costs, filler: Filler) -> Schedule:
+    """The schedule with frozen work where the filler puts it; `schedule` is `flushed` itself, or its window.
+
+    `costs` are the costs of `flushed`.
+    """
     unfilled = Unfilled(
         schedule=schedule,
         timeline=simulate(flushed, costs),
@@ -268,7 +271,7 @@ def _window(build: _Build, filler: Filler | None) -> Schedule:
     of_worker = [lead for lead, count in zip(turns.ahead, replicas, strict=True) for _ in range(count)]
     window = without_flush(flushed, of_worker, turns.length)
     if filler:
-        window = _filled(build, window, flushed, filler)
+        window = _filled(build, window, flushed, _priced(build, flushed), filler)
     return _checked(with_versions(communicate_window(window), layout.versions, layout.delay))
 
 

@@ -36,7 +36,14 @@ def are_waiting(queued: Seconds, unqueued: Seconds) -> bool:
 
 
 def in_queues(schedule: Schedule, costs: Costs, *, unfilled: tuple[Schedule, Costs] | None = None) -> Schedule:
-    """The schedule with explicit messages, in the best of its orders.
+    """The schedule with explicit messages, in the best of its orders; see `timed_in_queues`."""
+    return timed_in_queues(schedule, costs, unfilled=unfilled)[1]
+
+
+def timed_in_queues(
+    schedule: Schedule, costs: Costs, *, unfilled: tuple[Schedule, Costs] | None = None
+) -> tuple[Seconds, Schedule]:
+    """(seconds of the iteration, the schedule with explicit messages), in the best of its orders.
 
     Args:
         schedule: without messages.
@@ -52,7 +59,8 @@ def in_queues(schedule: Schedule, costs: Costs, *, unfilled: tuple[Schedule, Cos
         _, timeline, _ = min(_orders(*unfilled, graph_of(unfilled[0]), MORE), key=itemgetter(0))
         explicit = communicate(schedule, _with_fills(schedule, timeline), graph=graph)
         orders.append((simulate(explicit, costs).makespan, timeline, explicit))
-    return min(orders, key=itemgetter(0))[-1]
+    seconds, _, explicit = min(orders, key=itemgetter(0))
+    return seconds, explicit
 
 
 def _orders(schedule: Schedule, costs: Costs, graph: Graph, more: int) -> list[tuple[Seconds, Timeline, Schedule]]:

@@ -8,7 +8,7 @@ from diffusionpipe.holding.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
-from diffusionpipe.planner.assembly.queued import are_waiting, in_queues
+from diffusionpipe.planner.assembly.queued import are_waiting, timed_in_queues
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.filling.windows import window_fills
@@ -71,9 +71,8 @@ def _queued(unfilled: Unfilled) -> Schedule:
     """
     if not any(unfilled.costs.tensor_bytes.values()):
         return unfilled.schedule
-    explicit = in_queues(unfilled.schedule, unfilled.costs)
-    is_waiting = are_waiting(simulate(explicit, unfilled.costs).makespan, unfilled.timeline.makespan)
-    return explicit if is_waiting else unfilled.schedule
+    queued, explicit = timed_in_queues(unfilled.schedule, unfilled.costs)
+    return explicit if are_waiting(queued, unfilled.timeline.makespan) else unfilled.schedule
 
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:

@@ -116,7 +116,7 @@ class DataSection(Section):
     `resolution` means these: a run's own recipe has the sizes here and the longest side in `resolution`."""
     aspects: Maybe[Annotated[Several[Positive], Field(min_length=2, max_length=2)]] = None
     """The least and the largest width / height of pictures, e.g. `[0.5, 2.0]`: pictures keep about their shape, because
-    each side of `resolution` then stands for sizes of its area between them; `"none"`: squares."""
+    each side of `resolution` then gives several sizes of its area, between these two; `"none"`: squares."""
     multiple: Annotated[Count, Field(le=1024)] = MULTIPLE
     """With `aspects`: the number that sides are multiples of."""
     max_cut: ProperFraction = MOST_CUT
@@ -162,7 +162,7 @@ class DataSection(Section):
     """The holes that a model fills: `"edges"`, `"boxes"`, from files (`"file"`), or all of a clip but its first frame
     (`"first"`); `"none"`: no masks."""
     mask_file: Maybe[Annotated[str, Field(min_length=1), AfterValidator(of_user)]] = None
-    """For `masks = "file"`: the path of a picture's mask, where `{name}` stands for the picture's name without its
+    """For `masks = "file"`: the path of a picture's mask, where `{name}` becomes the picture's name without its
     ending, e.g. `"masks/{name}.png"`."""
     loss_mask: Maybe[MaskPattern] = None
     """The path of a grey picture that weighs the loss of a picture's parts, where white counts fully; `{name}` as in
