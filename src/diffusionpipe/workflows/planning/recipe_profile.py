@@ -40,7 +40,7 @@ from diffusionpipe.workflows.data_report import report_on_recipe
 from diffusionpipe.workflows.device import chosen_device
 from diffusionpipe.workflows.planning.profile_cache import ProfileKey, cache_folder, cached_profile
 from diffusionpipe.workflows.planning.recipe_setting import decided_for
-from diffusionpipe.workflows.planning.stated_model import code_digest, known_rates, said_of
+from diffusionpipe.workflows.planning.stated_model import counted_key, known_rates, said_of
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
 LARGEST = 128
@@ -127,14 +127,17 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
                     graph, model, device=device, precision=precision, batch_sizes=sizes, progress=report
                 )
 
-        key = ProfileKey(
-            model=model,
-            precision=precision,
-            batch_sizes=sizes,
-            device=rates.title if rates is not None else device_name(torch.device(device)),
-            rates=rates,
-            versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
-        )
+        if rates is not None:
+            key = counted_key(model, precision, sizes, rates)
+        else:
+            key = ProfileKey(
+                model=model,
+                precision=precision,
+                batch_sizes=sizes,
+                device=device_name(torch.device(device)),
+                rates=None,
+                versions=package_versions(),
+            )
         profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
         named = said_of(rates) if rates is not None else profile.device
         tell.say(f"profile: {profile.source}, {named}, {precision}{f', kept as {path}' if path else ''}")

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 from diffusionpipe.costs.clusters import device_without_bfloat16
 from diffusionpipe.costs.devices import DEVICES, Basis, device_rates
 from diffusionpipe.costs.forms import Form
-from diffusionpipe.workflows.planning.profile_cache import cache_folder, kept_profile
+from diffusionpipe.workflows.planning.profile_cache import ProfileKey, cache_folder, kept_profile
 from diffusionpipe.workflows.telling import SILENCE, Telling
 
 if TYPE_CHECKING:
-    from diffusionpipe.costs import Cluster, Profile
+    from diffusionpipe.costs import Cluster, ModelGraph, Profile
     from diffusionpipe.costs.devices import DeviceRates
     from diffusionpipe.models.graphs.graph import LayerGraph
 
@@ -280,6 +280,20 @@ def code_digest() -> str:
         for path in sorted(Path(str(files("diffusionpipe") / package)).rglob("*.py")):
             found.update(path.read_bytes())
     return found.hexdigest()
+
+
+def counted_key(model: ModelGraph, precision: str, batch_sizes: Sequence[int], rates: DeviceRates) -> ProfileKey:
+    """The key of a profile whose layers are counted, and priced by a device's rates, in the folder of kept ones."""
+    from diffusionpipe.profiler.measured import package_versions
+
+    return ProfileKey(
+        model=model,
+        precision=precision,
+        batch_sizes=batch_sizes,
+        device=rates.title,
+        rates=rates,
+        versions=(*package_versions(), ("code", code_digest())),
+    )
 
 
 def profile_name(stated: StatedModel, rates: DeviceRates) -> str:

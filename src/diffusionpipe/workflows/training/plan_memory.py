@@ -72,9 +72,8 @@ def _profile_of(plan: "Plan", opened: "RecipeModels", device: str, cache: "Path 
     from diffusionpipe.costs.devices import device_rates
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.profiler import analytic_profile
-    from diffusionpipe.profiler.measured import package_versions
-    from diffusionpipe.workflows.planning.profile_cache import ProfileKey, cached_profile
-    from diffusionpipe.workflows.planning.stated_model import code_digest
+    from diffusionpipe.workflows.planning.profile_cache import cached_profile
+    from diffusionpipe.workflows.planning.stated_model import counted_key
 
     recipe = opened.recipe
     precision = recipe.training.precision.value
@@ -88,14 +87,7 @@ def _profile_of(plan: "Plan", opened: "RecipeModels", device: str, cache: "Path 
             return profile
     if opened.device == "cpu":
         return None
-    key = ProfileKey(
-        model=opened.model,
-        precision=precision,
-        batch_sizes=_SIZES,
-        device=_COUNTED_FOR,
-        rates=device_rates(_COUNTED_FOR),
-        versions=(*package_versions(), ("code", code_digest())),
-    )
+    key = counted_key(opened.model, precision, _SIZES, device_rates(_COUNTED_FOR))
     count = partial(
         analytic_profile, opened.graph, opened.model, device=_COUNTED_FOR, precision=precision, batch_sizes=_SIZES
     )
