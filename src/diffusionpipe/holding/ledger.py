@@ -43,6 +43,8 @@ class Ledger:
     @cached_property
     def frozen(self) -> Mapping[str, Bytes]:
         """Frozen parameter -> its bytes in the storage where it rests."""
+        # Frozen layers inside the trained part have a storage of their own; a parameter that encoders use too counts
+        # there.
         inside = self.graph.parameters_of(self.graph.backbone_layers)
         workload = self.workload
         return {

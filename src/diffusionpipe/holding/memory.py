@@ -142,10 +142,10 @@ def forward_bytes(profile: Profile, layers: Sequence[str], samples: int) -> Byte
     live = most = 0
     ending: dict[int, Bytes] = {}
     for index, layer in enumerate(specs):
-        live -= ending.pop(index - 1, 0)
+        live -= ending.pop(index - 1, 0)  # the layer before was the last to read it
         most = max(most, live * samples + profile.drawing(layer.name, samples))
         for name in layer.writes:
-            end = last.get(name, len(specs))
+            end = last.get(name, len(specs))  # never read: it lives to the end
             if end > index:
                 size = profile.graph.tensor(name).num_bytes
                 live += size

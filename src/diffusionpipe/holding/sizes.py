@@ -41,8 +41,11 @@ def profile_of_sizes(
     for layer in largest.layers:
         work = [_work(model, model.layer(layer.name)) for model in models]
         low, high = _work(least, least.layer(layer.name)), work[0]
+        # 0 at the smallest size, 1 at the first. A layer may do less than at the smallest size, which counts as 0;
+        # where its work is the same at both ends, it takes the time of the first.
         places = [max(0.0, (own - low) / (high - low)) if high != low else 1.0 for own in work]
         written = [_written(model, model.layer(layer.name)) for model in models]
+        # The first size has the most operations; another one may still write more bytes.
         most = max(written) / written[0] if written[0] else 1.0
         layers.append(_joined(largest, smallest, layer, places, shares, most))
     crossing = [_crossing(model) for model in models]
@@ -72,7 +75,10 @@ def _joined(
     name, sizes = layer.name, largest.batch_sizes
 
     def times(own: Sequence[float], other: Callable[[str, float], float]) -> tuple[float, ...]:
+        # A layer without such times has an empty tuple, which stays empty; else both have an entry for each batch size.
         ends = [(other(name, batch), value) for batch, value in zip(sizes, own, strict=bool(own))]
+        # Noise may make the smallest size the slower one. A place above 1 on such a falling line would lead below both
+        # times.
         return tuple(max(low + mean * (value - low), min(low, value)) for low, value in ends)
 
     def peaks(own: Sequence[Bytes], other: Callable[[str, float], Bytes]) -> tuple[Bytes, ...]:

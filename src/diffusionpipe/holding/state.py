@@ -126,6 +126,7 @@ def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Byte
     0 without such parameters.
     """
     sizes = [4 * prod(p.shape) for p in parameters if is_kept_narrow(p)]
+    # A bucket holds at least one parameter, also one that is larger than a bucket.
     most = min(sum(sizes), max(BUCKET, max(sizes, default=0)))
     return most if gradient == 4 else 2 * most
 
@@ -145,6 +146,7 @@ def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) 
     gradients = tuple(state for state in states if state.item is Item.GRADIENTS)
     others = tuple(state for state in states if state.item is not Item.GRADIENTS)
     own = [(p, sum(state.size(p) for state in gradients)) for p in parameters if p.is_trainable]
+    # All gradients of a parameter have one width here, so it is found by dividing.
     steps = [size + widened_bytes([p], gradient=size // max(1, prod(p.shape))) for p, size in own]
     return others, max(steps, default=0)
 

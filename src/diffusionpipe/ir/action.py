@@ -97,6 +97,7 @@ class Action:
     """The micro-batch, counted within the stage's pipeline; None for ops of a whole stage and for ENCODE."""
     slot: int | None = None
     """Sends and receives: index into `Schedule.messages`. ENCODE: index into `Schedule.fills`. Else None."""
+    # Equality compares it. The hash leaves it out, as every look-up of an action computes a hash.
     reading: Reading = field(default=PRESENT, hash=False, repr=False)
     """The batch that the action works on in a window, and the weights that it reads."""
 

@@ -64,12 +64,13 @@ def encode(value: object, kind: object) -> object:
         return " ".join(map(str, value))
     if isinstance(value, tuple):
         return [encode(item, arguments[0]) for item in value]
-    if isinstance(value, frozenset):
+    if isinstance(value, frozenset):  # sets have no order, and equal values must have equal text
         return sorted(str(item) for item in value)
     if type(value) in _PARSERS or isinstance(value, StrEnum):
         return str(value)
     if is_dataclass(value):
         hints = _hints(type(value))  # type: ignore[arg-type]
+        # Fields without `init` follow from the others.
         return {
             field.name: encode(getattr(value, field.name), hints[field.name]) for field in fields(value) if field.init
         }
@@ -112,7 +113,7 @@ def _decode_plain(kind: type, data: object, where: str, problems: list[str]) -> 
         case builtins if builtins is bool:
             return data if isinstance(data, bool) else _refuse(where, "true or false", data, problems)
         case builtins if builtins is int:
-            if not isinstance(data, int) or isinstance(data, bool):
+            if not isinstance(data, int) or isinstance(data, bool):  # bool is a subclass of int
                 return _refuse(where, "a whole number", data, problems)
             return data if abs(data) <= _MAX_WHOLE else _refuse(where, "a whole number below 2^62", data, problems)
         case builtins if builtins is float:
@@ -146,6 +147,7 @@ def _decode_list(origin: object, item: object, data: object, where: str, problem
     if not isinstance(data, list):
         return _refuse(where, "a list", data, problems)
     values = [decode(item, value, f"{where}[{i}]", problems) for i, value in enumerate(data)]
+    # A list with a bad value has its problem already; a frozenset of it could not be compared for repetitions.
     if origin is tuple or _BAD in values:
         return tuple(values)
     if len(set(values)) != len(values):

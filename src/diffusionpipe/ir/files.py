@@ -125,6 +125,7 @@ def from_text(text: str, form: Format[T], *, source: str) -> T:
 
 def _parse(text: str, source: str) -> object:
     try:
+        # Json would accept NaN and the last of two equal keys.
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{source}: not valid JSON: {error}; it may be truncated; write it again") from None

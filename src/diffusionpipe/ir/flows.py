@@ -128,6 +128,7 @@ class _Fills:
 
     def with_any(self, samples: Range) -> tuple[Action, ...]:
         """The fills with any of the samples, in the order of their slots."""
+        # A fill that starts there or earlier ends before the samples, as none is longer than the longest.
         first = bisect_right(self._starts, samples.start - self._longest)
         stop = bisect_left(self._starts, samples.stop)
         places = sorted(place for place in self._by_start[first:stop] if self._fills[place][1].stop > samples.start)
@@ -174,6 +175,7 @@ def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge, whole: Ma
     here, there = (schedule.placement.stages[stage].share for stage in (edge.producer, edge.consumer))
     if not here.overlaps(there):
         return
+    # The usual case, without sums of Fractions. Shares of the whole are this one object.
     is_whole = here is WHOLE and there is WHOLE
     samples = whole if is_whole else {n: here.samples(n).intersection(there.samples(n)) for n in whole}
     found = [(edge.producer, edge.consumer, Op.F, edge.tensors, False)]
@@ -206,6 +208,7 @@ def _frozen_flows(
     """
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead
+    # The rows of micro-batches ascend, so those that meet the encoder's rows are one run of them.
     first = bisect_right(read, encoded.start, key=lambda row: row[1].stop)
     for microbatch, rows in takewhile(lambda row: row[1].start < encoded.stop, islice(read, first, None)):
         samples = rows.intersection(encoded)

@@ -29,6 +29,7 @@ class OwnSchedule:
 def own_schedules(timeline: Timeline, schedule: Schedule) -> Iterator[OwnSchedule]:
     """The schedules that a timeline's copies ran instead of the plan's `schedule`; none where all ran this one."""
     message, fill = len(schedule.messages), len(schedule.fills)
+    # A timeline of one pipeline has no copies: its workers are the ranks.
     copies = timeline.copies or (tuple(range(timeline.num_workers)),)
     for ranks, own in zip(copies, timeline.schedules, strict=False):
         yield OwnSchedule(ranks=ranks, schedule=own, message=message, fill=fill)

@@ -183,8 +183,9 @@ class Placement:
         found: dict[int, Pipeline] = {}
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
+                # A stage in two pipelines is refused by `timing.legal`, which names it.
                 found.setdefault(stage, pipeline)
-        object.__setattr__(self, "_pipeline_of", found)
+        object.__setattr__(self, "_pipeline_of", found)  # the dataclass is frozen, and this follows from its fields
 
     @property
     def num_workers(self) -> int:

@@ -14,7 +14,7 @@ def merged(ranges: Sequence[Range]) -> list[Range]:
     """
     runs: list[Range] = []
     for part in sorted((r for r in ranges if r), key=lambda r: r.start):
-        if runs and part.start <= runs[-1].stop:
+        if runs and part.start <= runs[-1].stop:  # ranges that touch are joined too
             runs[-1] = Range(runs[-1].start, max(runs[-1].stop, part.stop))
         else:
             runs.append(part)

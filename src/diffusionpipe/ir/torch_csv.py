@@ -102,6 +102,7 @@ def schedule_from_rows(
     """
     problems: list[str] = []
     orders = [_parse_row(number, row, place, problems) for number, row in enumerate(rows)]
+    # Empty lines at the end of a file. An empty line between others is a rank without work.
     while orders and not orders[-1]:
         orders.pop()
     worker_of_stage = _homes(orders, place, problems)
@@ -112,6 +113,7 @@ def schedule_from_rows(
     if problems:
         raise ScheduleError(problems)
     ops = frozenset(a.op for order in orders for a in order)
+    # Whole backwards and split ones: a pipeline of ours has either B, or I and W.
     if ops > {Op.B, Op.I}:
         orders = [_split_backwards(order) for order in orders]
         ops -= {Op.B}
@@ -134,6 +136,7 @@ def _parse_row(number: int, row: Sequence[str], place: Callable[[int, int], str]
         if not word:
             continue
         where = f"{place(number, column)}: {word!r}"
+        # torch writes them as "(0F0;1B0)OVERLAP_F_B".
         if word.startswith("(") or "OVERLAP" in word:
             problems.append(f"{where} overlaps two actions; write them one after the other in cells of their own")
             continue
@@ -158,7 +161,7 @@ def _homes(orders: Sequence[Sequence[Action]], place: Callable[[int, int], str],
         for stage in dict.fromkeys(action.stage for action in order):
             first = worker_of_stage.setdefault(stage, worker)
             if first != worker:
-                one, other = (place(row, 0).partition(",")[0] for row in (first, worker))
+                one, other = (place(row, 0).partition(",")[0] for row in (first, worker))  # "line 3", without the cell
                 problems.append(f"stage {stage} is on {one} and on {other}; a stage has one rank")
     return worker_of_stage
 

@@ -104,6 +104,7 @@ class _Numbers:
         """The action of a batch, as one of an unrolled schedule."""
         window, slot, microbatch = self.window, action.slot, action.microbatch
         source = action.stage
+        # A message counts micro-batches in the pipeline of its sender, of which a RECV's own stage says nothing.
         if slot is not None and action.op is not Op.ENCODE:
             source = window.messages[slot].source
         count = len(window.fills if action.op is Op.ENCODE else window.messages)
@@ -209,7 +210,8 @@ def _window_of(order: tuple[Action, ...], number: int, batches: int) -> tuple[Ac
     The message of the last gradient comes before the update.
     """
     steps = [place for place, action in enumerate(order) if action.op is Op.STEP]
-    blocks = len(steps) // batches
+    blocks = len(steps) // batches  # STEPs of one batch: one for each block of the worker
+    # From the last STEP of the batch before to the last STEP of this one.
     start, stop = (_next_compute(order, steps[blocks * (number + i) - 1]) for i in (0, 1))
     window = order[start:stop]
     return tuple(sorted(window, key=lambda action: action.op is Op.STEP))

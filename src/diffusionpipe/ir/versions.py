@@ -68,6 +68,7 @@ def versions_read(window: Schedule, batches: int) -> dict[tuple[int, Op, int], i
             count = len(window.placement.pipeline_of(action.stage).microbatches)
             for batch in range(batches):
                 key = action.stage, action.op, action.microbatch + batch * count
+                # Before the first update everything reads version 0.
                 found[key] = max(0, batch - action.reading.staleness)
     return found
 

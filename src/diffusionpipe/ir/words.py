@@ -41,7 +41,7 @@ def short_count(number: float) -> str:
     ['950', '15.2k', '860M', '2.57B']
     """
     for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= limit * 0.9995:
+        if number >= limit * 0.9995:  # 999.5 has the three digits 1.00 of the next letter
             return f"{float(f'{number / limit:.3g}'):g}{letter}"
     return f"{number:.0f}"
 

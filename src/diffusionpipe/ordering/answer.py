@@ -50,6 +50,7 @@ def answer_of(problem: Problem, orders: Letters, *, lower_bound: int, family: st
         placement=problem.placing,
         makespan=number_of(figures.makespan, problem.time_scale),
         window=number_of(figures.window, problem.time_scale),
+        # Without the ranks' waits before and after a window, where it is the objective.
         bubble=1 - work / (problem.num_ranks * value) if value else 0.0,
         peak_memory=tuple(number_of(peak, problem.memory_scale) for peak in figures.peaks),
         orders=tuple(actions_of(order) for order in orders),
@@ -73,6 +74,7 @@ def actions_of(letters: tuple[int, ...]) -> tuple[Action, ...]:
 def schedule_of(answer: Answer, *, microbatch_size: int = 1) -> Schedule:
     """The answer as a schedule of compute actions over a chain of stages, with ops F, I and W."""
     rank = home_of(answer.placement, len(answer.orders))
+    # F, I and W of each stage and micro-batch.
     num_microbatches = sum(len(order) for order in answer.orders) // (3 * len(rank))
     pipeline = Pipeline(
         stages=tuple(range(len(rank))),

@@ -33,6 +33,7 @@ def _nearly_fitting(problem: Problem) -> Iterator[Letters]:
     if problem.placing is not Placing.V:
         return
     largest = max(problem.activation)
+    # Activations of one stage for which the poorest rank has room.
     room = min(problem.limits) // largest if largest else 2 * problem.num_ranks
     # In its stride a worker holds an activation for each period that F to the end of W takes, of both stages together:
     # the lifespans and at least I and W of each.

@@ -46,10 +46,12 @@ class Ways:
         d, lags, n = problem.durations, problem.lags, problem.num_stages
         self.arrival = [0] * n
         """The earliest start of each stage's forward of the first micro-batch, by stage, in ticks."""
+        # In `d` and `lags`, 3 s is F of stage s, 3 s + 1 its I, 3 s + 2 its W.
         for s in range(1, n):
             self.arrival[s] = self.arrival[s - 1] + d[3 * s - 3] + lags[3 * s]
         self.gradient = [0] * n
         """The earliest start of each stage's input gradient of the first micro-batch, by stage, in ticks."""
+        # The last stage's I follows its own F.
         self.gradient[-1] = self.arrival[-1] + d[3 * n - 3]
         for s in range(n - 2, -1, -1):
             self.gradient[s] = self.gradient[s + 1] + d[3 * s + 4] + lags[3 * s + 1]
@@ -57,6 +59,7 @@ class Ways:
         """The least time from the end of a stage's input gradient to the end of all work, by stage, in ticks."""
         self.tail[0] = d[2]
         for s in range(1, n):
+            # Its own W, or the way on: the transfer and the I of the stage before.
             self.tail[s] = max(d[3 * s + 2], lags[3 * s - 2] + d[3 * s - 2] + self.tail[s - 1])
 
 
@@ -71,7 +74,7 @@ def _window_bounds(problem: Problem, ways: Ways, rank: int) -> list[int]:
         bounds.append(-(-area // limit))
     if len(stages) == 1 and problem.kept[first] == problem.activation[first] and problem.activation[first]:
         room = limit // problem.activation[first]
-        bounds.append(-(-m // room) * (life[first] + d[3 * first + 2]))
+        bounds.append(-(-m // room) * (life[first] + d[3 * first + 2]))  # `limits` hold at least one micro-batch
     bounds.append(max(life[s] + max(d[3 * s + 2], 0) for s in stages))
     return bounds
 
@@ -88,6 +91,7 @@ def _before_return(problem: Problem, stages: tuple[int, ...], limit: int) -> int
         if len(stages) == 1:
             most = max(most, early * d[3 * first])
         else:
+            # Each of these forwards follows one of the earlier stage.
             late = min(early, left // a[last] if a[last] else m)
             most = max(most, early * d[3 * first] + late * d[3 * last])
     return most

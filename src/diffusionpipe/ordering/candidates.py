@@ -47,7 +47,7 @@ def families_of(problem: Problem) -> list[CandidateOrders]:
     """
     names: dict[Letters, str] = {}
     for name, orders in family_orders(problem):
-        names.setdefault(orders, name)
+        names.setdefault(orders, name)  # the first family's name for orders that several give
     return [_evaluated(problem, orders, name) for orders, name in names.items()]
 
 
@@ -64,10 +64,12 @@ def candidates_of(problem: Problem, families: Sequence[CandidateOrders]) -> Iter
             yield family
     for template in _selected(problem):
         built = _built(builder, rule_of(problem, template), template.name)
-        assert built is not None
+        assert built is not None  # only a limit `below` makes it None
         best = min(best, built.value)
         yield built
     for family in families:
+        # A family that is not faster than the best, with more memory than there is, will not be faster when it is cut
+        # down.
         if family.value < best and not fits(problem, family.orders):
             cut_down = _built(builder, _rule_like(problem, family.orders), family.name)
             assert cut_down is not None
@@ -96,7 +98,7 @@ def best_candidate(problem: Problem, families: Families) -> CandidateOrders:
     for attempt in _attempts(problem, families):
         if found := attempt(best.value if best else inf):
             best = found
-            if best.value <= target:
+            if best.value <= target:  # no order can be shorter
                 return best
     assert best is not None
     return squeezed(problem, best)
@@ -153,6 +155,7 @@ def _cut_down(problem: Problem, builder: Builder, family: CandidateOrders, below
 
 def _selected(problem: Problem) -> Sequence[Template]:
     """All templates, or if there are many micro-batches those that are best with fewer."""
+    # The proxy may hold as much as before, as far as its few micro-batches need it.
     templates, few = templates_of(problem), PROXY * problem.num_ranks
     if problem.num_microbatches <= few:
         return templates
@@ -161,6 +164,7 @@ def _selected(problem: Problem) -> Sequence[Template]:
     builder = Builder(proxy)
     values: dict[Template, int] = {}
     for template in templates[:NUM_COMPARED]:
+        # As good as the third best so far, or it is not selected: building ends as soon as that is clear.
         below = sorted(values.values())[NUM_FULL - 1] if len(values) >= NUM_FULL else inf
         if built := builder.build(rule_of(proxy, template), below=below):
             values[template] = built.value

@@ -104,13 +104,14 @@ class Builder:
         events = [(0, rank) for rank in range(num_ranks)]
         while events:
             now, rank = heappop(events)
-            if free[rank] > now:
+            if free[rank] > now:  # busy: the end of what it runs wakes it
                 continue
             late = stages[rank][-1]
             found = []  # [2] (start, letter)
             for stage in stages[rank]:
                 letter = 3 * stage
                 count, coming = counts[letter], arrivals[letter]
+                # Otherwise the ranks could wait for memory for ever, see the module's docstring.
                 has_way_out = stage == late or count - counts[3 * late] < most_between[rank]
                 if has_way_out and count < len(coming) and activation[stage] <= room[rank]:  # [1]
                     found.append((coming[count] if coming[count] > now else now, letter))
@@ -118,6 +119,7 @@ class Builder:
                 count, coming = counts[letter], arrivals[letter]
                 if count < len(coming):
                     found.append((coming[count] if coming[count] > now else now, letter))
+                # W reads what I left on the same rank, so it can start at once.
                 if counts[letter + 1] < count:
                     found.append((now, letter + 1))
             if not found:
@@ -126,6 +128,7 @@ class Builder:
             if start > now and not patience:  # until then something more urgent may come
                 heappush(events, (start, rank))
                 continue
+            # A window begins with the rank's first action, so idle time before it does not count.
             if start > free[rank] and (orders[rank] or not problem.is_window):
                 spare[rank] -= start - free[rank]
             if spare[rank] <= 0:
@@ -136,12 +139,13 @@ class Builder:
             counts[letter] += 1
             room[rank] -= changes[letter]
             orders[rank].append(letter)
+            # `waits_for` lists what another stage sends; the last stage's I reads its own F.
             reader = letter + 1 if letter == last_forward else readers[letter]
             if reader >= 0:
                 arrival = end + lags[reader]
                 arrivals[reader].append(arrival)
                 other = home[reader // 3]
-                if other != rank and free[other] <= arrival:
+                if other != rank and free[other] <= arrival:  # if it is busy longer, the end of what it runs wakes it
                     heappush(events, (arrival if arrival > now else now, other))  # [4]
             heappush(events, (end, rank))
         return Built(value=max(map(sub, free, first)), orders=tuple(map(tuple, orders)))

@@ -25,6 +25,7 @@ def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | N
     ends = ends_of(problem, orders)
     if ends is None:
         return None
+    # Each letter's last end: a rank's last action may be any of its ops.
     last = [max(ends[letter][-1] for letter in set(order)) for order in orders]
     first = [ends[order[0]][0] - problem.durations[order[0]] for order in orders]
     return Figures(

@@ -37,6 +37,7 @@ def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
     if schedule is None or schedule.placement.workers() != problem.rank:
         return
     yield schedule
+    # With equal times and no transfers the family's usual schedule is the one for these costs.
     is_even = len(set(problem.durations)) == 1 and not any(problem.lags)
     known = signature(REGISTRY[name]).parameters.keys()
     if not is_even and {"costs", "latency"} <= known:
@@ -92,7 +93,7 @@ def _letters(problem: Problem, schedule: Schedule) -> Letters | None:
     stages = placement.pipelines[0].stages
     if len(placement.pipelines[0].microbatches) != problem.num_microbatches:
         return None
-    place = {stage: 3 * i for i, stage in enumerate(stages)}
+    place = {stage: 3 * i for i, stage in enumerate(stages)}  # stages in forward order are numbered like the problem's
     if any(action.op not in LETTERS_OF_OP for _, action in schedule.actions()):
         return None
     return tuple(

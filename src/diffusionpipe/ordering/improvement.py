@@ -84,9 +84,11 @@ class Improver:
             step += 1
             found = self._move(current, path, random)
             if found is None:
+                # The path has no two neighbours on a rank. Ties are drawn, so another one may have.
                 path = self._critical_path(current, ends, worst, random)
                 continue
             rank, order = found
+            # The order after its repairs may be the one that there was.
             if not self._is_legal(order, rank) or order == current[rank]:
                 continue
             old, current[rank] = current[rank], order
@@ -95,6 +97,7 @@ class Improver:
                 current[rank] = old
                 continue
             candidate, at = self._value(current, reached)
+            # Metropolis: a worse order is taken with the probability exp(- difference / heat).
             if candidate > value and (heat <= 0 or random.random() >= exp((value - candidate) / heat)):
                 current[rank] = old
                 continue
@@ -145,6 +148,7 @@ class Improver:
             comes_from_other = before >= 0 and ends[before][k] + lags[letter] == start
             if place:
                 previous = orders[rank][place - 1]
+                # Which occurrence of its letter the previous action is: as many as come before `place`, less one.
                 j = bisect_left(places[rank][previous], place) - 1
                 if ends[previous][j] == start and not (comes_from_other and random.random() < 0.5):
                     place, letter, k = place - 1, previous, j
@@ -197,6 +201,7 @@ class Improver:
             letter = order[place]
             if held + changes[letter] > limit:
                 repairs += 1
+                # 0 is "none", as a later place is at least 1.
                 later = self._next_release(order, place, counts) if repairs <= MAX_REPAIRS else 0
                 if not later:
                     return False
@@ -204,6 +209,7 @@ class Improver:
                 continue
             held += changes[letter]
             counts[letter] += 1
+            # Its op before: I needs the F of its micro-batch, W its I.
             if letter % 3 and counts[letter] > counts[letter - 1]:
                 return False
             place += 1

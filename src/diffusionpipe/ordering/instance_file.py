@@ -176,6 +176,7 @@ def _described(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
     """
     problems: dict[KeyPath, str] = {}
     for error in errors:
+        # A number is tried as whole and as decimal, and pydantic reports both under names of their own.
         path = tuple(part for part in error["loc"] if part not in _BRANCHES)
         if path not in problems:
             problems[path] = f"{_name(path)}{_reason(error, path)}" if len(problems) < MAX_PROBLEMS else ""
@@ -223,6 +224,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]|[^\s\[\]{}:,"]+')
 
 def _lines(text: str) -> dict[KeyPath, int]:
     """The line of every value of a sound JSON text, by its path."""
+    # The text is sound JSON, so tokens tell where values are: no second parser is needed.
     found: dict[KeyPath, int] = {}
     path: list[str | int] = []
     kinds: list[str] = []
@@ -234,13 +236,13 @@ def _lines(text: str) -> dict[KeyPath, int]:
         if word == ":":
             path[-1] = str(json.loads(key))
         elif word == ",":
-            last = path[-1]
+            last = path[-1]  # the next place of a list, or the next key of an object
             path[-1] = last + 1 if isinstance(last, int) else ""
         elif word in "]}":
             path.pop()
             kinds.pop()
         else:
-            is_key = bool(kinds) and kinds[-1] == "{" and path[-1] == ""
+            is_key = bool(kinds) and kinds[-1] == "{" and path[-1] == ""  # "" as the last part: a key comes next
             key = word
             if not is_key:
                 found.setdefault(tuple(path), line)

@@ -36,9 +36,10 @@ def levels(instance: Instance, problem: Problem) -> list[Problem]:
     levels = {_quantized(problem, problem.limits): None}
     for step in sorted(_steps(p, m), reverse=True):
         if step <= least:
+            # In the same proportion as the given limits, with room for `step` micro-batches on the poorest rank.
             limits = [min(int(step * part / least * need), m * need) for part, need in zip(given, needs, strict=True)]
             levels[_quantized(problem, limits)] = None
-            levels[_quantized(problem, [step * need for need in needs])] = None
+            levels[_quantized(problem, [step * need for need in needs])] = None  # room for `step` on every rank
     return [replace(problem, limits=limits) for limits in levels]
 
 
@@ -54,6 +55,7 @@ def _quantized(problem: Problem, limits: Sequence[int]) -> tuple[int, ...]:
     found = []
     for rank, limit in enumerate(limits):
         amounts = [amount for s in problem.stages_of(rank) for amount in (problem.activation[s], problem.kept[s])]
+        # All that is held is a multiple of the unit. Limits that admit the same orders become one level.
         unit = gcd(*amounts)
         found.append(limit // unit * unit if unit else limit)
     return tuple(found)

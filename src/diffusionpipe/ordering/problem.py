@@ -94,6 +94,7 @@ def problem_of(instance: Instance, placing: Placing) -> Problem:
     lags = [0] * (3 * len(stages))
     for stage in range(1, len(stages)):
         if rank[stage - 1] != rank[stage]:
+            # F of this stage, and I of the one before, which reads its gradient.
             lags[3 * stage] = lags[3 * stage - 2] = int(comm * time_scale)
     return Problem(
         placing=placing,

@@ -75,6 +75,7 @@ def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
     for problem in problems:
         families = cache(partial(families_of, problem))
         for level in levels(instance, problem)[:max_levels]:
+            # No order within this level can beat the best one.
             if found and found.best.value <= max(bound, lower_bound(level)):
                 continue
             best = _best_at(level, families, instance.seconds)
@@ -135,7 +136,7 @@ def _is_improvable(problem: Problem) -> bool:
 
 
 def _round_length(problem: Problem) -> int:
-    return min(ROUND, _most_letters(problem) // (2 * (problem.num_actions + STEP)))
+    return min(ROUND, _most_letters(problem) // (2 * (problem.num_actions + STEP)))  # at least two rounds must fit
 
 
 def _most_letters(problem: Problem) -> int:
@@ -150,6 +151,7 @@ def _improved(problem: Problem, ranked: Sequence[CandidateOrders], target: int, 
     best = squeezed(problem, ranked[0])
     cost = problem.num_actions + STEP
     length = _round_length(problem)
+    # In steps; each simulates all letters once.
     left = int(min(_most_letters(problem), float(seconds) * LETTERS_PER_SECOND)) // cost
     improver, heat = Improver(problem), HEAT * sum(problem.durations) / len(problem.durations)
     for number in range(MAX_ROUNDS):

@@ -102,7 +102,9 @@ def templates_of(problem: Problem) -> tuple[Template, ...]:
 def rule_of(problem: Problem, template: Template) -> Rule:
     """The rule that a template gives with the problem's times and memory."""
     ways, m = Ways(problem), problem.num_microbatches
+    # The least time in which the busiest rank ends a micro-batch.
     period = max(problem.work(rank) for rank in range(problem.num_ranks)) / m
+    # The way back begins where the way down ends, so its keys are counted on from there.
     turn = template.forward * ways.arrival[-1]
     keys: list[list[float]] = []
     for stage in range(problem.num_stages):
@@ -128,6 +130,7 @@ def drawn_rule(problem: Problem, random: Random) -> Rule:
     period = max(problem.work(rank) for rank in range(problem.num_ranks)) / problem.num_microbatches
     keys = []
     for letter_keys in rule.keys:
+        # The difference of two draws: small shifts are likelier than large ones, to either side.
         shift = (random.random() - random.random()) * period * SHIFT
         keys.append([key + shift for key in letter_keys])
     leads = []

@@ -67,11 +67,13 @@ def communicate(
     graph = graph or graph_of(schedule)
     order = message_order(schedule, graph, lookahead=lookahead, rooms=rooms)
     rank = order.ranks(_reached(schedule, graph, timeline))
+    # Messages get their numbers in this order, so a message's slot is also its place among all messages.
     placed = [(behind, order.message(index)) for behind, index in order.placed(rank)]
     entries = _compute_entries(schedule, graph, rank)
     stages = schedule.placement.stages
     for slot, (behind, message) in enumerate(placed):
         send, recv = ends(message, slot)
+        # The middle number puts messages after the computes and reductions of their place.
         entries[stages[message.source].worker].append(((behind, 1, slot), send))
         entries[stages[message.destination].worker].append(((behind, 1, slot), recv))
     for worker in entries:
@@ -99,6 +101,7 @@ def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Secon
         raise ScheduleError([f"the timeline is another schedule's: it lacks {', '.join(missing[:5])}"])
     reached: list[Seconds] = [0]
     for event in range(1, len(graph)):
+        # A measured timeline has clock errors, which must not put an action before one that it waits for.
         before = max(reached[graph.first[event]], reached[graph.second[event]])
         reached.append(max(before, ends_in_time.get(event, before)))
     return reached
@@ -115,7 +118,7 @@ def _compute_entries(
     stages, entries = schedule.placement.stages, []
     reductions = defaultdict[tuple[int, int], list[int]](list)  # (block, turn) -> the key on each worker
     for order, events in zip(schedule.orders, graph.events, strict=True):
-        key, keyed, turns = -1, [], Counter[int]()
+        key, keyed, turns = -1, [], Counter[int]()  # -1: before the first compute
         for i, (action, event) in enumerate(zip(order, events, strict=True)):
             block = stages[action.stage].weights
             if action.op in TIMED_OPS:
@@ -125,6 +128,8 @@ def _compute_entries(
                 turns[block] += 1
             keyed.append(((key, 0, i), action))
         entries.append(keyed)
+    # Larger than any place in an order. So reductions that are shared come after a worker's own actions with the same
+    # key, and by their blocks, alike on all workers.
     behind = max(map(len, schedule.orders))
     for keyed in entries:
         turns = Counter[int]()

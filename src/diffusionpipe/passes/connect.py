@@ -21,6 +21,7 @@ def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
     """
     stages = schedule.placement.stages
     for number, pipeline in enumerate(schedule.placement.pipelines):
+        # In forward order: a block's place in it says whether an edge leads ahead or back.
         home = {stages[stage].weights: stage for stage in pipeline.stages}
         touching = [edge for edge in edges if edge.producer in home or edge.consumer in home]
         missing = {block for edge in touching for block in (edge.producer, edge.consumer)} - set(home)
@@ -33,6 +34,7 @@ def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
         for probe in (other for other in schedule.placement.pipelines if other.probes(pipeline)):
             at = {stages[stage].weights: stage for stage in probe.stages}
             own += [replace(edge, producer=at[edge.producer], consumer=home[edge.consumer]) for edge in back]
+        # A probe trains nothing, so no gradients return over its edges.
         if pipeline.is_probe:
             own = [replace(edge, gradients=()) for edge in own]
         schedule = connect(schedule, own, pipeline=number)

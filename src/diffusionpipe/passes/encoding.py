@@ -74,6 +74,7 @@ def _rows(
         raise ConfigError(f"max_chunk={max_chunk}, num_layers={num_layers}: at least 1 and at least 0 are needed")
     num_workers, batch = placement.num_workers, placement.num_samples
     if shares is None:
+        # Borders are rounded down, so the parts differ by one sample at most and leave no gap.
         borders = [batch * worker // num_workers for worker in range(num_workers + 1)]
         parts = {worker: Range(borders[worker], borders[worker + 1]) for worker in range(num_workers)}
     else:

@@ -70,6 +70,7 @@ def insert_fills(
     )
     orders = list(schedule.orders)
     all_fills = list(schedule.fills)
+    # Batches up to the one of the leading forwards are being read; the next one is the first whose rows are free.
     reading = Reading(lead=schedule.lead + 1) if schedule.lead else PRESENT
     for worker in workers:
         orders[worker] = _merged(orders[worker], fills[worker], encoders[worker], all_fills, reading)
@@ -149,6 +150,7 @@ def encoding_of(schedule: Schedule) -> Schedule:
     `schedule` encodes each batch before its first forward.
     """
     placement = schedule.placement
+    # As if it worked ahead: then no action of this iteration is waited for or waits, and trained stages only receive.
     pipelines = tuple(replace(p, is_ahead=Op.ENCODE in p.ops) for p in placement.pipelines)
     return prologue(replace(schedule, placement=replace(placement, pipelines=pipelines)))
 

@@ -99,10 +99,12 @@ def message_order(
     for of_edge in feeds(schedule):
         crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
         ends = [(events.computes[f.source, f.op], events.computes[f.destination, f.op]) for f in crossing]
+        # Gradients flow for the same micro-batches as activations.
         numbers = crossing[0].numbers if crossing else range(0)
         for place, microbatch in enumerate(numbers):
             for number, (feed, (producers, consumers)) in enumerate(zip(crossing, ends, strict=True)):
                 contents.append((feed, microbatch))
+                # `graph.transfers` lists feed by feed, and this loop goes micro-batch by micro-batch.
                 transfers.append((graph.transfers[known + number * len(numbers) + place],))
                 bounds.append((producers[microbatch], windows[consumers[microbatch]]))
         known += len(crossing) * len(numbers)
@@ -134,6 +136,8 @@ def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]
         own: list[int] = []  # computes so far
         for action, event in zip(order, events, strict=True):
             if action.op in COMPUTE_OPS:
+                # With a lookahead of 1 the message may come when the last compute but one has ended: it travels during
+                # the last one.
                 windows[event] = own[-1 - lookahead] if len(own) > lookahead else START
                 own.append(event)
             elif action.op in TIMED_OPS:
@@ -180,6 +184,8 @@ def _together(brought: Sequence[_Brought], events: _Events) -> _Encoded:
     group = [flow for flow, _ in brought]
     message = Message(
         source=group[0].source,
+        # Any stage of the worker would do: rows of frozen outputs belong to the worker. The lowest one is always the
+        # same.
         destination=min(flow.destination for flow in group),
         microbatch=group[0].microbatch,
         samples=Range(min(flow.samples.start for flow in group), max(flow.samples.stop for flow in group)),
@@ -197,7 +203,7 @@ def _together(brought: Sequence[_Brought], events: _Events) -> _Encoded:
 def _overlapping(group: Sequence[_Brought]) -> list[list[_Brought]]:
     """The flows in sets that share rows; rows that only touch, as those of two micro-batches, stay apart."""
     found: list[list[_Brought]] = []
-    stop = -1
+    stop = -1  # below all starts: the first flow begins a set
     for flow, event in sorted(group, key=lambda one: (one[0].samples.start, one[0].samples.stop)):
         if flow.samples.start >= stop:
             found.append([])

@@ -45,6 +45,7 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
         position = 0
         for block in sorted(index, key=lambda block: (complete[block], block)):
             if is_data_parallel or holders[block] > 1:
+                # Not before a block that is complete earlier: all workers have their reductions in one order.
                 position = max(position, index[block])
                 behind[position].append(Action(stage=order[index[block]].stage, op=Op.REDUCE_GRAD))
         orders.append(tuple(a for i, action in enumerate(order) for a in (action, *behind[i])))

@@ -102,6 +102,7 @@ def _check_numbers(placement: Placement, replicas: Sequence[int]) -> None:
     for pipeline in placement.pipelines:
         for stage_id in pipeline.stages:
             share, parts = placement.stages[stage_id].share, replicas[stage_id]
+            # Each replica handles size x (width of the share) / parts samples, which must be a whole number.
             unit = Fraction(parts) / (share.stop - share.start)
             wrong = sorted({size for size in pipeline.microbatches if (size / unit).denominator != 1})
             if wrong:

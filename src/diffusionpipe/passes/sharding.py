@@ -107,6 +107,7 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
     open_spans: dict[int, _Span] = {}
     for number, (block, start, stop) in enumerate(runs):
         span = open_spans.get(block)
+        # It would be gathered again, `prefetch` runs ahead, no later than it is dropped, after its last run.
         if span is None or number - span.last > 1 + prefetch:
             span = open_spans[block] = _Span(order[start].stage, number, number)
             spans.append(span)
@@ -116,6 +117,7 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
     behind: dict[int, list[Action]] = defaultdict(list)
     for span in spans:
         ahead = span.first - prefetch
+        # At the start, beside frozen work, where fewer runs come before.
         before[runs[ahead][1] if ahead > 0 else 0].append(Action(stage=span.stage, op=Op.UNSHARD))  # [3]
         end = behind[runs[span.last][2] - 1]
         end.append(Action(stage=span.stage, op=Op.RESHARD))

@@ -78,6 +78,8 @@ def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Sched
     if versions is Versions.DELAYED and delay < lead:
         stages = len({window.placement.stages[stage].weights for stage, _ in leads})
         turn = turn_of(window)
+        # Forwards lead by (forwards ahead) / (micro-batches) batches, rounded up. A worker that holds h forwards runs h
+        # - turn ahead, and both numbers are multiples of `turn`.
         needed = turn * -(-(max(forwards_held(window)) // turn - 1) // delay)
         raise ConfigError(
             f"a delay of {delay} needs at least {needed} micro-batches for {stages} stages; use more, or delay = {lead}"

@@ -141,5 +141,6 @@ def compare_families(
         results.append(measure(name, schedule, costs))
     if not results:
         raise ConfigError("\n".join(f"{name}: {why}" for name, why in undefined.items()))
+    # Rounded, so that makespans of floats that differ by their last bits alone are ordered by memory.
     results.sort(key=lambda result: (round(result.makespan, 9), result.peak, result.weights, result.name))
     return FamilyComparison(results=tuple(results), undefined=undefined)

@@ -50,9 +50,12 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
         between = [after - before for before, after in pairwise(ends)]
         # The last batches have no others behind them, and their windows encode none.
         between = between[: len(between) - window.num_workers - window.lead]
+        # A period counts if the last half of the batches repeats it, and at least four repetitions are seen: shorter
+        # runs of equal times may be chance.
         for length in range(1, len(between) // 4 + 1):
             tail = between[-max(4 * length, len(between) // 2) :]
             if _are_equal(tail[length:], tail[:-length]):
+                # Whole periods alone, so the mean is exact.
                 return _steady(timeline, window.num_workers, batches, between[-length:])
         if 2 * batches > MOST_BATCHES:
             return _steady(timeline, window.num_workers, batches, between[len(between) // 2 :])
@@ -62,12 +65,14 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
 def _steady(timeline: Timeline, workers: int, batches: int, between: Sequence[Fraction]) -> Steady:
     """The mean of these times between ends, and the idle part of it."""
     period = sum(between, Fraction(0)) / len(between)
+    # Every batch has the same work, so all of the timeline's may be divided, start and end included.
     busy = sum((Fraction(timeline.busy(worker)) for worker in range(workers)), Fraction(0)) / batches
     return Steady(period=period, bubble=1 - busy / (workers * period))
 
 
 def first_batches(window: Schedule) -> int:
     """The number of batches with which `steady` begins: enough for most windows to repeat."""
+    # `steady` leaves out the last `num_workers + lead` batches, so the number begins with them.
     return 4 + window.num_workers + window.lead + -(-16 * window.num_workers // window.num_microbatches())
 
 

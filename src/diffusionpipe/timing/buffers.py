@@ -56,6 +56,7 @@ class Moving:
 
     def most(self, start: Seconds, end: Seconds) -> Bytes:
         """The largest sum of activations and messages in bytes from `start`, always included, to before `end`."""
+        # The last change at or before `start`: its sum still holds there.
         first = bisect_right(self.times, start) - 1
         return max(map(sum, self.held[max(first, 0) : max(first + 1, bisect_left(self.times, end))]), default=0)
 
@@ -84,6 +85,7 @@ def moving_through(
     """
     changes: list[dict[Seconds, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(schedule.num_workers)]
     held = [0] * schedule.num_workers
+    # Samples say the bytes held from their time on; changes at equal times are added up, so differences are needed.
     for sample in sorted(timeline.memory, key=lambda sample: sample.time):
         changes[sample.worker][sample.time][0] += sample.held - held[sample.worker]
         held[sample.worker] = sample.held
@@ -103,6 +105,7 @@ def moving_through(
 def _summed(changes: Mapping[Seconds, Sequence[int]], messages: Bytes) -> Moving:
     """The sum that is held after each change; `messages`: the bytes of messages that are there all the time."""
     times = sorted(changes)
+    # One sum more than there are changes: before the first change, at minus infinity.
     sums = accumulate(((changes[time][0], changes[time][1]) for time in times), _added, initial=(0, messages))
     return Moving((float("-inf"), *times), tuple(sums))
 
@@ -122,6 +125,7 @@ def two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]:
     for pipeline in placement.pipelines:
         for edge in pipeline.edges:
             source, destination = placement.stages[edge.producer], placement.stages[edge.consumer]
+            # Frozen outputs lie in rows of the batch, which `timing.memory` counts for the whole iteration.
             if source.worker == destination.worker or placement.is_frozen(edge.producer):
                 continue
             size = max(pipeline.microbatches)
@@ -159,9 +163,10 @@ def _buffers(
             yield worker, posted[slot], start, num_bytes
             if message.is_gradient:
                 producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
+                # Until its last reader on this worker starts, the gradient is already counted as handed on.
                 since = max(producer.end, handed_on.get((message.source, message.microbatch), producer.end))
                 end = spans[drops[slot]].start if slot in drops else makespan
-                yield producer.worker, since, max(end, since), num_bytes
+                yield producer.worker, since, max(end, since), num_bytes  # `max`: it may be dropped before that
 
 
 def _handed_on(schedule: Schedule, sizes: Mapping[str, Bytes]) -> Iterator[tuple[int, int, Bytes, Op, tuple[int, ...]]]:
@@ -173,6 +178,7 @@ def _handed_on(schedule: Schedule, sizes: Mapping[str, Bytes]) -> Iterator[tuple
     placement = schedule.placement
     for pipeline in placement.pipelines:
         op = backward_op(pipeline)
+        # Without a backward nothing is handed on.
         if op is None:
             continue
         for stage in pipeline.stages:
@@ -200,10 +206,11 @@ def _dropped(
                     sends[message.source, message.microbatch, name].append(slot)
     for (stage, microbatch, name), slots in sends.items():
         op = backward_op(placement.pipeline_of(stage))
+        # One receiver without news is enough: the tensor stays until the backward, with the others.
         if op is None or any(slot not in drops for slot in slots):
             continue
         span = spans[Action(stage=stage, op=op, microbatch=microbatch)]
-        start = max(spans[drops[slot]].start for slot in slots)
+        start = max(spans[drops[slot]].start for slot in slots)  # the last of its receivers decides
         end = span.end if op is Op.B else span.start  # what I leaves for W is there from its start on
         if start < end:
             yield span.worker, start, end, len(placement.samples(stage, microbatch)) * sizes.get(name, 0)

@@ -44,6 +44,7 @@ class Times:
 
     def start(self, event: int) -> Seconds:
         """The start of an event in seconds: the later end of the two that it waits for, or its host's start."""
+        # A comparison in place of `max`, here and below: searches ask for the times of millions of events.
         first, second = self.ends[self.graph.first[event]], self.ends[self.graph.second[event]]
         later = second if second > first else first
         return max(later, self.issues[event][0]) if self.issues else later
@@ -75,6 +76,8 @@ class Times:
             path.append(event)
             first, second = graph.first[event], graph.second[event]
             before = second if ends[second] > ends[first] else first
+            # It waited for its host. An issue is not an event (`timing.issues`), so the path cannot be followed
+            # further.
             if self.issues and (ends[event] == self.issues[event][1] or self.start(event) > ends[before]):
                 break
             event = before
@@ -87,12 +90,13 @@ class Times:
         """
         first, second, ends = self.graph.first, self.graph.second, self.ends
         latest = [makespan] * len(ends)  # of ends at first, of starts in the end
+        # Numbers grow along all waits, so those who wait for an event have set its latest end before its turn.
         for event in range(len(ends) - 1, START, -1):
             a, b = first[event], second[event]
             if self.issues:
                 begun = self.start(event)
             else:
-                begun, arrival = ends[a], ends[b]
+                begun, arrival = ends[a], ends[b]  # as `start`, without a call for each event
                 if arrival > begun:
                     begun = arrival
             start = latest[event] - (ends[event] - begun)
@@ -139,7 +143,9 @@ def ends_of(
     """
     ends = list(before)
     append, known = ends.append, len(ends)
+    # An event waits for smaller numbers only, so the ends before the first change are still right.
     rows = zip(graph.first[known:], graph.second[known:], durations[known:], strict=True)
+    # A loop for each case: the usual one, without hosts and waking, has no branch but the comparison.
     if issues:
         for (first, second, duration), issue, is_on_host in zip(
             rows, issues[known:], graph.is_on_host[known:], strict=True
@@ -153,8 +159,11 @@ def ends_of(
         return ends
     for (first, second, duration), is_on_host in zip(rows, graph.is_on_host[known:], strict=True):
         start, arrival = ends[first], ends[second]
+        # `first` is the event before it on its host, so a later arrival means that the host waited.
         if arrival > start:
             extra = wake_time(waking, arrival - start, duration) if is_on_host else 0
+            # Duration and extra time are added first: with an extra time of 0, the end equals the one without waking to
+            # the last bit.
             append(arrival + (duration + extra))
         else:
             append(start + duration)
@@ -201,6 +210,8 @@ def ends_with_rooms(
         arrival = ends[second]
         if event in room_before:
             room = room_before[event]
+            # The room's work may begin as soon as the host is free; the input that the action waits for does not matter
+            # to it.
             free = ends[graph.first[room]]
             ends[room] = free + decide(event, room, free, arrival)
         start = ends[first]

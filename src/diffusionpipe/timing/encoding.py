@@ -26,6 +26,7 @@ def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]
         layers: the block of the stage, the layers of the frozen part.
         fills: all fills of the stage, in the order in which they run.
     """
+    # Fills of the same layers on equally many samples hold equally much, and counting walks through all layers.
     known: dict[tuple[Range, int], Bytes] = {}
     ends: dict[int, Bytes] = defaultdict(int)
     carried, found = 0, list[tuple[Bytes, Bytes]]()
@@ -39,6 +40,7 @@ def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]
             size = profile.graph.tensor(name).num_bytes * len(fill.samples)
             carried += size
             ends[last] += size
+        # The fill has run: tensors that it was the last to read go.
         carried -= ends.pop(index, 0)
         found.append((running, carried))
     return found
@@ -53,6 +55,7 @@ def _last_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) 
     parts = {fill.layers for fill in fills}
     read = {part: _names(profile, layers, part, "reads") for part in parts}
     written = {part: _names(profile, layers, part, "writes") for part in parts}
+    # Raw inputs and the outputs that only trained stages read are not in here: they count among the frozen outputs.
     read_later = {
         part: written[part] & _names(profile, layers, Range(part.stop, len(layers)), "reads") for part in parts
     }
@@ -62,10 +65,13 @@ def _last_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) 
         left: dict[str, int] = {}
         if read_later[fill.layers]:
             if fill.samples not in latest_first:
+                # Each fill that has any of these samples, the last one first: the first that reads a tensor below is
+                # its last reader.
                 same = {i for sample in range(fill.samples.start, fill.samples.stop) for i in of_sample[sample]}
                 latest_first[fill.samples] = sorted(same, reverse=True)
             later = [i for i in latest_first[fill.samples] if fills[i].layers.start >= fill.layers.stop]
             for name in sorted(read_later[fill.layers]):
+                # There is one: legal fills run all layers on all samples.
                 left[name] = next(i for i in later if name in read[fills[i].layers])
         found.append(left)
     return found

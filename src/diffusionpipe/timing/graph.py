@@ -33,6 +33,7 @@ from diffusionpipe.timing.work import NOTHING, Compute, Encode, Gather, Reduce, 
 START = 0
 """The event at which the iteration starts."""
 
+# Their spans are the transfer's own: on a machine whose host waits for them, they do not wake up slower after a wait.
 _TRANSFERS = MESSAGE_OPS | {Op.REDUCE_GRAD, Op.UNSHARD}
 
 
@@ -90,7 +91,7 @@ class _Builder:
 
     def __init__(self, schedule: Schedule, machine: Machine) -> None:
         self.schedule, self.machine = schedule, machine
-        self.waits: list[list[int]] = [[]]
+        self.waits: list[list[int]] = [[]]  # event 0 is the start and waits for nothing
         self.work: list[int] = [0]
         self.is_on_host: set[int] = set()
         self.weights = [stage.weights for stage in schedule.placement.stages]
@@ -126,12 +127,15 @@ class _Builder:
         gathered: dict[int, int] = {}  # block -> the gather whose reader comes
         turns = Counter[int]()  # block -> its reductions so far
         for position, action in enumerate(self.schedule.orders[worker]):
+            # Only the worker's own work can be put off for other work, so transfers have no room before them.
             if has_rooms and action.op in TIMED_OPS:
                 host = self.add(self.index_of(Room(worker, position)), [host])
             if action.op in COMPUTE_OPS:
                 waits = [host]  # [1]
+                # This list is the event's own: the gather below and `add_feeds` later append to it.
                 event = host = self._compute(action, waits)
                 is_on_host.add(event)
+                # Only the first compute after a gather waits for it: the others come after this one on the same host.
                 if gathered and (gather := gathered.pop(self.weights[action.stage], None)) is not None:
                     waits.append(gather)
                 events.append(event)
@@ -139,12 +143,14 @@ class _Builder:
             event = self._event(action, turns)
             queue = self.machine(self.schedule, worker, action)
             if queue == HOST:
+                # In front: `Graph.first` of work on a host is the event before it there. A message's other end may have
+                # put waits in already.
                 self.waits[event].insert(0, host)
                 if action.op not in _TRANSFERS:
                     is_on_host.add(event)
                 host = event
             else:
-                last, issued_behind = ends.get(queue, (START, -1))
+                last, issued_behind = ends.get(queue, (START, -1))  # -1 differs from every host's event, START included
                 if issued_behind != host:  # else what was issued before it has waited for the host
                     self.waits[event].append(host)
                 self.waits[event].append(last)
@@ -201,6 +207,7 @@ class _Builder:
         turns[block] += 1
         event = self.reduction_of_block.get(key)
         if event is None:
+            # Its work, 0 for now, lists all stages that meet; `numbered` sets it when all orders are read.
             event = self.reduction_of_block[key] = self.add(0, [])
         self.reduced[event] += (stage,)
         return event
@@ -271,6 +278,7 @@ class _Builder:
             elif len(waits) == 2:
                 one, other = number[waits[0]], number[waits[1]]
             else:
+                # Without doubles, the host's event still first.
                 one, *rest = dict.fromkeys(number[other] for other in waits)
                 while len(rest) > 1:  # [3]
                     first.append(rest.pop())
@@ -278,7 +286,7 @@ class _Builder:
                     work.append(0)
                     is_on_host.append(False)
                     rest.append(len(first) - 1)
-                other = rest[0] if rest else START
+                other = rest[0] if rest else START  # all waits may be one and the same event
             number[event] = len(first)
             first.append(one)
             second.append(other)
@@ -307,6 +315,7 @@ class _Builder:
                 event = self.message_of_slot[slot]
                 self.waits[event].append(event)  # it waits for an end that never comes
         readers: list[list[int]] = [[] for _ in self.waits]
+        # Kahn's algorithm: an event is in the order as soon as all that it waits for are.
         counts = [len(waits) for waits in self.waits]
         for event, waits in enumerate(self.waits):
             for other in waits:
@@ -337,5 +346,7 @@ class _Builder:
                     if queue == HOST:
                         yield f"worker {worker} waits at {action} for its inputs"
                     elif not counts[issued_behind]:
+                        # Only the head of a queue that its host has come to: all others wait for one that is named
+                        # already.
                         yield f"worker {worker} has {action} at the head of its stream {queue}"
                     break

@@ -53,7 +53,7 @@ def peak_of(changes: Iterable[Change]) -> Bytes:
     """The most bytes that a worker holds whose actions make these changes, one after the other."""
     held = peak = 0
     for start, end in changes:
-        held += start
+        held += start  # faster than `max`
         if held > peak:
             peak = held
         held += end
@@ -94,6 +94,7 @@ def most_in_waits(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]], time
     for events, changes in zip(times.graph.events, changes_by_order(schedule, sizes), strict=True):
         held, most, reached = 0, 0, 0.0
         for event, (taken, given_back) in zip(events, changes, strict=True):
+            # Only the worker's own work: transfers beside it make no wait.
             if not times.graph.is_on_host[event]:
                 continue
             if held > most and times.start(event) > reached:

@@ -34,7 +34,7 @@ def blocks_of(steps: int) -> tuple[Range, ...]:
     >>> [len(block) for block in blocks_of(20)], [len(block) for block in blocks_of(11)]
     ([4, 4, 4, 4, 4], [3, 3, 3, 2])
     """
-    count = isqrt(steps - 1) + 1
+    count = isqrt(steps - 1) + 1  # the square root, rounded up
     size, more = divmod(steps, count)
     starts = [number * size + min(number, more) for number in range(count + 1)]
     return tuple(Range(start, stop) for start, stop in pairwise(starts))

@@ -45,6 +45,7 @@ def march(
     places = [0] * len(orders)
     awake = list(range(len(orders)))
     while awake:
+        # Any worker that is awake may be next: ends depend on the orders alone, so the times come out the same.
         worker = awake.pop()
         order, clock = orders[worker], clocks[worker]
         place, stop = places[worker], len(order)
@@ -54,6 +55,7 @@ def march(
             before = waits_for[letter]
             if before >= 0:
                 other = ends[before]
+                # The other letter's occurrence with this number has not happened yet.
                 if len(other) <= len(done):
                     sleeper[before] = worker  # [1]
                     break
@@ -68,6 +70,7 @@ def march(
                 sleeper[letter] = _NOBODY
             place += 1
         clocks[worker], places[worker] = clock, place
+    # Workers that still sleep wait for each other: nothing is left that could wake them.
     if any(place < len(order) for place, order in zip(places, orders, strict=True)):
         return None
     return ends

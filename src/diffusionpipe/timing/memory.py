@@ -122,10 +122,13 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
     graph, workload, ledger = case.graph, case.workload, case.ledger
     trained = {name for _, layers in case.trained(worker) for name in layers}
     encoded = {name for _, layers, _ in case.encoded(worker) for name in layers}
+    # Without the bytes of frozen layers that are on their way to the device while fills run.
     kept, staged = ledger.resting_parts(case.blocks[-1])
     names = graph.parameters_of(trained | encoded.intersection(kept))
     staged = staged if encoded else 0
     activations, messages = moving.peak
+    # The fullest moment while fills run may be another than the peak of activations. The bytes beyond that peak count
+    # as workspace, so the items add up to the larger of both.
     workspace = max(_workspace(case, worker), _encoding(case, worker, moving, times) - activations - messages)
     frozen_outputs = _frozen_outputs(case, worker)
 
@@ -147,11 +150,13 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
     if case.mesh.sharded is Sharded.NONE:
         return use(names, copies=copies)
     owners = owners_on_workers(case.schedule, case.blocks, graph, case.mesh).get(worker, {})
+    # Parameters that several workers hold, such as tied ones, have no owner: each copy holds them whole.
     shared = names - owners.keys()
     own: list[set[str]] = [set(shared) for _ in range(case.mesh.parts)]
     for name in names & owners.keys():
         own[owners[name]].add(name)
     if case.mesh.sharded is Sharded.OPTIMIZER:
+        # Weights are whole on every copy, so the others' count without their states. The fullest copy decides.
         return max((use(held, others=names - held, copies=copies) for held in own), key=lambda part: part.total)
     parts = (use(held, gathered=more) for held, more in zip(own, _gathered(case, worker, owners), strict=True))
     return max(parts, key=lambda part: part.total)
@@ -182,6 +187,7 @@ def _gathered_sizes(
             continue
         part = owners.get(parameter.name)
         travels = ledger.gathered(parameter, case.profile.precision)
+        # Narrower on its way than at rest: then a rank holds a narrow copy even of the parameters that it owns.
         is_copied = travels < ledger.stored(parameter)
         all_weights += travels if is_copied or part is not None else 0
         if part is None:
@@ -207,6 +213,7 @@ def _gathered_blocks(schedule: Schedule, worker: int) -> Iterable[tuple[tuple[in
             case Op.RESHARD:
                 whole.discard(block)
             case Op.REDUCE_GRAD:
+                # The block before stops being sent now.
                 pending, sent = pending - {block}, {block}
             case Op.B | Op.I | Op.W:
                 pending.add(block)
@@ -219,6 +226,7 @@ def _workspace(case: _Case, worker: int) -> Bytes:
     placement, profile = case.schedule.placement, case.profile
     needs = [0]
     for index, layers in case.trained(worker):
+        # The largest micro-batch: a layer's needs grow with its samples.
         samples = len(placement.stages[index].share.samples(max(placement.pipeline_of(index).microbatches)))
         needs += [workspace_of(name, samples, profile, case.workload, case.again) for name in layers]
     return max(needs)
@@ -236,10 +244,12 @@ def _encoding(case: _Case, worker: int, moving: Moving, times: _Times) -> Bytes:
         own = [schedule.fills[action.slot] for action in actions if action.slot is not None]
         held = held_by_fills(case.profile, case.blocks[stages[stage].weights], own)
         spans = [times[action] for action in actions]
+        # Trained stages read the outputs of the last fill, which count as frozen outputs.
         following = [start for start, _ in spans[1:]] + [spans[-1][1]]
         for (running, left), (start, end), following_start in zip(held, spans, following, strict=True):
             most = max(most, moving.most(start, end) + running)
             if left:
+                # A trained layer may run between the two fills.
                 most = max(most, moving.most(end, following_start) + left + workspace)
     return most
 

@@ -81,6 +81,7 @@ class Queues:
         joined: list[_Row] = []  # events without work that stand before the one that waits for more than two
         for event in range(START + 1, len(graph)):
             joined.append((event, graph.first[event], graph.second[event]))
+            # Events without work before one that waits for more than two others: they belong to its rows.
             if not (graph.work[event] or graph.is_on_host[event] or event in has_place):
                 continue
             rows[event] = tuple(joined)
@@ -111,12 +112,14 @@ class Queues:
         first, second, sources = [START], [START], [START]  # sources: the events in `graph`, START for joins
         hosts = [START] * len(graph.events)
         num_queues = 1 + max((queue for hop in self.hops for queue in hop.queues), default=0)
+        # -1 is not an event: the first transfer of a queue waits for its host, even where that is at the start.
         queues, issued_behind = [START] * num_queues, [-1] * num_queues
         behind = self._behind(computes)
         pending = iter((*placed, (len(computes), -1)))
         place, transfer = next(pending)
         for index in range(-1, len(computes)):
             events = behind.get(index, ())
+            # Index -1: transfers of frozen outputs that come before all computes.
             for event in (computes[index], *events) if index >= 0 else events:
                 for one, a, b in rows[event]:
                     number[one] = len(first)

@@ -24,6 +24,7 @@ def alternate(
     """
     num_steady = len(forwards) - warm_up
     turns = list(forwards[:warm_up])
+    # As many turns as there are forwards after the warm-up.
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         turns += [forward, backward]
     turns += backwards[num_steady:]

@@ -71,6 +71,8 @@ def depths(edges: Collection[tuple[int, int]], num_stages: int) -> tuple[int, ..
 
     `edges` are (stage, later stage that reads it).
     """
+    # From the last producers to the first. Readers have higher numbers, so their depths are final when they are asked
+    # for.
     found = [1] * num_stages
     for producer, consumer in sorted(edges, reverse=True):
         found[producer] = max(found[producer], 1 + found[consumer])

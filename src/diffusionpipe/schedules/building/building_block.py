@@ -41,7 +41,7 @@ def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[i
     turn = 0
     for hop, wait in zip(hops, (0, *waits), strict=True):
         legs.append(_leg(num_workers, len(legs), turn + wait, hop))
-        turn = max(legs[-1]) + 1
+        turn = max(legs[-1]) + 1  # the next leg begins after the last slot of this one
     return [
         {
             (worker, Op.F): legs[0][worker],
@@ -78,12 +78,13 @@ def _shapes(
     """The shapes that begin with these legs."""
     match hops, waits:
         case (down, up, back, home), (_, last, first, again):
+            # F down, F up, I up, I down.
             spans = [turn + end - start - middle for start, middle, turn, end in zip(*legs, strict=True)]
             yield VShape(hops=(down, up, back, home), waits=(last, first, again), lifespan=max(spans))
             return
     turn = max(legs[-1]) + 1 if legs else 0
-    for wait in range(V_PERIOD) if legs else (0,):
-        for hop in range(1, V_PERIOD + 1) if num_workers > 1 else (1,):
+    for wait in range(V_PERIOD) if legs else (0,):  # nothing waits before the first leg
+        for hop in range(1, V_PERIOD + 1) if num_workers > 1 else (1,):  # with one worker there is no way to stretch
             leg = _leg(num_workers, len(legs), turn + wait, hop)
             # Modulo the period slots repeat every V_PERIOD workers.
             near = range(min(num_workers, V_PERIOD))
@@ -113,6 +114,7 @@ def _repeated(worker: Mapping[tuple[int, Op], int], num_microbatches: int, perio
     waiting: deque[Action] = deque()
     slot = 0
     while taken or waiting:
+        # The slots that F and I leave free belong to the W that wait, in the order of their I.
         if slot in taken:
             action = taken.pop(slot)
             order.append(action)
@@ -167,5 +169,6 @@ def v_work(
         num_microbatches=num_microbatches,
         costs=stages,
         latency=latency,
+        # Enough micro-batches for the pattern to come into its stride.
         limits=(max(peaks(stages, pattern(2 * num_workers + 2))),) * num_workers,
     )

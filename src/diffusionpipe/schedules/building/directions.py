@@ -39,7 +39,7 @@ def merged(
     for number, pipe in enumerate(pipes):
         for microbatch in range(len(pipe.microbatches)):
             unit, index = divmod(microbatch, per_unit)
-            start = 2 * (unit * num_positions + index)
+            start = 2 * (unit * num_positions + index)  # a pipe takes one every second slot
             for position, worker in enumerate(pipe.workers):
                 stage = number * num_positions + position
                 for op, slot in ((Op.F, start + position), (Op.B, start + 2 * num_positions - 1 - position)):

@@ -48,7 +48,7 @@ def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
     """
     network = network_of(work)
     built = sorted((_built(network, variant) for variant in _VARIANTS), key=lambda one: max(one.windows))
-    different = {tuple(one.starts): one.orders for one in built}
+    different = {tuple(one.starts): one.orders for one in built}  # variants often give the same orders
     return [
         [[network.action(number) for number in order] for order in orders]
         for orders in islice(different.values(), _MOST_ORDERS)
@@ -103,6 +103,7 @@ class _Construction:
         p, letters = len(network.limits), len(network.workers)
         self.network, self.variant = network, variant
         self.workers = range(p)
+        # Stages are numbered down and up: worker w has stages w and 2 p - 1 - w, each with the letters of F, I and W.
         self.down, self.up = range(0, 3 * p, 3), range(letters - 3, 3 * p - 3, -3)
         """The letter of F on the way down, and of F on the way up, by worker."""
         self.starts = [_NOT_YET] * network.size
@@ -111,8 +112,9 @@ class _Construction:
         """The number of actions of each letter that are placed, by letter."""
         self.clocks = [0] * p
         self.held = [0] * p
-        self.waiting: list[deque[int]] = [deque() for _ in self.workers]
+        self.waiting: list[deque[int]] = [deque() for _ in self.workers]  # the oldest first
         """The W actions whose I are placed and which are not placed themselves, by worker."""
+        # At least 1: `SplitWork` refuses limits below one micro-batch.
         self.leads = [self._lead(worker) for worker in self.workers]
         self.windows = [self._work(worker) for worker in self.workers]
         """The length of each worker's window so far, all its work and its waits, by worker, in ticks."""
@@ -258,7 +260,7 @@ class _Construction:
         number = letter * network.num_microbatches + self.counts[letter]
         start = max(ready, self.clocks[worker])
         if self.orders[worker]:
-            self.windows[worker] += start - self.clocks[worker]
+            self.windows[worker] += start - self.clocks[worker]  # a window begins with the first action
         self.starts[number] = start
         self.clocks[worker] = start + network.durations[letter]
         self.held[worker] += network.acquires[letter] - network.releases[letter]

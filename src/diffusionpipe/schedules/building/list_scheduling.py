@@ -75,7 +75,7 @@ class _Run:
         self.pipe_of = [pipe for pipe in pipes for _ in pipe.workers]
         self.workers = [worker for pipe in pipes for worker in pipe.workers]
         self.is_first = [position == 0 for pipe in pipes for position in range(len(pipe.workers))]
-        self.is_last = [*self.is_first[1:], True]
+        self.is_last = [*self.is_first[1:], True]  # the stage before another pipe's first, and the very last
         self.urgency, self.times, self.room = urgency, times, list(limits)
         num_workers = 1 + max(self.workers)
         self.orders: list[list[Action]] = [[] for _ in range(num_workers)]
@@ -100,11 +100,12 @@ class _Run:
         """Go to the next moment at which something happens, and start what can be started then."""
         self.time = self.events[0][0]
         touched = set()
+        # First all that happens at this moment, so that a worker chooses among all that it could start then.
         while self.events and self.events[0][0] == self.time:
             _, number, action = heappop(self.events)
             worker = self.workers[action.stage]
             touched.add(worker)
-            if self.running[worker] == action:
+            if self.running[worker] == action:  # an end: an arrival is of an action that is not running yet
                 self.running[worker] = None
                 self._leave(action, number)
             elif action.op is not Op.F or self.room[action.stage]:
@@ -134,6 +135,7 @@ class _Run:
         self._at(end, action)
         for target, op in self._next(action):
             lag = 0 if self.workers[target] == worker else self.times[action.stage].latency
+            # From the end of the action: results for the stage's own worker need no transfer.
             self._at(end + lag, compute_action(target, op, action.microbatch))
 
     def _next(self, action: Action) -> Iterator[tuple[int, Op]]:

@@ -135,6 +135,7 @@ class Network:
         `orders`: the numbers of each worker's actions, in order.
         """
         m, inputs = self.num_microbatches, inputs_of(len(self.workers) // 3)
+        # `waits` counts from start to start, `march` from end to start.
         lags = [
             0 if before == NOTHING else dict(self.waits[letter])[(before - letter) * m] - self.durations[before]
             for letter, before in enumerate(inputs)
@@ -191,6 +192,7 @@ def network_of(work: SplitWork) -> Network:
 
     def join(first: int, second: int, lag: int = 0) -> None:
         waits[second].append(((first - second) * m, durations[first] + lag))
+        # With time reversed an action starts where it ended, so the later one's duration lies between.
         reversed_waits[first].append(((second - first) * m, durations[second] + lag))
 
     for stage in range(last + 1):

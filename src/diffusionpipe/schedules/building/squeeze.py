@@ -51,6 +51,7 @@ def best_squeezed(
             rank = _ranked(times, objective)
             if best is None or rank < best[0]:
                 best = rank, starts
+            # Nothing can be shorter in either time.
             if best[0] == bounds:
                 return network.orders(best[1])
     assert best is not None, "no candidate fits into memory"
@@ -101,6 +102,7 @@ def _bounds(network: Network) -> _Times:
     m = network.num_microbatches
     earliest = [0] * len(network.durations)
     forwards = range(0, len(earliest), 3)
+    # F down the stages, I up, then W: all that an action waits for is known before it.
     for letter in (*forwards, *(letter + 1 for letter in reversed(forwards)), *(letter + 2 for letter in forwards)):
         for offset, least in network.waits[letter]:
             earliest[letter] = max(earliest[letter], earliest[letter + offset // m] + least)
@@ -169,7 +171,7 @@ class _Row:
         if acquired:
             start = self._first_room(start, self.limit - acquired)
         starts, ends = self.gap_starts, self.gap_ends
-        gap = bisect_right(ends, start)
+        gap = bisect_right(ends, start)  # the first gap that ends after `start`
         opens = starts[gap]
         end = (start if start > opens else opens) + duration
         while end > ends[gap]:
@@ -177,6 +179,7 @@ class _Row:
             opens = starts[gap]
             end = opens + duration
         start, closes, shortest = end - duration, ends[gap], self.shortest
+        # The parts of the gap on either side stay gaps if any action of the worker fits into them.
         if closes - end >= shortest:
             starts[gap] = end
             if start - opens >= shortest:
@@ -200,6 +203,7 @@ class _Row:
             if time <= start:
                 break
             held -= change
+            # Too much was held before this change, so the room begins with it.
             if held > most:
                 return time
         return start

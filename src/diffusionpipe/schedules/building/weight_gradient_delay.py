@@ -22,7 +22,7 @@ def delayed(num_microbatches: int, *, warm_ups: Sequence[int], delays: Sequence[
 
 def _order(stage: int, num_microbatches: int, warm_up: int, delay: int) -> list[Action]:
     order = [compute_action(stage, Op.F, i) for i in range(min(warm_up, num_microbatches))]
-    for turn in range(num_microbatches + delay):
+    for turn in range(num_microbatches + delay):  # the last turns have only delayed W
         for op, microbatch in ((Op.F, turn + warm_up), (Op.I, turn), (Op.W, turn - delay)):
             if 0 <= microbatch < num_microbatches:
                 order.append(compute_action(stage, op, microbatch))

@@ -96,12 +96,14 @@ class _Doubling:
         self.counts = [len(pipe.microbatches) for pipe in pipes for _ in pipe.workers]
         self.forward = [0] * num_stages  # micro-batches whose forward is over
         self.backward = [0] * num_stages
+        # The second pipe runs up, so worker w has its stage at position depth - 1 - w.
         self.stages_of = [[self.depth + self.depth - 1 - worker, worker] for worker in range(self.depth)]
 
     def orders(self) -> list[list[Action]]:
         """One order for each worker."""
         found: list[list[Action]] = [[] for _ in range(self.depth)]
         while any(done < count for done, count in zip(self.backward, self.counts, strict=True)):
+            # For all workers before anything is counted: a result can be read from the next slot on.
             chosen = [next(self._possible(worker), []) for worker in range(self.depth)]
             assert any(chosen), "the rules leave every worker waiting"
             for order, actions in zip(found, chosen, strict=True):
@@ -120,6 +122,7 @@ class _Doubling:
         for stage in deep_first:
             done = self.forward[stage]
             stop = min(done + 2, self.counts[stage])
+            # Pairs whose forwards have begun, a single one included, less those whose backwards are both done.
             begun = (done + 1) // 2 - self.backward[stage] // 2
             if done < stop <= self._arrived_activations(stage) and begun < self.depth - stage % self.depth:
                 yield forwards(stage, done, stop)

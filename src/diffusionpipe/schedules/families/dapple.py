@@ -90,5 +90,6 @@ def _dapple(
         in_flight = min(before_backward(num_workers - stage), num_microbatches, bound)
         forward_turns = [forwards(stage, i, i + 1) for i in range(num_microbatches)]
         backward_turns = [backwards(stage, i, i + 1) for i in range(num_microbatches)]
+        # The first turn after the warm-up begins with a forward.
         orders.append(alternate(forward_turns, backward_turns, warm_up=in_flight - 1))
     return chain(name, orders, microbatches=[microbatch_size] * num_microbatches, ops=TRAIN)

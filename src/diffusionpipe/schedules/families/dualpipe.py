@@ -58,6 +58,7 @@ def dualpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) 
     for worker in range(num_workers):
         stages = worker, 2 * num_workers - 1 - worker  # down, up
         distance = min(worker, num_workers - 1 - worker)
+        # `near` is the stage of the pipe that starts on the worker's own side of the row.
         near, far = stages if worker < half else stages[::-1]
         orders.append(list(paired(near, far, distance=distance, depth=half, count=count)))
     return schedule_of("dualpipe", pipes, orders)

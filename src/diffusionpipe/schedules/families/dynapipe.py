@@ -79,6 +79,7 @@ def adaptive_orders(held: Sequence[Sequence[float]], limits: Sequence[float]) ->
     back: list[deque[int]] = [deque() for _ in range(num_workers)]
     now: list[float] = [0] * num_workers
     while any(ahead) or any(back):
+        # Handed on after the cycle: a result of one cycle can be used in the next.
         arrivals: list[tuple[deque[int], int]] = []
         for worker, order in enumerate(orders):
             if back[worker]:

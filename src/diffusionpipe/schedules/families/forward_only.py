@@ -51,7 +51,7 @@ def forward_over(workers: Sequence[int], microbatches: Sequence[int]) -> Schedul
         for stage, worker in enumerate(workers):
             ready = len(microbatches) if stage == 0 else done[stage - 1]
             if done[stage] < ready:
-                taken[worker] = stage
+                taken[worker] = stage  # a later stage takes the place of an earlier one
         for worker, stage in taken.items():
             orders[worker].append(compute_action(stage, Op.F, done[stage]))
             done[stage] += 1

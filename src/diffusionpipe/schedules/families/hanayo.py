@@ -52,6 +52,7 @@ def hanayo(
         max_in_flight=1 if max_in_flight is None else max_in_flight,
     )
     pipe = Pipe(workers=wave(num_workers, 2 * waves), microbatches=(microbatch_size,) * num_microbatches, ops=TRAIN)
+    # From the slowest pace to the fastest: of equally short results `min` takes the first.
     candidates = [_paced(pipe, pace, times, max_in_flight) for pace in (4, 3, 2)]
     return schedule_of("hanayo", [pipe], min(candidates, key=lambda candidate: candidate.makespan).orders)
 
@@ -59,7 +60,7 @@ def hanayo(
 def _paced(pipe: Pipe, pace: int, times: StageTimes, max_in_flight: int | None) -> ListSchedule:
     """The list schedule in which micro-batches are due at a distance of `pace` thirds of F + B."""
     last = len(pipe.workers) - 1
-    distance = pace * (times.forward + times.backward)
+    distance = pace * (times.forward + times.backward)  # three times as long, as `pace` counts thirds
 
     def due(action: Action) -> tuple[Seconds, ...]:
         assert action.microbatch is not None
@@ -70,5 +71,6 @@ def _paced(pipe: Pipe, pace: int, times: StageTimes, max_in_flight: int | None) 
         return (action.microbatch * distance + 3 * path,)
 
     total = len(pipe.microbatches)
+    # The first stage holds a micro-batch until its last backward, so its limit is one for the whole pipeline.
     limits = [max_in_flight or total, *[total] * last]
     return list_schedule([pipe], due, times=[times] * len(limits), limits=limits)

@@ -50,6 +50,8 @@ def interleaved(num_workers: int, num_microbatches: int, microbatch_size: int = 
         alternate(
             [forwards(chunk * num_workers + worker, i, i + 1) for chunk, i in sequence],
             [backwards((chunks - 1 - chunk) * num_workers + worker, i, i + 1) for chunk, i in sequence],
+            # All chunks but the last for the first round. The first gradient comes back two turns later for each worker
+            # after this one: its forward and its backward there.
             warm_up=min((chunks - 1) * len(in_rounds[0]) + 2 * (num_workers - worker - 1), len(sequence)),
         )
         for worker in range(num_workers)

@@ -58,5 +58,6 @@ def _backward_turns(sequence: list[tuple[int, int]], *, delay: int) -> list[list
         [action, *weight_grads[i - delay : i - delay + 1]] if i >= delay else [action]
         for i, action in enumerate(input_grads)
     ]
+    # The remaining W come at the end, with the last I.
     turns[-1] += weight_grads[max(0, len(sequence) - delay) :]
     return turns

@@ -71,6 +71,7 @@ def _orders(num_workers: int, num_microbatches: int) -> list[list[Action]]:
 
 def _order(worker: int, num_workers: int, num_microbatches: int) -> list[Action]:
     """One worker's actions: the pipeline fills (three lines), runs (one), and runs empty (three)."""
+    # `later`: this worker and all after it.
     down, up, later = worker, 2 * num_workers - 1 - worker, num_workers - worker
     turns = [
         *[(down, Op.F)] * (2 * later - 1),

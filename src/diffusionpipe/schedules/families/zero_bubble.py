@@ -115,6 +115,7 @@ def _patterns(work: SplitWork) -> Iterator[list[list[Action]]]:
         limit // cost.activation if limit < m * cost.activation else 2 * len(work.limits)  # all fit: as wide as ZB-H2
         for limit, cost in zip(work.limits, work.costs, strict=True)
     ]
+    # As wide as the least memory lets the first stage be: pace x last warm-ups, and one more in flight.
     widest = (min(counts) - 1) / last if last else 0
     for pace in dict.fromkeys((1, 2, widest)):
         wanted = [min(round(pace * (last - stage)), count - 1) for stage, count in enumerate(counts)]

@@ -33,6 +33,7 @@ def value_of(text: str, values: Mapping[str, int]) -> int:
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, values)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # The parser raises the last two for a text that is nested too deeply.
         raise ConfigError(f"{text!r} is not arithmetic; write e.g. 2 * (ranks - rank) - 1") from None
     except ZeroDivisionError:
         raise ConfigError(f"{text!r} divides by zero") from None
@@ -40,7 +41,7 @@ def value_of(text: str, values: Mapping[str, int]) -> int:
 
 def _value(node: ast.expr, values: Mapping[str, int]) -> int:
     match node:
-        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):  # True is an int too
             return number
         case ast.Name(id=name):
             if name not in values:

@@ -65,6 +65,7 @@ def read_orders(
             rules = rules_from_text(text, source=str(path))
             return schedule_by_rules(rules, num_workers, num_microbatches, name=path.name)
         except ConfigError as error:
+            # Errors in the text of the rules name the file already.
             raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     schedule = _given_orders(path, text, is_csv=ending == ".csv")
     own, wanted = (schedule.num_workers, schedule.num_microbatches()), (num_workers, num_microbatches)
@@ -168,6 +169,7 @@ def _located(problem: str, places: Mapping[str, str]) -> str:
     """The problem, before it the place of the first action that it names."""
     words = (word for word in _ACTION.findall(problem) if word in places)
     action = next(words, None)
+    # Not where the problem has a place already.
     return problem if action is None or "line " in problem or "position " in problem else f"{places[action]}: {problem}"
 
 

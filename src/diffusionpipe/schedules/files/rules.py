@@ -152,7 +152,8 @@ class _Run:
 
     def _parts(self, worker: int, groups: tuple[range, ...]) -> Iterator[_Part]:
         """The worker's work in reverse: the part that comes first is the last."""
-        own = [stage for stage, home in enumerate(self.workers) if home == worker]
+        own = [stage for stage, home in enumerate(self.workers) if home == worker]  # in forward order
+        # Popped from the end.
         for some in ([one] for one in reversed(groups)) if self.rules.is_unit else [list(groups)]:
             sequence = depth_first(some, len(own))
             yield _Part(
@@ -184,6 +185,7 @@ class _Run:
             case Op.W:
                 may_take = count < part.counts[Op.I]
             case _:
+                # Its own forward has begun. The gradient may be on its way: then the worker waits for it.
                 may_take = (Op.F, *work[count]) in self.ends
         return work[count] if may_take else None
 
@@ -193,6 +195,7 @@ class _Run:
             return 0
         if op is not Op.F and stage == len(self.workers) - 1:
             return self.ends[Op.F, stage, microbatch]
+        # Infinite: no worker waits in vain, as the end of that action makes its reader look again.
         return self.ends.get((op, stage - 1 if op is Op.F else stage + 1, microbatch), float("inf"))
 
     def _start(self, now: Seconds, worker: int, part: _Part, op: Op) -> None:
@@ -204,6 +207,7 @@ class _Run:
         self.in_flight[worker] += {Op.F: 1, self.backward: -1}.get(op, 0)
         if all(count == len(part.forwards) for count in part.counts.values()):
             self.parts[worker].pop()
+        # The stage that reads the result; W has none.
         reader = {Op.F: stage + 1, self.backward: stage - 1}.get(op, stage)
         for other in {worker, self.workers[reader] if 0 <= reader < len(self.workers) else worker}:
             heappush(self.moments, (end, other))

@@ -77,6 +77,7 @@ def _stages(value: str) -> Mapping[str, object]:
     match value.split():
         case ["chain"]:
             return {"shape": Shape.CHAIN}
+        # Int() refuses texts of thousands of digits.
         case [("loop" | "wave") as shape, count] if count.isdecimal() and 1 <= int(count[:9]) <= MAX_CHUNKS:
             return {"shape": Shape(shape), "chunks": int(count)}
         case _:

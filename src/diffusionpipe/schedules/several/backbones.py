@@ -39,7 +39,7 @@ def one_by_one(name: str, schedules: Sequence[Schedule]) -> Schedule:
         first = len(stages)
         stages += schedule.placement.stages
         pipelines += [_moved(pipeline, first) for pipeline in schedule.placement.pipelines]
-        for order, actions in zip(orders, schedule.orders, strict=False):
+        for order, actions in zip(orders, schedule.orders, strict=False):  # a schedule may have fewer workers
             order += [replace(action, stage=action.stage + first) for action in actions]
     return Schedule(
         name=name,

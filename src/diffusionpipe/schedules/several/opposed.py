@@ -101,6 +101,7 @@ def in_turn(name: str, pipes: Sequence[Pipe], times: Sequence[StageTimes]) -> Sc
     first = 0
     for pipe in pipes:
         own = times[first : first + len(pipe.workers)]
+        # Backwards first, and as many forwards as 1F1B holds: together that is 1F1B's order.
         alone = _listed([pipe], lambda action: (int(action.op is Op.F), action.microbatch or 0), own, 0)
         for order, actions in zip(orders, alone.orders, strict=False):
             order += [compute_action(action.stage + first, action.op, action.microbatch or 0) for action in actions]
@@ -124,6 +125,7 @@ def _urgencies(pipes: Sequence[Pipe], times: Sequence[StageTimes]) -> Iterator[U
     first = 0
     for pipe in pipes:
         stages = range(first, first + len(pipe.workers))
+        # From the last action of a micro-batch to its first: the sum so far is the way that is left.
         way = [(stage, Op.B) for stage in stages] + [(stage, Op.F) for stage in reversed(stages)]
         total: Seconds = 0
         for stage, op in way:
@@ -139,6 +141,7 @@ def _urgencies(pipes: Sequence[Pipe], times: Sequence[StageTimes]) -> Iterator[U
     def critical(pace: float) -> Urgency:
         def urgency(action: Action) -> tuple[Seconds, ...]:
             microbatch, dearest = last[action.stage]
+            # The least urgency comes first, so the longest way is negative.
             return (-left[action.stage, action.op] - pace * dearest * (microbatch - (action.microbatch or 0)),)
 
         return urgency

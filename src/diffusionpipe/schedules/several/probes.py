@@ -60,11 +60,13 @@ def with_probes(schedule: Schedule, shares: Mapping[str, Fraction]) -> Schedule:
 def _orders(placement: Placement, pipelines: Sequence[Pipeline], num_workers: int) -> list[list[Action]]:
     """The probes of each worker: in each time slot, of those that can start, the one furthest down its pipeline."""
     orders: list[list[Action]] = [[] for _ in range(num_workers)]
+    # Each begins at the first conditioned micro-batch.
     done = {stage: pipeline.numbers.start for pipeline in pipelines for stage in pipeline.stages}
     while any(done[pipeline.stages[-1]] < pipeline.numbers.stop for pipeline in pipelines):
         taken: dict[int, tuple[int, int]] = {}
         for pipeline in pipelines:
             for place, stage in enumerate(pipeline.stages):
+                # The first stage waits for nothing.
                 ready = done[pipeline.stages[place - 1]] if place else pipeline.numbers.stop
                 worker = placement.stages[stage].worker
                 if done[stage] < ready and (worker not in taken or taken[worker][0] < place):

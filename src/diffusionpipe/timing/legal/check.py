@@ -50,8 +50,11 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
         ScheduleError: it is illegal; every problem found is named, with worker and action.
     """
     if schedule.lead:
+        # Without fills, an ENCODE of a window only marks a place and names no fill, which the rules of placement would
+        # refuse.
         _refuse(placement_problems(without_encoding(schedule)), source)
         _refuse([*window_problems(schedule)], source)
+        # Enough batches that all that can be in flight at once are there (`ir.versions.batches_held`).
         schedule = unroll(schedule, schedule.lead + 2)
     _refuse(placement_problems(schedule), source)
     all_flows = flows(schedule)
@@ -66,6 +69,7 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
     if schedule.has_communication or schedule.messages:
         structure += message_problems(schedule, all_flows)
         order += [*timing_problems(schedule, all_flows, positions), *channel_problems(schedule)]
+    # Events of a broken structure would name actions that do not exist.
     if not structure:
         is_explicit = schedule.has_communication or not any(a.op is Op.REDUCE_GRAD for _, a in schedule.actions())
         order += _stuck(schedule, streams or (Streams.HOST if is_explicit else Streams.DIRECTION))

@@ -32,6 +32,7 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
     )
     for slot, fill in enumerate(schedule.fills):
         expected[Action(stage=fill.stage, op=Op.ENCODE, slot=slot)] = None
+    # The usual, legal schedule: no action needs to be looked at.
     if counts.keys() == expected.keys() and counts.total() == len(expected):
         return
     for action in expected:
@@ -48,6 +49,7 @@ def fill_problems(schedule: Schedule) -> Iterator[str]:
     """One sentence for each sample that an encoder stage's fills miss, repeat, or take from others."""
     placement = schedule.placement
     num_layers: dict[int, int] = defaultdict(int)
+    # A schedule does not hold the layers of its frozen block, so the largest end of a fill is their number.
     for fill in schedule.fills:
         weights = placement.stages[fill.stage].weights
         num_layers[weights] = max(num_layers[weights], fill.layers.stop)
@@ -91,6 +93,7 @@ def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Itera
 def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
     if not schedule.fills:
         return
+    # By component: text encoder and VAE do not read each other, so their layers may take turns.
     reached: dict[tuple[int, str, int], int] = defaultdict(int)
     for worker, action in schedule.actions():
         if action.op is not Op.ENCODE:
@@ -110,6 +113,7 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
     Nothing for a schedule without any reduction, and for sharded blocks.
     """
     stages = schedule.placement.stages
+    # A schedule before `passes.reduction` has none at all, and is not wrong for that.
     reduced = {stages[a.stage].weights for order in schedule.orders for a in order if a.op is Op.REDUCE_GRAD}
     if not reduced:
         return
@@ -136,6 +140,8 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
             yield f"worker {worker}: {action} comes after the reduction of block {block}"
     for block, counts in seen.items():
         for worker in sorted(holders[block]) if sum(counts.values()) else ():
+            # A STEP has taken its reduction out of the counts, so nothing is left after it; a block without a STEP
+            # needs one.
             if counts[worker] != ((block, worker) not in stepped):
                 yield f"worker {worker}: the gradients of block {block} are reduced {counts[worker]} times, not once"
 
@@ -185,6 +191,7 @@ def sharding_problems(schedule: Schedule) -> Iterator[str]:
                     if block not in whole:
                         yield f"worker {worker}: {action} drops block {block}, which is in parts"
                     whole.discard(block)
+                # A block that is only brought is reduced like one that is not sharded: see `reduction_problems`.
                 case Op.REDUCE_GRAD if block in sharded:
                     if pending.pop(block, None) is None:
                         yield f"worker {worker}: {action} reduces no gradients of block {block}"

@@ -95,6 +95,7 @@ def _exactly(where: str, tensors: Mapping[str, Sequence[Range]], messages: Seque
     needed = [part for ranges in tensors.values() for part in ranges]
     for name, ranges in tensors.items():
         sent = [message.samples for message in messages if name in message.tensors]
+        # Nothing twice, all that is read, and nothing that no action reads.
         if not (is_disjoint(sent) and is_within(ranges, sent) and is_within(sent, needed)):
             yield f"{where} samples {_text(merged(ranges))} of {name!r}, messages bring {_text(sent)}"
 
@@ -114,6 +115,7 @@ def timing_problems(schedule: Schedule, flows: Sequence[Flow], positions: Mappin
         for slot in slots:
             send, recv = ends(schedule.messages[slot], slot)
             for producer in flow.producers:
+                # The defaults never complain: an action that is missing is reported by the rules of completeness.
                 if positions.get(send, inf) < positions.get(producer, -1):
                     yield f"worker {stages[flow.source].worker}: {send} comes before {producer}, which produces it"
             if not flow.is_ahead and positions.get(flow.consumer, inf) < positions.get(recv, -1):
@@ -132,6 +134,7 @@ def channel_problems(schedule: Schedule) -> Iterator[str]:
             channel = stages[message.source].worker, stages[message.destination].worker
             (sent if action.op in SEND_OPS else received)[channel].append(action)
     for channel in sorted(sent.keys() | received.keys()):
+        # Unequal numbers of ends are reported already, by `_pairing`.
         for send, recv in zip(sent[channel], received[channel], strict=False):
             if send.slot != recv.slot:
                 source, destination = channel

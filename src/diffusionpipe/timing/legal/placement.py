@@ -28,6 +28,7 @@ def placement_problems(schedule: Schedule) -> list[str]:
         return problems
     for pipeline in schedule.placement.pipelines:
         shares = list(_shares(schedule, pipeline))
+        # Shares that do not cut at whole samples have no ranges that could be compared.
         problems += shares or _cover(schedule, pipeline)
         problems += _edges(schedule, pipeline)
     return [*problems, *_batch(schedule)]
@@ -74,6 +75,7 @@ def _probe(schedule: Schedule, number: int, probe: Pipeline) -> Iterator[str]:
     if len(probed) != 1:
         yield f"pipeline {number} is a probe, but {len(probed)} other pipelines have its micro-batches; it needs one"
     elif [stages[s : s + 1] for s in probed[0].stages] != [stages[s : s + 1] for s in probe.stages]:
+        # Slices, because these stages need not exist: all problems are collected before the first refusal.
         yield f"pipeline {number} is a probe, but its stages differ from the stages of the pipeline that it probes"
 
 
@@ -82,6 +84,7 @@ def _batch(schedule: Schedule) -> Iterator[str]:
     stages = schedule.placement.stages
     taken: dict[int, list[tuple[int, Range]]] = defaultdict(list)
     for i, pipeline in enumerate(schedule.placement.pipelines):
+        # Frozen work and probes train nothing, so their samples may be taken by others too.
         if Op.ENCODE in pipeline.ops or not pipeline.ops or pipeline.is_probe:
             continue
         rows = Range(pipeline.first_sample, pipeline.first_sample + pipeline.num_samples)
@@ -134,6 +137,7 @@ def _cover(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
     blocks = defaultdict(list)
     for stage in pipeline.stages:
         blocks[schedule.placement.stages[stage].weights].append(stage)
+    # Shares are fractions that cut every size at whole samples, so one size shows whether they cover all.
     size = pipeline.microbatches[0]
     for block, stages in blocks.items():
         if not tiles([schedule.placement.stages[s].share.samples(size) for s in stages], Range(0, size)):
@@ -168,6 +172,7 @@ def supply_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
     supplied: dict[tuple[Action, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for flow in flows:
         if not flow.is_gradient:
+            # By block, not by stage: replicas of a producer each bring their share of one tensor.
             brought = supplied[flow.consumer, stages[flow.source].weights]
             num_samples = flow.samples.stop - flow.samples.start
             for name in flow.tensors:

@@ -61,6 +61,7 @@ def _encodings(window: Schedule) -> Iterator[str]:
             continue
         lead = order[places[0]].reading.lead
         for place, action in enumerate(order):
+            # An action that leads by n runs n windows before its batch's own, so the larger lead comes first.
             if (-action.reading.lead, place) < (-lead, places[0]):
                 yield f"worker {worker}: {action} comes before {order[places[0]]}, which encodes its batch"
 
@@ -115,9 +116,12 @@ def _readings(window: Schedule) -> Iterator[str]:
             if action.op is Op.STEP:
                 done[block] += 1
             elif action.op in (Op.F, Op.B, Op.I) and reading.staleness < reading.lead - done[block]:
+                # `done` STEPs of this window have made newer versions; the batch begins `lead` windows later. The rest
+                # is not there yet.
                 newest = reading.lead - done[block]
                 yield f"worker {worker}: {action} reads weights of the future; the newest are ~{newest} for its batch"
             if action.op in (Op.B, Op.I) and reading.staleness:
+                # A forward that is missing is reported elsewhere.
                 forward = forwards.get((action.stage, action.microbatch), reading)
                 if (forward.staleness, forward.predicted) != (reading.staleness, reading.predicted):
                     yield f"worker {worker}: {action} reads neither what its forward read (~{forward.staleness}) nor ~0"
