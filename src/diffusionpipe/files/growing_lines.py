@@ -30,6 +30,7 @@ class GrowingLines:
         """
         with self._path.open("rb") as file:
             found = os.fstat(file.fileno())
+            # Another inode or a smaller size shows another file, the bytes before the place one that was written again.
             same = self._file == (found.st_dev, found.st_ino) and found.st_size >= self._place
             if same and self._tail:
                 file.seek(self._place - len(self._tail))
@@ -38,6 +39,7 @@ class GrowingLines:
                 self._file, self._place, self._tail = (found.st_dev, found.st_ino), 0, b""
             file.seek(self._place)
             text = file.read()
+        # The writer may be in the middle of a line, so the place stays at its beginning.
         whole = text[: text.rfind(b"\n") + 1]
         self.is_cut = len(whole) < len(text)
         self._place += len(whole)

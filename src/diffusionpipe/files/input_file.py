@@ -37,8 +37,11 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
         OSError: it is not a regular file, or cannot be read.
         ValueError: it is too large, or not UTF-8.
     """
+    # Opening a link to nothing raises FileNotFoundError, which callers take for "there is no such file".
     if path.is_symlink() and (problem := problem_of_file(path)):
         raise OSError(errno.EINVAL, problem, str(path))
+    # Without O_NONBLOCK the open of a FIFO waits for a writer. The open file is examined, not the path, which may name
+    # another file by now.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):

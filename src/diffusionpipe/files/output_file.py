@@ -56,6 +56,7 @@ def check_folder(folder: Path) -> None:
         OSError: they cannot: the file system is read-only or full, a file or a broken link has the name of a folder.
     """
     existing = folder
+    # A link to nothing ends the climb too: no folder could be made in its place.
     while not existing.is_symlink() and not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if existing.is_symlink() and not existing.exists():
@@ -102,6 +103,7 @@ def _place(path: Path) -> Path | None:
         folder = Path(os.path.realpath(place.parent))
         if folder.is_relative_to("/proc"):
             return None
+        # Only the folder is resolved: the last part may be a link whose target is yet to be made.
         place = folder / place.name
         if not place.is_symlink():
             break
@@ -138,10 +140,11 @@ def _replace(place: Path, data: bytes) -> None:
     draft = draft_of(place)
     try:
         write_durably(draft, data)
+        # The draft was made with the permissions of a new file; the replaced file keeps its own.
         if place.exists():
             draft.chmod(stat.S_IMODE(place.stat().st_mode))
         draft.replace(place)
-    except BaseException:
+    except BaseException:  # Ctrl-C leaves no draft either
         with suppress(OSError):
             draft.unlink()
         raise
@@ -155,6 +158,7 @@ def write_durably(path: Path, data: bytes) -> None:
         OSError: the file cannot be written.
     """
     path.unlink(missing_ok=True)
+    # Mode x follows no link that another process puts here meanwhile.
     with path.open("xb") as file:
         file.write(data)
         file.flush()

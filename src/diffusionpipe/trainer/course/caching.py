@@ -38,11 +38,11 @@ def cache_of(opened: RecipeModels, data: Data) -> Cacheable | None:
     recipe = opened.recipe
     if not recipe.pipeline.may_cache:
         return None
-    order = None if data.sizes is None else data.sizes.order
+    order = None if data.sizes is None else data.sizes.order  # an order of patches assigns no sizes
     assignment = order.assignment if isinstance(order, SizeOrder) else None
     found = cacheable(opened.graph, opened.model, recipe, data.train.dataset, assignment)
     if recipe.pipeline.encoders is Encoders.CACHE:
-        from_first(lambda: check_cache(found, recipe))
+        from_first(lambda: check_cache(found, recipe))  # rank 0 looks at the disk for all
         return found
     return None if from_first(lambda: _is_left(problem_of_cache(found, recipe))) else found
 

@@ -68,7 +68,7 @@ def shortage_of(demands: Sequence[MemoryNeed]) -> str | None:
     share = sum(demand.owned for demand in demands) / max(1, sum(demand.held for demand in demands))
     machines: dict[str, list[MemoryNeed]] = {}
     for demand in demands:
-        machines.setdefault(demand.machine or demand.host, []).append(demand)
+        machines.setdefault(demand.machine or demand.host, []).append(demand)  # ranks of one machine share its memory
     for on_machine in machines.values():
         known = [demand.free for demand in on_machine if demand.free is not None]
         copied = sum(demand.held for demand in on_machine) * share

@@ -66,6 +66,8 @@ def representative_steps(notes: Sequence[Note], *, enough: int = ENOUGH) -> Coun
     """
     undisturbed = [index for index, note in enumerate(notes) if not note.is_disturbed]
     calm = [index for index in undisturbed if notes[index].without_core <= LATE]
+    # Where most steps waited for a core, waiting is usual on this machine, and calm steps alone would predict too
+    # little.
     are_many = len(calm) >= enough and 2 * len(calm) >= len(undisturbed)
     num_disturbed, why_more = len(notes) - len(undisturbed), ""
     if len(undisturbed) < enough:
@@ -99,4 +101,5 @@ def error_of_median(values: Sequence[float]) -> float:
     """
     middle = median(values)
     scatter = 1.4826 * median(abs(value - middle) for value in values)  # of a normal distribution: its deviation
+    # The median of n values of a normal distribution has the standard error sqrt(pi / 2) * deviation / sqrt(n).
     return sqrt(pi / 2) * scatter / sqrt(len(values)) / middle

@@ -21,6 +21,7 @@ def write_documents(recipe: Recipe, plan: Plan) -> None:
     path = folder / PLAN
     before = path.read_bytes() if path.exists() else None
     write_plan(plan, path)
+    # A resumed run mostly has the same plan, and its timeline stays.
     if path.read_bytes() != before:
         for name in OF_THE_PLAN:
             (folder / name).unlink(missing_ok=True)

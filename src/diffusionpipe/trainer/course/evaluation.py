@@ -46,12 +46,13 @@ def validate(session: Session, source: BatchSource, held: HeldSizes | None = Non
         times=times,
     )
     backbones = session.model.backbones
+    # (backbones, times)
     sums = torch.zeros(len(backbones), len(times), dtype=torch.float64)
     with averaged(session):
         for number, inputs in enumerate(batches):
             _add_losses(session, inputs, number * session.plan.batch, fixed, sums)
     sums = sums.to(session.job.device)
-    dist.all_reduce(sums)
+    dist.all_reduce(sums)  # each loss is on one rank
     counts = [len(range(index, num_rows, len(times))) for index in range(len(times))]
     by_time = [total / count for total, count in zip(sums.sum(0).tolist(), counts, strict=True)]
     return ValidationResult(
@@ -71,7 +72,7 @@ def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, fixed: 
     for output in worker.validate.run():
         positions = session.positions_of(output.rows.start, output.rows.stop)
         for position, loss in zip(positions, output.value.tolist(), strict=True):
-            if fixed.counts[start + position]:
+            if fixed.counts[start + position]:  # else the row only fills up a micro-batch
                 sums[number[output.name], fixed.rows[start + position] % sums.shape[1]] += loss
 
 
@@ -82,5 +83,5 @@ def averaged(session: Session) -> Iterator[None]:
     Every rank of the job calls it.
     """
     with session.ema.swapped() if session.ema is not None else nullcontext():
-        session.worker.bring_weights()
+        session.worker.bring_weights()  # ranks that update a part of the weights and hold all get the other parts
         yield

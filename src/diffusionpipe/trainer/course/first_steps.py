@@ -98,6 +98,7 @@ class StepRecorder:
         """Waits at a barrier for all other ranks and begins to record a step."""
         if not self._places:  # only now are there data workers
             threads = torch.get_num_threads() if self._session.job.device.type == "cpu" else 1
+            # Every rank reads the counters of all cores of this job on its machine.
             self._places = gather(place_of(threads), form_of(CorePlace))
         self._begin = self._read()
         if dist.is_initialized():
@@ -118,6 +119,7 @@ class StepRecorder:
         self._ends.append(offset + iteration)
         seconds = perf_counter() - self._start
         self._parts.append((cpu_wait_time() - self._waited) / seconds)
+        # On a GPU the host may be ahead of the device, so the later end counts.
         self._steps.append(max(seconds, offset + last))
         self._layers.append(worker.watch.stop())
         end = self._read()
@@ -134,13 +136,16 @@ class StepRecorder:
 
         Every rank calls it, and all get the same.
         """
+        # (3, steps), stacked (ranks, 3, steps); each of the three is (ranks, steps)
         numbers = torch.tensor([self._parts, self._ends, self._met], dtype=torch.float64)
         parts, ends, met = torch.stack(gather_numbers(numbers)).unbind(dim=1)
         machines = [place.machine for place in self._places]
+        # (ranks, steps)
         late = torch.tensor([lateness(of_step, machines) for of_step in met.T.tolist()], dtype=torch.float64).T
         self._late = late[self._session.job.membership.rank].tolist()
-        parts, ends = parts.amax(dim=0), (ends + late).amax(dim=0)
+        parts, ends = parts.amax(dim=0), (ends + late).amax(dim=0)  # (steps,): the slowest rank of each
         counters = gather(tuple(self._counters), form_of(tuple[StepCounters, ...]))
+        # One rank without counters leaves the use by others unknown on all.
         is_known = all(len(own) == self.num_steps for own in counters)
         uses = used_by_others(self._places, counters) if is_known else [None] * self.num_steps
         return [
@@ -222,6 +227,7 @@ class FirstSteps:
     def __init__(self, state: RunState) -> None:
         session, recipe = state.session, state.session.recipe
         self._state, self._first = state, state.step + WARM_UP
+        # One step at least follows the recorded ones: the prediction is for the rest of the run.
         is_long_enough = recipe.training.num_steps - state.step > WARM_UP + COUNTED
         wanted = state.hooks.judge is not None and _has_prediction(state) and is_long_enough
         self._recorder = StepRecorder(session) if wanted else None
@@ -244,12 +250,14 @@ class FirstSteps:
             if self._recorder.num_steps % COUNTED == 0:
                 self._round_over(self._recorder)
         elif self._judge is not None:
+            # The search for a faster layout runs in another process: has it ended?
             self._judge.look()
 
     def _round_over(self, recorder: StepRecorder) -> None:
         """Have the recorded steps judged, or record as many again because too few of them count."""
-        step = self._state.step + 1
+        step = self._state.step + 1  # `state.step` does not count this step yet
         left = self._state.session.recipe.training.num_steps - step
+        # Tests record fewer than ENOUGH steps.
         counted = representative_steps(recorder.notes(), enough=min(ENOUGH, COUNTED))
         if counted.why_more and left > COUNTED and recorder.num_steps < MOST_ROUNDS * COUNTED:
             logger.info('prediction_checked_after=%d reason="%s"', step + COUNTED, counted.why_more)

@@ -90,6 +90,7 @@ def keep_in_session(
         weights="average" if is_averaged(session.members[-1].recipe.groups()) else "trained",
     )
     folder = sample_folder(recipe.run.folder, step)
+    # An earlier attempt may have passed this step and drawn.
     shutil.rmtree(folder, ignore_errors=True)
     built = sizes_of(recipe.data)
     sizes = [built[number] for number in drawn_sizes(recipe, len(wish))] if built else []

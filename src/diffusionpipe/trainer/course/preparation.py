@@ -75,6 +75,7 @@ def locked_folder(folder: Path, job: Job, *, take_over: bool = False) -> Iterato
     def take() -> None:
         end = ending(member)
         lock = join(folder, member.launcher, on_loss=end) if member.launcher is not None else None
+        # torchrun has restarted this attempt, maybe because the machine of the rank with the lock is gone.
         held.enter_context(lock or acquire(folder, take_over=take_over or member.attempt > 0, on_loss=end))
 
     with held:
@@ -149,6 +150,7 @@ def read_data(
     Raises:
         ConfigError: data or checks fail; rank 0's scan and checks are refused on every rank, with all faults listed.
     """
+    # Filled on rank 0 alone, where `from_first` runs the scan.
     scanned: list[Folder] = []
     ledgers: list[DataFiles] = []
     known: list[bool] = []
@@ -170,6 +172,7 @@ def read_data(
     def sources() -> tuple[RecipeModels, Data]:
         order = _size_order(opened.recipe, train)
         placed = _patch_order(opened, train) or order
+        # Epochs count the samples that are trained on.
         counted = with_steps(opened, train, len(order.assignment.left_out) if order is not None else 0)
         tokenizers = tokenizers_of(opened.members)
         data = opened.recipe.data
@@ -252,6 +255,7 @@ def _held(opened: RecipeModels, source: BatchSource) -> HeldSizes | None:
     if rules is None:
         return None
     pictures = _sizes_of_pictures(source.dataset)
+    # Each held-out picture has a size, the nearest one, however small it is.
     rules = replace(rules, min_side=1, enlarge=True, of_sources=())
     found = assign(pictures, rules, 1, frames=_frames_of(source.dataset))
     built = sizes_of(opened.recipe.data)
@@ -274,7 +278,7 @@ def with_steps(opened: RecipeModels, dataset: Dataset, left_out: int = 0) -> Rec
     if training.epochs is None:
         return opened
     steps = ceil(num_positions(training.epochs, len(dataset.samples) - left_out, dataset.growth) / training.batch)
-    steps = min(steps, training.steps or steps)
+    steps = min(steps, training.steps or steps)  # `training.steps` beside `epochs` is the most steps
     recipe = with_values(opened.recipe, {"training.steps": steps})
     members = tuple(replace(member, recipe=recipe.alone(member.name)) for member in opened.members)
     return replace(opened, recipe=recipe, members=members)
@@ -310,6 +314,7 @@ def _ledger(
 def _in_order(folder: Folder, ledger: DataFiles) -> Folder:
     """The samples in the order in which they enter."""
     since, dataset, findings = ledger.since_of(), folder.dataset, folder.findings
+    # Sorting is stable: files that entered together stay in the order of the scan.
     places = sorted(range(len(dataset.samples)), key=lambda place: since[dataset.samples[place].name])
     samples = tuple(dataset.samples[place] for place in places)
     growth = growth_of([(since[sample.name], 1) for sample in samples])
@@ -363,6 +368,7 @@ def _scan(
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
     def scanned(folder: Path, other: Path | None, rules: ScanRules, columns: Columns) -> Folder:
+        # A folder below this one is left out of its scan. If both are the same, nothing would be left.
         apart = None if other is None or is_same(folder, other) else other
         folder_rules = replace(rules, apart=apart)
         dataset, findings = examine_place(
@@ -397,13 +403,14 @@ def _scan(
                     path,
                 )
     problems: list[ConfigError] = []
+    # The cheap checks come first; all run, so that every problem is listed at once.
     checks: list[Check] = [partial(check_optimizer, opened), *others, *scans]
     for check in checks:
         try:
             check()
         except ConfigError as error:
             problems.append(error)
-    if len(problems) == 1:
+    if len(problems) == 1:  # keeps its class
         raise problems[0]
     if problems:
         raise ConfigError("\n".join(map(str, problems)))

@@ -53,6 +53,7 @@ def settle(recipe: Recipe, stated: Values, state: Mapping[str, object], source: 
         RecipeError: values that stay do not fit to others that have changed.
     """
     before = _values_in(state, VALUES, source)
+    # Checkpoints of earlier versions hold no recipe; the run's folder does, mostly.
     if before is None:
         before = _recorded(source.parent.parent / "recipe.toml")
     if before is None:
@@ -138,6 +139,7 @@ _OF_AREAS = ("data.aspects", "data.multiple")
 def _problems(recipe: Recipe, before: Values, now: Values) -> Iterator[str]:
     for key, old, new in _changes(before, now):
         effect = effect_of(key)
+        # The same folder by another name, e.g. through a link.
         if effect is Effect.FIXED and key.endswith("path") and realpath(str(old)) == realpath(str(new)):
             continue
         if key in _OF_AREAS and not recipe.data.has_area:  # earlier versions let them stand beside such sizes

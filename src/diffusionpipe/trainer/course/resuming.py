@@ -46,6 +46,7 @@ def checkpoint_of(run_folder: Path, resume: str | None, group: dist.ProcessGroup
         return None
     if resume == AUTO:
         return newest_good(run_folder, group)
+    # Rank 0 resolves "latest", so that all ranks read one checkpoint.
     path = Path(agree(lambda: str(resolve(run_folder, resume)) if rank_in(group) == 0 else "", group)[0])
     verify_together(path, group)
     return path
@@ -65,6 +66,7 @@ def newest_good(run_folder: Path, group: dist.ProcessGroup | None = None) -> Pat
             good = path
             break
         skipped.append(_Damaged(path, problems))
+    # Renamed only now: while ranks read a checkpoint, it keeps its name.
     together(lambda: _set_aside(skipped, good) if is_first else None, group)
     return good
 

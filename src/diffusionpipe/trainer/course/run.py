@@ -99,16 +99,18 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     job.progress.configure(recipe.run.stuck_after, folder / LOGS)
     job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
     prepare_folder(folder, resume)
-    stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
+    stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)  # stacks of an earlier start
     screen = Heard(hooks.screen if is_first else NoScreen(), job.progress)
     with screen.work("verifying the checkpoint"):
         checkpoint = checkpoint_of(folder, resume)
+    # Before `_settled`: the checkpoint holds decided values, and "auto" would count as a change.
     recipe = decided_for_run(recipe, job, checkpoint)
     settled = _settled(recipe, job, hooks, checkpoint)
     recipe = settled.recipe
     resumed = _resumed(checkpoint, recipe) if checkpoint is not None else None
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
+        # `training.steps` is known from here on, where epochs give it.
         opened, data = read_data(opened, work, lambda: check_sampling(opened), resumed=resumed)
         recipe = opened.recipe
         settled = replace(settled, recipe=recipe)
@@ -118,6 +120,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     step = 0 if resumed is None else resumed.step
     if checkpoint is not None:
         _check(checkpoint, identity, recipe, data)
+        # Nothing is measured or planned for a run whose steps are done.
         if step == recipe.training.num_steps:
             _end_again(opened, job, checkpoint, screen)
             return step
@@ -135,6 +138,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
         raise
     if data.sizes is not None:  # micro-batches that follow each other are about as long: stages wait less
         data = replace(data, sizes=replace(data.sizes, pipelines=session.plan.mesh.data_parallel))
+    # One rank looks for signal files; its votes reach all.
     stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
     with stopping.listening():
         state = RunState(
@@ -165,6 +169,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             _record(state, trackers, is_resumed=checkpoint is not None)
         try:
             _train(state)
+            # The last step may have saved already, as `checkpoint.every` says.
             if state.checkpoints.saved != state.step:
                 _save(state, is_last=True)
             state.checkpoints.finish()
@@ -231,6 +236,7 @@ def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, dat
     """Refuse a checkpoint of another run; every rank calls it."""
 
     def check() -> None:
+        # The ledger has compared the data file by file already, and they may have grown since.
         compared = {name: value for name, value in identity.items() if not (data.is_continued and name in OF_DATA)}
         check_resumed(read_state(checkpoint), compared, recipe.training.num_steps, str(checkpoint))
 
@@ -286,7 +292,7 @@ def _train(state: RunState) -> None:
         closing(progress.taken(iter(loader))) as batches,
         closing(FirstSteps(state)) as first_steps,
         state.progress or nullcontext(),
-        StepReports(state, lambda: stepper.take_times(), used) as reports,
+        StepReports(state, lambda: stepper.take_times(), used) as reports,  # `stepper` is made below
         progress.phase(STEP),
         ExitStack() as beginning,
     ):
@@ -311,11 +317,12 @@ def _train(state: RunState) -> None:
             results = stepper.step(state.step, inputs)
             first_steps.end(stepper)
             _keep(state)
-            beginning.close()
+            beginning.close()  # the work of the first step is no longer shown
             progress.end_step(perf_counter() - started)
             state.step += 1
             if is_traced:
                 traced.end(stepper)
+            # A post-validated step may still be taken back: it is settled before its weights are read.
             if _needs_final_weights(state, results):
                 results += stepper.settle()
                 stepper.finish_times()
@@ -328,7 +335,9 @@ def _train(state: RunState) -> None:
                 _draw_once(state)
             stops = any(result.decision.stops for result in results)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
+                # The last save waits until the files are complete; others are written while training continues.
                 _save(state, is_last=stops or state.step == recipe.training.num_steps)
+            # Validation, drawings and saves do not count as time of steps.
             if state.progress is not None:
                 state.progress.pause()
             if stops and state.step < recipe.training.num_steps:  # else nothing is left to stop
@@ -364,6 +373,7 @@ def _loader(state: RunState) -> StepLoader:
         sizes=state.data.sizes,
         group=session.group_positions,
         first_step=state.step,
+        # Where each step encodes the batch of the next one, the last step encodes a batch too many.
         num_steps=recipe.training.num_steps - state.step + session.worker.encodes_ahead,
         workers=data_workers_for(session.job.device.type, os.environ) if workers is None else workers,
         pin_memory=session.job.device.type == "cuda",
@@ -414,6 +424,7 @@ def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
                 f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
                 "Lower optimizer.learning_rate or set training.clip_norm."
             )
+        # A finite validation proves the weights, which `_save` notes in the checkpoint.
         state.validated = state.step
         if state.metrics is not None:
             logger.info("step=%d validation_loss=%.5f", state.step, result.loss)
@@ -487,7 +498,7 @@ def _end_again(opened: RecipeModels, job: Job, checkpoint: Path, screen: Screen)
     """Complete what a run whose steps are done has left to do, mostly nothing; every rank calls it."""
     recipe = opened.recipe
     is_complete = from_first(lambda: has_ended(recipe, checkpoint))
-    if job.membership.rank:
+    if job.membership.rank:  # rank 0 alone writes
         return
     folder, steps = recipe.run.folder, f"all {recipe.training.num_steps:,} steps are done"
     if is_complete:

@@ -50,15 +50,14 @@ def run_identity(opened: RecipeModels, train: Dataset) -> dict[str, object]:
     """The facts that must not change when a run continues, by name: seed, batch, data, models, objective, adapters."""
     recipe = opened.recipe
     noun = "clips" if recipe.data.has_clips else "pictures"
-    described = repr(
-        [(one.name, one.text, one.label, *([one.others] if one.others else [])) for one in train.samples]
-    )  # as before, where each has one caption
+    # Other captions are described only where there are some, so that older checkpoints with one caption each still fit.
+    described = repr([(one.name, one.text, one.label, *([one.others] if one.others else [])) for one in train.samples])
     return {
         "seed": recipe.training.seed,
         "batch": recipe.training.batch,
         "data": f"{len(train.samples)} {noun}, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
         "picture files": f"fingerprint {train.contents}",
-        **({GROWTH: [list(pair) for pair in train.growth]} if train.growth else {}),
+        **({GROWTH: [list(pair) for pair in train.growth]} if train.growth else {}),  # lists, as state.json has them
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": ", ".join(str(member.prediction) for member in opened.members),
@@ -111,12 +110,7 @@ def objective_identity(objective: ObjectiveSection) -> str:
     """
     defaults = ObjectiveSection().model_dump(mode="json")
     values = objective.model_dump(mode="json", exclude={"kind"})
-    older = {
-        "snr_gamma",
-        "time_sampling",
-        "shift",
-        "variance",
-        "guidance",
-    }  # runs of before the others have the same identity
+    # Checkpoints from before the other keys hold these alone, and still have the same identity.
+    older = {"snr_gamma", "time_sampling", "shift", "variance", "guidance"}
     values = {key: value for key, value in values.items() if key in older or value != defaults[key]}
     return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

@@ -46,7 +46,7 @@ class StepReports:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.write(())
+        self.write(())  # a failed step may have left results whose times are known
         while self._untimed:
             self._write(StepTimes(step=self._untimed[0][0].step, iteration=nan, bubble=nan))
 
@@ -60,8 +60,9 @@ class StepReports:
         memory = occupied_memory(self._state.session.job.device)
         if self._used is not None and results:
             self._used.note(results[-1].step, memory)
-        if self._state.progress is None:
+        if self._state.progress is None:  # only rank 0 reports; the others note their memory
             return
+        # Waits by step: without a flush, results come some steps after the wait of their step.
         fresh = [(result, self._waits.pop(result.step) + result.waited, memory) for result in results]
         self._untimed += fresh
         for one in times:
@@ -121,6 +122,7 @@ class StepReports:
         if result.noise is None:
             return {}
         if self._noise is None:
+            # With the measurements of the run before it was resumed: the scale is a mean over many steps.
             self._noise = measurements_of(read_metrics(self._state.session.recipe.run.folder))
         self._noise.append(result.noise)
         scale = noise_scale(self._noise)

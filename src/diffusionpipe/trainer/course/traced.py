@@ -38,6 +38,7 @@ class TracedSteps:
             met=self._met,
             began=executor.began,
         )
+        # Each step by tokens has its own micro-batches.
         own = executor.schedule if self._session.worker.cut is not None else None
         self._traces.append((length, RankTrace(clock=clock, spans=spans, update=stepper.phases(), schedule=own)))
 
@@ -48,6 +49,7 @@ class TracedSteps:
         """
         if not self._traces:
             return None
+        # Every rank has lengths of its own; rank 0 chooses for all.
         by_length = sorted(range(len(self._traces)), key=lambda index: self._traces[index][0])
         chosen = broadcast(by_length[len(by_length) // 2], form_of(int))
         plan = self._session.plan

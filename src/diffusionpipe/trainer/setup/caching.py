@@ -103,12 +103,14 @@ def cacheable(
         if has_pictures and pictures:
             anew.append(f"{one.name} ({', '.join(pictures)})")
         elif has_texts and len(sources) == len(recipe.data.treatments):
+            # No source has a text that comes again; else the texts of some sources are kept.
             anew.append(f"{one.name} ({', '.join(sources[min(sources)])})")
         else:
             kept.append(one)
             if has_texts and sources:
                 keys = ", ".join(dict.fromkeys(key for own in sources.values() for key in own))
                 anew.append(f"{one.name} of {len(sources)} of {len(recipe.data.treatments)} sources ({keys})")
+    # By name: a sample that is repeated has one result.
     distinct = {sample.name: (sample.source, sample.captions) for sample in dataset.samples}
     counts = counts_of(recipe.data, distinct.values(), _sizes_of_each(assignment))
     draws = recipe.training.num_steps * recipe.training.batch
@@ -141,6 +143,7 @@ def num_entries(kept: KeptTensor, counts: Counts, draws: int) -> int:
     """The most results of one tensor that a run keeps: one for each picture, text or pair, at most `draws` samples."""
     pictures = round(counts.pictures * counts.views)
     of_both = {(True, True): pictures * max(1, counts.texts), (True, False): pictures, (False, True): counts.texts}
+    # A run keeps no more than it draws.
     return min(draws, of_both[_reads_pictures(kept.reads), _reads_texts(kept.reads)])
 
 
@@ -158,6 +161,7 @@ def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
         check_folder(folder)
     except OSError as error:
         return f"nothing can be written in {folder}: {reason_of(error)}; set pipeline.cache to another folder"
+    # A resumed run, or another one in the same folder, has written a part before.
     missing, free = found.size - num_bytes(folder), shutil.disk_usage(existing(folder)).free
     if missing <= free:
         return None
@@ -198,6 +202,7 @@ def open_cache(
     Raises:
         ConfigError: on every rank, where the folder cannot be written.
     """
+    # Only ranks with the frozen layers have the weights to hash.
     own = [json.dumps(_settings(one, graphs[0], recipe), sort_keys=True) for one in found.kept] if encodes else []
     gathered = gather(tuple(own), form_of(tuple[str, ...]))
     texts = next(texts for texts in gathered if texts)
@@ -240,7 +245,7 @@ def _frozen(graph: LayerGraph, model: ModelGraph) -> tuple[tuple[Layer, ...], se
     names = set(model.frozen_layers)
     layers = [layer for layer in graph.layers if layer.name in names]
     read = {name for layer in graph.layers if layer.name not in names for name in layer.reads}
-    results = {backbone.loss for backbone in graph.backbones}
+    results = {backbone.loss for backbone in graph.backbones}  # a frozen layer may compute a loss
     written = {name for layer in layers for name in layer.writes}
     return in_parts(layers), (read | results) & written
 
@@ -321,6 +326,7 @@ def _settings(kept: KeptTensor, graph: LayerGraph, recipe: Recipe) -> dict[str, 
 def _digest_of_configuration(component: nn.Module) -> str:
     config = getattr(component, "config", {})
     values = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    # Names and versions change no result.
     plain = {key: value for key, value in values.items() if not key.startswith("_") and key != "transformers_version"}
     return blake2b(json.dumps(plain, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
@@ -328,7 +334,7 @@ def _digest_of_configuration(component: nn.Module) -> str:
 def _digest_of_weights(layers: Sequence[Layer], component: nn.Module) -> str:
     """A digest of all weights that the layers use, whose tensors are hashed side by side."""
     tensors = dict(_weights_of(layers, component))
-    with ThreadPoolExecutor(max(1, min(4, len(tensors)))) as pool:
+    with ThreadPoolExecutor(max(1, min(4, len(tensors)))) as pool:  # hashing releases the interpreter's lock
         digests = list(pool.map(_digest, tensors.values()))
     return blake2b(
         b"".join(name.encode() + digest for name, digest in zip(tensors, digests, strict=True)), digest_size=16

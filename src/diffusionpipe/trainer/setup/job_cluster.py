@@ -47,7 +47,7 @@ def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None
     if known is None:
         started = perf_counter()
         with screen.work("measuring links", is_timed=True) as work:
-            is_alone = job.membership.world_size == 1
+            is_alone = job.membership.world_size == 1  # there are no links to measure
             links = _alone(job) if is_alone else measure_links(job, name="this job", progress=work.show).cluster
             known = with_host_bandwidth(links, job)
         logger.info(
@@ -70,9 +70,10 @@ def with_host_bandwidth(cluster: Cluster, job: Job, *, repeats: int = 7) -> Clus
     for _ in range(1 + repeats):  # the first one warms up
         dist.barrier()
         started = perf_counter()
-        there.copy_(host)
+        there.copy_(host)  # ends when the copy has ended
         times.append(perf_counter() - started)
     ranks = [rank.tolist() for rank in gather_numbers(torch.tensor(times[1:], dtype=torch.float64))]
+    # All copy at once, and the slowest counts.
     bandwidth = HOST_COPY / median(max(round_) for round_ in zip(*ranks, strict=True))
     return replace(cluster, devices=tuple(replace(d, host_bandwidth=bandwidth) for d in cluster.devices))
 

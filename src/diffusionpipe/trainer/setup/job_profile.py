@@ -143,7 +143,7 @@ def agree_on_profile(
         shelf=shelf,
         screen=screen,
         links=links,
-        budget=PROFILE_BUDGET / (2 if least else 1),
+        budget=PROFILE_BUDGET / (2 if least else 1),  # two sizes of samples are measured one after the other
     )
     profile = measuring.found(graph, model)
     if opened.others and shares:

@@ -41,7 +41,7 @@ def kept_plan(model: ModelGraph, recipe: Recipe, job: Job) -> Plan | None:
     try:
         changes = list(_changes(path, model, recipe, job))
         plan = None if changes else read_plan_file(path, model, recipe, job.membership.world_size)
-    except ConfigError as error:
+    except ConfigError as error:  # a plan that cannot be read is made again
         changes, plan = [" ".join(str(error).split())], None
     if plan is None:
         logger.info('planned_again=True reason="%s"', "; ".join(changes))

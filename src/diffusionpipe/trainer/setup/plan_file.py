@@ -27,6 +27,7 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
         ConfigError: it is illegal, or does not fit the model, recipe or number of ranks; five problems are shown.
     """
     plan = read_plan(path)
+    # Each group of checks relies on the ones before: an illegal or a foreign plan cannot be compared further.
     problems = list(_illegal(plan))
     if not problems:
         problems = [*_other_run(plan, recipe.training.batch, num_ranks), *_other_model(plan, model)]
@@ -87,6 +88,7 @@ def _other_run(plan: Plan, batch: int, num_ranks: int) -> Iterator[str]:
 
 def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
     """Layers that the plan has and the model lacks, or the other way round, or frozen in one of them only."""
+    # The last block holds the frozen layers.
     trained, frozen = [name for block in plan.blocks[:-1] for name in block], list(plan.blocks[-1])
     known = {layer.name for layer in model.layers}
     if unknown := [name for name in (*trained, *frozen) if name not in known]:
@@ -112,6 +114,7 @@ def _other_share(plan: Plan, model: ModelGraph) -> Iterator[str]:
             continue
         count = len(pipeline.microbatches)
         probed = sum(len(probe.numbers) for probe in placement.pipelines if probe.probes(pipeline))
+        # Conditioned samples come last.
         wanted = count - placement.first_conditioned(pipeline, shares.get(pipeline.model, Fraction(0)))
         if probed != wanted:
             yield (
@@ -151,7 +154,7 @@ def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
             for stage in trained:
                 own = placement.pipeline_of(stage)
                 reads = set(model.reads_of(plan.blocks[placement.stages[stage].weights]))
-                reads -= model.estimates if own.is_probe else set()
+                reads -= model.estimates if own.is_probe else set()  # a probe makes the estimates
                 if lacking := sorted(tensor for tensor in reads if tensor not in brought[stage]):
                     yield f"its {name} schedule does not bring {lacking[0]} to stage {stage}, whose layers read it"
             if lost := set(range(len(plan.blocks) - 1)) - {placement.stages[stage].weights for stage in trained}:
@@ -160,6 +163,7 @@ def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
         if strangers:
             block, worker = min(strangers)
             yield f"its {name} schedule runs block {block} on worker {worker}, which does not train it"
+        # Without fills, each worker encodes its samples at once.
         layers = max((fill.layers.stop for fill in schedule.fills), default=len(plan.blocks[-1]))
         if layers != len(plan.blocks[-1]):
             yield f"its {name} schedule runs {layers} of the {len(plan.blocks[-1])} frozen layers"
@@ -188,6 +192,7 @@ def _wrong_parts(plan: Plan) -> Iterator[str]:
             yield f"its mesh shards parameters, but its {name} schedule does not gather block {min(missing)}"
         if plan.mesh.sharded is Sharded.OPTIMIZER and is_trained and (missing := computed - brought):
             yield f"its mesh divides the updates, but its {name} schedule does not bring block {min(missing)}"
+        # The blocks that the schedule may gather.
         is_right = {Sharded.NONE: frozenset(), Sharded.OPTIMIZER: brought, Sharded.ALL: gathered}[plan.mesh.sharded]
         if wrong := (gathered | brought) - is_right:
             yield f"its {name} schedule gathers block {min(wrong)}, which its mesh does not shard"

@@ -141,6 +141,7 @@ class Session:
         share = as_fraction(self.recipe.objective.self_conditioning)
         size = self.plan.batch // self.plan.mesh.data_parallel
         first = self.worker.place.group * size
+        # Sorting is stable: samples without an estimate stay in order, and then those with one.
         return tuple(sorted(range(first, first + size), key=lambda position: is_conditioned(position, share)))
 
 
@@ -189,6 +190,7 @@ def open_session(
     Raises:
         ConfigError: something in the recipe, the model or the sizes does not fit, or weights cannot be read.
     """
+    # Pages that the C library returns cost a fault each when the next tensors take them.
     if job.device.type == "cpu":
         disable_malloc_trim()
     opened = opened or open_model(recipe, job)
@@ -213,6 +215,7 @@ def open_session(
     is_cut = recipe.data.batching is Measure.TOKENS
     cutting = planning.make_cutting((model, *opened.others), plan) if is_cut else None
     recipe = planned(recipe, plan.checkpointed, sum(map(len, plan.blocks[:-1])))
+    # The recipe's own check sees stated sizes only; a search may have chosen shards.
     if plan.mesh.shard > 1 and trained_dtype(recipe) is not None:
         raise RecipeError(f"training.weights: {SHARDED}")
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
@@ -231,9 +234,11 @@ def open_session(
     )
     rank = job.membership.rank
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
+    # The ranks of a machine share one copy of the weights that are kept in host memory.
     node = NodeMemory(rank) if storage_of(plan.encoders).brings and job.membership.world_size > 1 else None
     divided = load_weights(weights, plan, sharder, job.device, planning.screen, node)
     with planning.screen.work("connecting the ranks"):
+        # NCCL makes a communicator at its first use, for which both ends must be there.
         transport.warm_up(channels_of(plan))
     worker = build_worker(
         graph,
@@ -259,6 +264,7 @@ def open_session(
         groups.group,
         rounding_of(recipe),
     )
+    # Before a checkpoint is loaded: states then come in the form that they are kept in.
     if optimizer is not None:
         optimizer.rest(RESTS[recipe.optimizer.states])
     return Session(

@@ -34,6 +34,7 @@ class CacheWriter:
 
     def __init__(self, tensors: Sequence[CachedTensor]) -> None:
         self._tensors = tuple(tensors)
+        # One thread, so shards and `num_written` need no lock.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cache")
         self._waiting: list[Future[None]] = []
         self._known = {tensor.folder: CacheFiles(tensor.folder) for tensor in tensors}
@@ -70,11 +71,14 @@ class CacheWriter:
             for tensor, is_given, key in zip(self._tensors, marks, keys, strict=True):
                 self.num_read += is_given
                 self.num_encoded += not is_given
+                # NO_KEY marks a result that must not be kept.
                 if is_given or key == NO_KEY or self._is_over:
                     continue
                 own, name = self._pending[tensor.folder], key.hex()
+                # The same sample may come twice in a batch, or again before its shard is on the disk.
                 if (tensor.folder, name) in self._written or name in own:
                     continue
+                # On a CPU `to` alone would give a view of the row, which the next batch overwrites.
                 own[name] = store.view(tensor.spec.name, Range(row, row + 1))[0].detach().to("cpu", copy=True)
         size = sum(value.nbytes for own in self._pending.values() for value in own.values())
         if size >= SHARD or (size and monotonic() - self._since > PATIENCE):
@@ -85,9 +89,11 @@ class CacheWriter:
         self._since = monotonic()
         for folder, own in self._pending.items():
             if own and not self._is_over:
+                # They count as written from here on: a later batch must not copy them again.
                 self._written |= {(folder, name) for name in own}
                 self._waiting.append(self._pool.submit(self._write, folder, own))
             self._pending[folder] = {}
+        # Results wait in host memory; a slow disk must not fill it.
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.pop(0).result()
 
@@ -112,6 +118,7 @@ class CacheWriter:
             return
         known = self._known[folder]
         missing = {name: value for name, value in tensors.items() if not known.holds(name)}
+        # Other ranks and runs write into the same folder.
         if not missing:
             return
         try:

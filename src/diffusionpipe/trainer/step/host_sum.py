@@ -26,10 +26,12 @@ class HostSum:
         """
         device, length = own.device, len(own) + len(numbers)
         self._sent = _host_vector(len(numbers) + len(further), device)
+        # All numbers go to the device in one copy, from page-locked memory, so the host does not wait.
         self._sent.copy_(torch.tensor([*numbers, *further], dtype=torch.float64))
         whole = torch.cat([own, self._sent.to(device, non_blocking=True)])
         self.total = whole[:length]
         """The total on the device; it may be read there after `wait`."""
+        # Views of `whole`: both collectives add up in its memory, and one copy brings both totals to the host.
         parts = [self.total, whole[length:]] if further else [self.total]
         self._works: list[dist.Work] = [dist.all_reduce(part, async_op=True) for part in parts]
         self._host, self._wait, self._length = whole, self._wait_for_works, length
@@ -42,7 +44,7 @@ class HostSum:
             self._wait_for_works()  # the stream, not the host
             self._host = _host_vector(len(whole), whole.device).copy_(whole, non_blocking=True)
             event.record(stream)
-        self._wait = event.synchronize
+        self._wait = event.synchronize  # ends with the copy; later work of the device is not waited for
 
     def _wait_for_works(self) -> None:
         for work in self._works:

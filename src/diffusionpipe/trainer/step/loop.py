@@ -175,11 +175,15 @@ class Stepper:
         if self._noise is not None:
             self._noise.watch(self._measures_noise(step))
         iteration = self._iterate(step, inputs)
+        # The forwards and backwards above only read the weights, so a copy of them for a checkpoint ran beside them.
+        # From here on they may change.
         if self._saves is not None:
             self._saves.protect()
         settled = self.settle()
+        # The iteration above ran on weights that have just been taken back.
         if any(result.is_amended for result in settled):
             self._session.worker.train.rewind()
+            # The lost iteration belongs to the time of the step.
             before = iteration.recording.busy()[1]
             iteration = replace(self._iterate(step, inputs), before=before)
         unsettled = self._start_sum(step, iteration)
@@ -224,12 +228,15 @@ class Stepper:
         worker = self._session.worker
         self._phases.clear()
         worker.reset_gradients()
+        # The backward of this iteration updates the weights itself, so a copy for a checkpoint must be complete before
+        # it, and the rates are set before it.
         if self._session.in_backward is not None:
             if self._saves is not None:
                 self._saves.protect()
             self._set_rates(step)
             self._session.in_backward.begin(step)
         worker.feed(worker.train, inputs)
+        # Each step by tokens chooses its executor, and the watchdog has to look at the one that runs.
         if worker.cut is not None:
             self._session.job.progress.executors = list(worker.executors.values())
         outputs = worker.train.run()
@@ -257,9 +264,11 @@ class Stepper:
         saves, stops, draws = self._stopping.votes()
         saved = self._saves.vote() if self._saves is not None else 0
         before = self._own_times()
+        # The busy share of the step before: the device may not have finished this one.
         numbers = [before.busy if before is not None else 0.0, saves, stops]
         total = HostSum(torch.cat(sums), numbers, further=[draws, saved])
         self._untimed = step, iteration
+        # All ranks take part or none: it follows from the number of the step.
         noise = HostSum(self._noise.own(), []) if self._noise is not None and self._measures_noise(step) else None
         return _Unsettled(step=step, outputs=outputs, sum=total, before=before, noise=noise)
 
@@ -282,6 +291,7 @@ class Stepper:
         results = [one.result(step.step, own, batch, rates) for one, own in zip(self._trained, sums, strict=True)]
         broken = next((one for one in results if not (isfinite(one.loss) and isfinite(one.norm))), None)
         if broken is not None:
+            # The update was taken before its gradients were seen to be broken.
             if step.is_updated:
                 self._backup.restore()
             bad = bad_positions(session, self._trained, step.outputs, broken)
@@ -289,8 +299,10 @@ class Stepper:
             raise not_finite(session, step.step, self._names_of, broken, bad, consequence)
         loss, norm = sum(one.loss for one in results), hypot(*(one.norm for one in results))
         spike = self._spikes.judge(loss, norm)
+        # On the host here, where the sums have arrived anyway; `_clip` computes them again on the device.
         factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
         is_clipped = spike is not None or any(factor is not None and float(factor) < 1 for factor in factors)
+        # An update without clipping was right if nothing had to be clipped.
         is_amended = step.is_updated and is_clipped
         if is_amended:
             self._backup.restore()
@@ -301,8 +313,10 @@ class Stepper:
             self._clip(self._sums(step.sum.total))
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
+        # After the update: this loss decides the rates of the next one. A skipped loss decides nothing.
         if self._loss_rates is not None and spike is None:
             self._loss_rates.note(loss)
+        # An update that was taken early is averaged only here, because it might have been taken back.
         if session.ema is not None and spike is None:
             session.ema.update(step.step)
             self._end_phase("average")
@@ -368,6 +382,7 @@ def _shared_prodigy(session: Session) -> SharedProdigy | None:
     """The optimizer that sums over all parameters, where the recipe has it."""
     if session.recipe.optimizer.name not in PATHS:
         return None
+    # A rank may train nothing; it still takes part in the sums.
     (own,) = session.optimizer.parts if session.optimizer is not None else (None,)
     owned = [p for name, p in session.worker.parameters.items() if name in session.worker.owned]
     return SharedProdigy(own, owned, lambda terms: HostSum(terms, []).wait(), session.job.device)

@@ -55,6 +55,7 @@ class NoiseMeter:
                 continue  # it has no gradients: nothing of it is trained
             small, whole = self._parts[block], self._batch
             # The step's loss is divided by the batch: a part's gradients are b / B of its own mean gradient.
+            # Each holder of a block adds its part of the block's terms, so that they count once in the sum over ranks.
             of_small = gradients.part * (whole / small) ** 2 / self._counts[block]
             of_whole = gradients.squares() / self._counts[block]
             total += torch.stack(both_of(of_small, of_whole, small, whole))
@@ -95,11 +96,12 @@ def parts_of(plan: Plan) -> Mapping[int, float]:
         own = [
             float(stage.share.stop - stage.share.start) * size
             for pipeline in placement.pipelines
-            if Op.ENCODE not in pipeline.ops and not pipeline.is_probe
+            if Op.ENCODE not in pipeline.ops and not pipeline.is_probe  # a probe runs without gradients
             for number in pipeline.stages
             for stage in (placement.stages[number],)
             if stage.weights == block and stage.worker == worker
             for size in pipeline.microbatches
         ]
+        # With several holders, the batch of one holder: all its micro-batches. With one, its first micro-batch.
         found[block] = sum(own) if len(ranks) > 1 else own[0]
     return found

@@ -49,8 +49,10 @@ def not_finite(
     Every rank calls it, with its own bad positions. `consequence`: the end of the sentence, on the updates.
     """
     names = canonical_names(session.graph.components)
+    # Weights on the meta device belong to other ranks.
     frozen = {name: p for p, name in names.items() if not (p.requires_grad or p.is_meta)}
     weights = {**frozen, **session.worker.parameters}
+    # Each rank has seen its own losses and weights only; `names_of` needs the positions of all.
     positions = sorted(position for rank in gather(bad, form_of(tuple[int, ...])) for position in rank)
     broken = [str(name) for name in gather(first_not_finite(weights), PLAIN) if name is not None]
     whose = f" of {found.name}" if found.name else ""

@@ -77,6 +77,7 @@ def _problem(name: str, value: float, past: deque[float]) -> str | None:
         return None
     usual = median(past)
     deviation = _NORMAL * median(abs(one - usual) for one in past)
+    # Both bounds: the deviation of a smooth loss is nearly 0, and a median alone says nothing of a noisy one.
     if value <= FACTOR * usual or value <= usual + DEVIATIONS * deviation:
         return None
     return f"{name}={value:.4g} is {value / usual:.1f} times the median of the last {len(past)} steps ({usual:.4g})"

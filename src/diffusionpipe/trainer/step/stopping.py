@@ -79,18 +79,15 @@ class Stopping:
         self._is_listening = self._has_agreed_to_stop = False
         self._unsaid: str | None = None
         """A signal to stop of which nothing has been said."""
-        self._looked = -_LOOK
+        self._looked = -_LOOK  # the first vote looks at once
         self._unremovable: set[Path] = set()
 
     @contextmanager
     def listening(self) -> Iterator["Stopping"]:
         """Takes the signals while the block runs; call it in the main thread.
 
-        Signal files of an earlier run are removed. A rank of several stays deaf to SIGTERM after it has failed: the
-        launcher sends it to all who are left as soon as one has died, and this one has yet to leave the note that says
-        why it ends. It also stays deaf to SIGTERM and SIGHUP after all have agreed to stop: a signal reaches the ranks
-        one by one, and the last of them may have saved with the others before its own signal comes. It would die of it,
-        and the job would count as killed.
+        Signal files of an earlier run are removed. A rank of several stays deaf to SIGTERM after it has failed, and to
+        SIGTERM and SIGHUP after all have agreed to stop.
         """
         for file in self._signal_files():
             logger.warning("removed a leftover signal file file=%s", file)
@@ -100,13 +97,18 @@ class Stopping:
             heard.remove(signal.SIGHUP)
         before = {number: signal.signal(number, self._note) for number in heard}
         self._is_listening = True
+        # This cannot be undone, so `_leave_in_child` asks whether the block still runs.
         os.register_at_fork(after_in_child=self._leave_in_child)
         try:
             with _second_interrupt_ends():
                 yield self
+            # A signal reaches the ranks one by one, and the last of them may have saved with the others before its own
+            # signal comes. It would die of it, and the job would count as killed.
             if self._has_agreed_to_stop and _is_one_of_several():
                 before[signal.SIGTERM] = before[signal.SIGHUP] = signal.SIG_IGN
         except BaseException:
+            # The launcher sends SIGTERM to all that are left as soon as one rank has died, and this one has yet to
+            # leave the note that says why it ends.
             if _is_one_of_several():
                 before[signal.SIGTERM] = signal.SIG_IGN
             raise
@@ -119,6 +121,7 @@ class Stopping:
         """The wishes of this process as numbers to be summed over all ranks; a wish to save or to draw counts once."""
         self._look()
         votes = int(self._wants_save), int(self._wants_stop), int(self._wants_drawing)
+        # A wish to stop stays until the run ends.
         self._wants_save = self._wants_drawing = False
         return votes
 
@@ -144,8 +147,8 @@ class Stopping:
         else:
             self._wants_stop = True
             if number != signal.SIGINT and _is_one_of_several():
-                # A launcher sends SIGTERM to those who are left when a rank has died. Then nobody saves, and this one
-                # may hear of the signal before it hears of the death: `decision` says which of them it was.
+                # A launcher sends SIGTERM to the ranks that are left when one has died. Then no rank saves, and this
+                # one may hear of the signal before it hears of the death: `decision` says which of them it was.
                 self._unsaid = signal.Signals(number).name
 
     def _leave_in_child(self) -> None:
@@ -201,15 +204,19 @@ def _second_interrupt_ends() -> Iterator[None]:
 
 def _count_interrupts(reader: int) -> None:
     interrupts = 0
+    # One byte for each signal, its number; empty at the end.
     while numbers := os.read(reader, 64):
         stops = [signal.Signals(number).name for number in numbers if number in _STOP]
         has_interrupt = signal.SIGINT in numbers
         interrupts += numbers.count(signal.SIGINT)
         if interrupts > 1:
+            # Not through logging: the blocked main thread may hold its lock.
             os.write(2, b"second Ctrl-C: ending at once, nothing saved since the last checkpoint\n")
             os._exit(128 + signal.SIGINT)
         if has_interrupt:
             logger.warning(f"{_STOPPING} (a second Ctrl-C ends at once)", signal.SIGINT.name)
         elif stops and not _is_one_of_several():
+            # Only a process alone says so here: among several, SIGTERM may follow a rank's death, and `decision`
+            # speaks.
             logger.warning(_STOPPING, stops[0])
     os.close(reader)

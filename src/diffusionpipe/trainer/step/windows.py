@@ -115,9 +115,12 @@ class WindowStepper:
             NonFiniteLossError: on all ranks, after the flush that follows the step; names the step and the samples.
             PeerError: another rank died.
         """
+        # The executor counts batches from the step at which this process began.
         if self._base is None:
             self._base = step
         started, number = perf_counter(), step - self._base
+        # The pipeline is empty: the next stretch ends at the next flush. Its end must be known before its batches
+        # begin.
         if number == self._stop:
             self._stop = next(later - self._base for later in count(step + 1) if self._is_flush(later))
         self._waited = 0.0
@@ -125,18 +128,21 @@ class WindowStepper:
         outputs = self._window.run(self._stop, self._feed)
         self._pending.append(self._start_sum(step, outputs, started))
         settled = []
+        # Other ranks may be `_delay` windows later; waiting for a younger sum would be a flush. At a flush all are
+        # waited for.
         while len(self._pending) > self._delay or (self._pending and self._window.batch == self._stop):
             settled.append(self._settle(self._pending.popleft()))
         if self._window.batch < self._stop:
             # A drawing waits for the next flush: one flush more would change the training.
             if (self._decision.saves or self._decision.stops or self._broken) and settled:
+                # Batches up to there may have begun on some rank.
                 self._stop = min(self._stop, self._window.batch + self._session.plan.train.lead)
+            # Weights of stages belong together only at a flush, so the decision waits for it.
             return [replace(result, decision=NO_DECISION) for result in settled]
         decision, self._decision = self._decision, NO_DECISION
         if self._broken is not None:
-            self._times = [
-                one for one in self._times if one.step < settled[0].step
-            ]  # nobody gets the results of others
+            # The results of this call are lost with the error, and times of steps without a result are not reported.
+            self._times = [one for one in self._times if one.step < settled[0].step]
             raise not_finite(self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step))
         self.finish_times()
         return [*settled[:-1], replace(settled[-1], decision=decision)]
@@ -191,15 +197,20 @@ class WindowStepper:
         """A block's step: its gradients are complete."""
         assert self._base is not None
         step, one, session = self._base + number, self._trained, self._session
+        # For the reported norm, in which each parameter counts on one rank. The norm below is this stage's own, which
+        # clips.
         self._squares = sum_of_squares([p.grad for p in one.owned if p.grad is not None], session.job.device)
         gradients = [p.grad for p in one.parameters if p.grad is not None]
         own = sum_of_squares(gradients, session.job.device)
+        # The host waits here for this stage's gradients. The sum over ranks shows the broken step to all later, and
+        # ends the run.
         if not bool(own.isfinite()):
             return
         if one.clip_norm is not None:
             scale(gradients, clip_factor(own.sqrt(), one.clip_norm))
         set_learning_rates(session.optimizer, self._rates_at(block, step))
         if session.optimizer is not None:
+            # The number of the step only rounds weights in bfloat16, which need a flush (`recipe.weights_check`).
             session.optimizer.step()
         if session.ema is not None:
             session.ema.update(step)
@@ -208,6 +219,7 @@ class WindowStepper:
         """The learning rates of a block's groups in update `step`, counted from 0."""
         rates, recipe = self._trained.rates_at(step), self._session.recipe
         fading = recipe.learning_rate.by_staleness
+        # After `num_unflushed` steps each one has a flush, so no weights are old.
         if fading is None or step >= recipe.pipeline.num_unflushed(recipe.training.num_steps):
             return rates
         factor = factor_at(step, self._staleness[block], fading)
@@ -247,6 +259,7 @@ class WindowStepper:
         if window.before is not None:
             self._note_times(window.before, busy)
         result = self._trained.result(window.step, total[:2], session.plan.batch)
+        # The first broken step is the cause; the ones after it may follow from it.
         if not (isfinite(result.loss) and isfinite(result.norm)) and self._broken is None:
             self._broken = window.step, result, window.bad(result)
         self._decision = self._decision.joined(self._stopping.decision((int(saves), int(stops), draws)))
