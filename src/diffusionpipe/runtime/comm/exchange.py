@@ -184,10 +184,12 @@ def collect(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None)
     own = _message(value, form)
     counts, mine = _padded(own, group)
     if min(counts) < 0:
-        _gather_padded(mine, counts, group)  # every rank gets the problem
+        # Here every rank gets the problem and raises it.
+        _gather_padded(mine, counts, group)
     is_first = dist.get_rank(group) == 0
     messages = [torch.empty_like(mine) for _ in counts] if is_first else None
     if len(mine):
+        # `group_dst` is the place in the group, not the rank in the job.
         dist.gather(mine, messages, group=group, group_dst=0)
     found = zip(messages or (), counts, strict=False)
     return [
@@ -270,6 +272,7 @@ def _check_problems(messages: Sequence[tuple[int, Tensor]]) -> None:
 
 def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
     for rank, count in enumerate(counts):
+        # The limit of a problem is in characters, which UTF-8 writes in up to four bytes.
         if not -_LONGEST_PROBLEM * 4 <= count <= most:
             raise _refusal(rank, f"a message of {count:,} bytes; a message has 0 to {most:,}")
 

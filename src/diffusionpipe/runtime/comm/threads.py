@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import PeerError
 
+# The failure of a rank wakes no other; ranks that wait look for it at this interval.
 _POLL_SECONDS = 0.05
 _Result = TypeVar("_Result")
 
@@ -91,6 +92,7 @@ class Hub:
             entry = self._sums.setdefault((ranks, turn), _Sum())
             entry.tensors[rank] = tensor
             if len(entry.tensors) == len(ranks):
+                # All are there; the number of the turn has been counted, so the entry is never asked for again.
                 del self._sums[ranks, turn]
                 combine({r: entry.tensors[r] for r in ranks})
                 entry.done.set()
@@ -120,6 +122,7 @@ class ThreadTransport:
         """Start sending a contiguous tensor to a rank; see `Transport`."""
         channel = self._hub.channel(self._rank, destination)
         with channel.arrived:
+            # A copy, because the sender may change its tensor before the receiver reads it.
             channel.messages[channel.num_sent] = tensor.detach().clone()
             channel.num_sent += 1
             channel.arrived.notify_all()
@@ -168,7 +171,8 @@ def _sum_at(destination: int, tensors: Mapping[int, Tensor]) -> None:
         if rank == destination:
             tensor.copy_(total)
         else:
-            tensor.fill_(float("nan"))  # whoever reads it still is wrong
+            # The result is undefined on other ranks. NaN shows a program that reads it all the same.
+            tensor.fill_(float("nan"))
 
 
 @torch.no_grad()
@@ -215,9 +219,11 @@ class ThreadRanks:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # an interrupt, which only this thread hears
+        # An interrupt reaches this thread alone; the ranks must hear of it.
+        except BaseException as error:
             self._hub.abort(-1, error)
             raise
+        # A PeerError only follows from the error of another rank.
         first = next((e for e in errors.values() if not isinstance(e, PeerError)), next(iter(errors.values()), None))
         if first is not None:
             raise first

@@ -70,6 +70,7 @@ class ProcessTransport:
         # torch's stubs of a backend know neither `send` nor `recv`.
         self._up: Any = up._get_backend(device)
         self._down: Any = down._get_backend(device)
+        # Sorted, because every rank has to create all groups in the same order, also those without it.
         self._sums = {ranks: self._new_group(ranks) for ranks in sorted(set(summing)) if len(ranks) > 1}
 
     def _new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -103,6 +104,7 @@ class ProcessTransport:
             if self._rank in ranks:
                 self.all_reduce(token, ranks).wait()
 
+    # Both ends choose by the direction of the message, so they choose the same group.
     def send(self, tensor: Tensor, destination: int) -> Pending:
         """Start sending a contiguous tensor to a rank; see `Transport`."""
         backend = self._up if destination > self._rank else self._down

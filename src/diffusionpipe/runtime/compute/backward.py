@@ -17,6 +17,7 @@ def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -
     as long as all other work of the executor for a micro-batch. The engine checks shapes, dtypes and devices once more
     itself. Megatron-LM calls it in the same way (core/pipeline_parallel/schedules.py: custom_backward).
     """
+    # Neither keep the graph nor make a graph of gradients, and no inputs: gradients go to all leaves.
     Variable._execution_engine.run_backward(
         tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
@@ -25,6 +26,7 @@ def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     """Add a gradient to a parameter's, as autograd does it: `.grad` has the parameter's layout and `gradient_dtype`."""
     if parameter.grad is None:
+        # As autograd does: a gradient of the right dtype and layout becomes `.grad` without a copy.
         own = gradient
         if _differs(parameter, gradient):
             own = torch.empty_like(parameter, dtype=gradient_dtype(parameter)).copy_(gradient)

@@ -29,6 +29,7 @@ class Casts:
     """The narrow copies of one rank's weights that forwards under autocast read. Mutable: empty between iterations."""
 
     def __init__(self) -> None:
+        # By `id`, because `==` of tensors compares their elements.
         self._copies: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -65,4 +66,5 @@ class _Cast(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         accumulate(ctx.weight, gradients[0])
+        # The gradient has been added. Autograd would first widen a gradient that is returned here.
         return None, None

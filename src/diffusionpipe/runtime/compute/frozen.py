@@ -118,6 +118,7 @@ class Encoder:
         stage = self._stage(fill.layers, given)
         stored = self._outputs | self._kept
         with torch.no_grad():
+            # A kept tensor is read from the store: a layer has written it there or it was put in with the batch.
             tensors = {
                 name: self._take(name, fill.samples)
                 if name in self._carried and name not in self._kept
@@ -125,6 +126,7 @@ class Encoder:
                 for name in stage.reads
             }
             for name, value in stage(tensors).items():
+                # A tensor may be needed in both places: stages read the store, later fills what is carried.
                 if name in stored:
                     store.write(name, fill.samples, value)
                 if name not in self._kept:
@@ -139,6 +141,7 @@ class Encoder:
         """The weights that are brought next after each fill; the first layer of all follows the last fill."""
         first: dict[Fill, BroughtLayer] = {}
         following: BroughtLayer | None = None
+        # Backwards through two iterations, because the fill after the last one is the first of the next iteration.
         for fill in (*self._fills, *self._fills)[::-1]:
             if following is not None:
                 first[fill] = following
@@ -187,4 +190,5 @@ class SizedEncoder:
         """Run the fill's layers on its samples, cell by cell."""
         for rows in store.split(fill.samples):
             self._encoders[store.size_of(rows)].run_rows(replace(fill, samples=rows), store)
+        # All encoders have the same fills and share the weights, so one of them prepares the next ones.
         self._encoders[0].end(fill)

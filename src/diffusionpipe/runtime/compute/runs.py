@@ -44,6 +44,7 @@ def runs_of(batch: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | None, tuple[
     runs: dict[int, dict[str, Tensor]] = {}
     for key, value in batch.items():
         number, _, name = key.partition(_MARK)
+        # The key of the sizes has no number in front.
         if number:
             runs.setdefault(int(number), {})[name] = value
     return tuple(batch[_SIZES].tolist()), tuple(runs.values())

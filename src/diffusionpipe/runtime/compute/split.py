@@ -122,12 +122,14 @@ def run_with(
 
 def _can_wait(weight: Tensor, bias: Tensor | None) -> bool:
     """Not so for a frozen weight, or for one that is itself computed from parameters."""
+    # W adds to `.grad` of leaves only.
     return weight.requires_grad and weight.is_leaf and (bias is None or bias.is_leaf)
 
 
 def _cast(x: Tensor) -> Tensor:
     """The tensor as autocast would have it."""
     kind = x.device.type
+    # autocast leaves float64 as it is.
     if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype is torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
@@ -151,6 +153,7 @@ class _Linear(Function):
         ctx: Any, deferred: Deferred, casts: Casts, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None
     ) -> Tensor:
         flat, w = x.reshape(-1, x.shape[-1]), _cast(casts.of(weight))  # (N, in)
+        # W needs x, and I needs w only where x wants a gradient.
         ctx.save_for_backward(flat, w if ctx.needs_input_grad[2] else None)
         ctx.deferred, ctx.weight, ctx.bias, ctx.shape = deferred, weight, bias, x.shape
         y = functional.linear(flat, w, None if bias is None else _cast(casts.of(bias)))  # (N, out)
@@ -180,11 +183,14 @@ def _add_linear(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, grad
 
 def _convolution(module: Any, deferred: Deferred | None, casts: Casts, x: Tensor) -> Tensor:
     weight, bias = module.weight, module.bias
+    # An input without a batch axis has one axis less than the weight.
     is_plain = type(module)._conv_forward in _CONV_FORWARDS and x.ndim == weight.ndim
+    # Modules pad with other values before they convolve, and torch.convolution accepts padding in numbers only.
     pads_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
     if deferred is None or not (is_plain and pads_zeros and _can_wait(weight, bias)):
         plain: Tensor = module._conv_forward(x, casts.of(weight), _copy(bias, casts))  # as torch's own forwards do
         return plain
+    # False and the zeros: the convolution is not transposed, so its output has no padding.
     how = (module.stride, module.padding, module.dilation, False, (0,) * (x.ndim - 2), module.groups)
     y: Tensor = _Convolution.apply(deferred, casts, how, _cast(x), weight, bias)  # type: ignore[no-untyped-call]
     return y
@@ -224,8 +230,10 @@ def _add_convolution(how: Any, weight: nn.Parameter, bias: nn.Parameter | None, 
 
 
 def _embedding(module: nn.Embedding, deferred: Deferred | None, casts: Casts, ids: Tensor) -> Tensor:
+    # With max_norm a forward changes the weight, and sparse gradients are not added as dense ones.
     if deferred is None or not _can_wait(module.weight, None) or module.sparse or module.max_norm is not None:
         return nn.Embedding.forward(module, ids)
+    # aten's number for "no padding index".
     padding = -1 if module.padding_idx is None else module.padding_idx
     how = (module.num_embeddings, padding, module.scale_grad_by_freq)
     y: Tensor = _Embedding.apply(deferred, how, ids, module.weight)  # type: ignore[no-untyped-call]

@@ -87,6 +87,7 @@ class LayerStage:
             )
             for layer, unused in zip(layers, _last_uses(layers, self.outputs), strict=True)
         ]
+        # Tied weights come several times and are cast once.
         kept = [pair for step in self._steps if not step.is_checkpointed for pair in step.forwards]
         self._cast_weights = tuple(dict.fromkeys(cast_weights(kept)))
 
@@ -123,6 +124,8 @@ class LayerStage:
             arguments = [tensors[name] for name in layer.reads]
             for name in step.unused:
                 tensors.pop(name, None)
+            # Layers draw no random numbers (`models/graphs/conduct.py`), so there is no state to keep for
+            # recomputation.
             if step.is_checkpointed and torch.is_grad_enabled():
                 written = checkpoint(run, step.component, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:

@@ -49,6 +49,7 @@ class RowStore:
         """The tensors of frozen layers that were put in, by row; of rows that are not here none were."""
         self._room = {name: max(prod(own[name].shape) for own in self._specs) for name in extents}
         self._buffers = {
+            # Zeros are read where nothing is written: the estimate of a micro-batch that is not probed.
             name: torch.zeros(len(rows) * self._room[name], dtype=getattr(torch, specs[name].dtype), device=device)
             for name, rows in extents.items()
         }
@@ -63,6 +64,7 @@ class RowStore:
 
     def in_cells(self, cells: Sequence[Range]) -> "RowStore":
         """A store on the same memory, with the given rows for each micro-batch."""
+        # A shallow copy has the same buffers.
         other = copy(self)
         other._cut(cells)
         return other
@@ -121,7 +123,9 @@ class RowStore:
         if self.cells:
             cell = self.cells[self._cell_of(rows.start)]
             assert rows.stop <= cell.stop, "rows of several cells have no common shape"
+            # The store may keep rows from the middle of a cell on.
             first = max(cell.start, extent.start)
+        # Rows before the cell take `room` elements each, rows in the cell only what their size needs.
         one = prod(shape)
         start = (first - extent.start) * room + (rows.start - first) * one
         # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
@@ -154,5 +158,6 @@ class RowStore:
             if table is None or value.dtype != torch.uint8:
                 view.copy_(own, non_blocking=True)
                 continue
-            for row, indices in zip(view, own, strict=True):  # in turn, because a look-up needs them as int32
+            # The look-up wants indices as int32, four times as long as uint8: row by row little memory holds them.
+            for row, indices in zip(view, own, strict=True):
                 row.copy_(table.index_select(0, indices.flatten().int()).view(indices.shape))

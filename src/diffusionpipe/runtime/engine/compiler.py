@@ -85,7 +85,10 @@ class Compiler(Transfers):
         weights = self.equipment.brought.get(block)
         if weights is None or action.op not in COMPUTE_OPS:
             return wait, run
+        # UNSHARD only starts to bring the weights, so each compute waits for them.
         wait = _both(wait, weights.present)
+        # Between reductions a sharded block has no gradients of other ranks' parameters. The first backward opens
+        # memory for them.
         return wait, run if action.op is Op.F else _both(self.equipment.gradients[block].open, run)
 
     def _plain_instruction(self, action: Action) -> Instruction:
@@ -116,6 +119,7 @@ class Compiler(Transfers):
         key = (action.stage, action.microbatch)
         slot, route, module = self.slots[key], self.routes[key], self.equipment.stages[action.stage]
         trains = action.stage in self.trained
+        # Only a schedule with W defers: without W nothing would ever use up what is put aside.
         splits = Op.W in self.schedule.placement.pipeline_of(action.stage).ops
         deferred = slot.deferred if splits else None
         gather = [(name, self._compile_input(slot, route, name, trains)) for name in module.reads]
@@ -123,8 +127,10 @@ class Compiler(Transfers):
         read, with_gradient = route.read, frozenset(route.gradients)
 
         def forward() -> None:
+            # A slot serves every iteration, so its counts of reads start again.
             slot.num_reads, slot.num_gradient_reads = route.num_reads, route.num_gradient_reads
             tensors = {name: get() for name, get in gather}
+            # All inputs have been taken, so producers of this worker may drop theirs.
             for producer in producers:
                 count_read(producer, is_gradient=False)  # [1]
             if trains:
@@ -132,13 +138,18 @@ class Compiler(Transfers):
             else:
                 with torch.no_grad():
                     outputs = module(tensors)
-            slot.inputs.clear()  # who still needs one holds it
+            # A layer that reads an input again in its backward holds it through its graph.
+            slot.inputs.clear()
             for name, value in outputs.items():
                 if name in read:
+                    # A reader makes a leaf of the detached value, because each stage walks its own graph.
                     slot.outputs[name] = value.detach()
                     if trains and name in with_gradient and value.requires_grad:  # a layer may detach
+                        # The edge holds the node of the graph and not the tensor, so the output's memory goes with its
+                        # last reader.
                         slot.graph[name] = get_gradient_edge(value)
                 else:
+                    # A layer may hand on a view of the store's rows, which a later batch overwrites.
                     lasting = self.reading.lasting(value.detach())
                     self.outputs.append(Output(name, route.microbatch, route.batch_rows, lasting))
                     if trains and value.requires_grad:
@@ -150,12 +161,15 @@ class Compiler(Transfers):
         """How a forward gets one input: a row range of the store, a neighbour's output, or received parts."""
         parts = route.inputs.get(name)
         if parts is None:
+            # One view for all iterations: buffers of the store never move, and `Program` makes an instruction for each
+            # size.
             view = self.reading.view(name, route.batch_rows)
             return lambda: view
         value = self._compile_value(slot, route, name, parts)
         if not (trains and name in route.with_gradient and self.equipment.tensors[name].needs_gradient):
             return value
 
+        # The gradient of this leaf is the one that goes back to the producers.
         def leaf() -> Tensor:
             tensor = slot.leaves[name] = value().detach().requires_grad_()
             return tensor
@@ -165,6 +179,8 @@ class Compiler(Transfers):
     def _compile_value(
         self, slot: Slot, route: Route, name: str, parts: tuple[MessagePart, ...]
     ) -> Callable[[], Tensor]:
+        # An input comes in several parts where producer and consumer divide a micro-batch over replicas in different
+        # ways.
         local = [
             (part.rows, part.peer_rows, self.slots[part.peer, route.microbatch].outputs)
             for part in parts
@@ -173,10 +189,12 @@ class Compiler(Transfers):
         if len(parts) == 1 and local:
             _, rows, outputs = local[0]
             return lambda: outputs[name][rows.start : rows.stop]
+        # RECV has put all parts into this memory (`receive`).
         if not local:
             return lambda: slot.inputs[name]
         buffer = self.buffer_of(slot, route, name)
 
+        # Received parts are there already, because F has waited for them; parts of this worker are copied beside them.
         def gather() -> Tensor:
             value = buffer()
             for rows, peer_rows, outputs in local:
@@ -193,19 +211,23 @@ class Compiler(Transfers):
         added = self._addition(action)
         consumers = [self.slots[peer, action.microbatch] for peer in route.local_consumers]
         gradient_of = {name: self._compile_gradient(slot, route, name) for name in route.gradients}
+        # False where no producer trains; the gradients of the leaves are dropped then.
         keeps_gradients = route.num_gradient_reads > 0
 
         def backward() -> None:
             graph, leaves = slot.graph, slot.leaves
+            # An output that has a graph and no reader is a loss.
             gradients = [
                 gradient_of[name]() if name in gradient_of else self._loss_gradient(route, name) for name in graph
             ]
             for consumer in consumers:
                 count_read(consumer, is_gradient=True)
+            # Empty where no output depends on anything trained. The readers of input gradients still get zeros [2].
             if graph:
                 run_backward(graph.values(), gradients)
             graph.clear()
             slot.arrived.clear()
+            # A producer waits for a gradient of each of its outputs, even if no layer here has used one.
             if keeps_gradients:
                 for name, leaf in leaves.items():
                     gradient = leaf.grad
@@ -234,6 +256,7 @@ class Compiler(Transfers):
         """The gradient of one output: the sum over everyone who read it, in edge order."""
         parts = route.gradients[name]
         getters = [(part.rows, self._compile_part(slot, route, name, part)) for part in parts]
+        # The only reader's gradient is passed on as it is.
         if len(parts) == 1 and len(parts[0].rows) == route.num_rows:
             return getters[0][1]
         is_whole = all(len(part.rows) == route.num_rows for part in parts)
@@ -243,6 +266,8 @@ class Compiler(Transfers):
             for rows, get in getters:
                 part = get()
                 if len(rows) == route.num_rows:
+                    # `total + part` is a new tensor. Rows are added in place, and the first part may be a message or
+                    # belong to another stage: then a copy of it is the total.
                     total = (part if is_whole else part.clone()) if total is None else total + part
                 else:
                     if total is None:

@@ -98,6 +98,7 @@ class Executor:
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         routes = routes_of(schedule, worker)
         extents = with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
+        # An executor that is given a store encodes nothing ahead: the prologue, and steps that are cut by tokens.
         is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
         # Two stores take turns: while one is read, the other is filled for the next iteration.
         self._stores = [
@@ -139,9 +140,11 @@ class Executor:
             writing=self._stores[-1],
             trained=frozenset(action.stage for action in order if action.op in (Op.B, Op.I)),
         )
+        # Of two stores, turn 0 reads the first and fills the last, turn 1 the other way round. A single store is both.
         turns = (replace(compiler, reading=r, writing=self._stores[i - 1]) for i, r in enumerate(self._stores))
         steps = _prepared(order, equipment.preparations)
         self._programs = [Program(steps, [turn, *(turn.of_size(other) for other in others)]) for turn in turns]
+        # Every turn and every size of samples has the same waits, so one list of marks serves all.
         marks = marks_of([wait is not None for wait, _ in self._programs[0].instructions()])
         self._steps = list(zip(marks, steps, strict=True))
         # Two take turns: one is read while the device runs what the other records.
@@ -190,7 +193,7 @@ class Executor:
         recorder = self.recording.recorder
         recorder.reset()
         mark = recorder.mark
-        mark()
+        mark()  # the start of the iteration
         try:
             for wait, run in self._programs[self._turn].instructions():
                 if wait is not None:
@@ -204,6 +207,7 @@ class Executor:
                 error.add_note(self._shortage())
             raise
         finally:
+            # Also after an error: copies of the weights are stale after the next update.
             self._equipment.cleanup()
         mark()
         self._turn = (self._turn + 1) % len(self._stores)
@@ -252,6 +256,8 @@ class Executor:
         return f"It ran out at {place}; {held}."
 
     def _finish(self) -> None:
+        # Left over are sends of whose end no news has come, and frozen outputs of the next batch, for which no action
+        # waits.
         for works, held in self._own_transfers:
             if works:
                 for work in works:
@@ -288,6 +294,7 @@ def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -
                 rank_of(placement.stages[message.source].worker)
                 for message in received
                 if message.destination == action.stage
+                # Frozen work has one micro-batch, the whole batch, so its messages concern every forward.
                 and message.is_gradient == (action.op is not Op.F)
                 and (placement.is_frozen(message.source) or message.microbatch == action.microbatch)
             }
@@ -328,6 +335,7 @@ def with_inputs(
     rows = dict(extents)
     for (stage, _), route in routes.items():
         for name in stages[stage].reads if stage in stages else ():
+            # Raw inputs, and the estimate of a micro-batch that is not probed, which is read as zeros.
             if name not in route.inputs:
                 rows[name] = fed_rows(schedule.placement, stage, rows.get(name))
     return rows

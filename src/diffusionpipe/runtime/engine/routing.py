@@ -74,6 +74,7 @@ def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
     edges = [edge for edge in _edges(placement) if not placement.is_frozen(edge.producer)]
     routes = {}
     for pipeline in placement.pipelines:
+        # Frozen stages write to the store. They have no slots and need no routes.
         if Op.ENCODE in pipeline.ops:
             continue
         for stage in pipeline.stages:
@@ -92,6 +93,7 @@ def _messages_by_edge(schedule: Schedule) -> _Arrival:
     return {
         (m.source, m.destination, m.microbatch, m.is_gradient): k
         for k, m in enumerate(schedule.messages)
+        # Messages of frozen outputs go through the store; `waits_of` finds them.
         if not schedule.placement.is_frozen(m.source)
     }
 
@@ -110,8 +112,10 @@ def _route(
 
     def part(peer: int, *, is_gradient: bool) -> MessagePart | None:
         if microbatch not in placement.pipeline_of(peer).numbers:
-            return None  # what is not probed reads zeros
+            # A micro-batch that is not probed has no estimate; its reader finds zeros in the store.
+            return None
         theirs = placement.samples(peer, microbatch)
+        # A replica has some of the micro-batch's samples, so two stages exchange those that both have.
         common = own.intersection(theirs)
         if not len(common):
             return None
@@ -132,6 +136,7 @@ def _route(
             for name in edge.tensors:
                 inputs[name].append(source)
             with_gradient.update(edge.gradients)
+            # The gradients of an edge go in one message or are taken by one local producer, so they count as one read.
             num_gradient_reads += bool(edge.gradients)
         if edge.producer == stage and (reader := part(edge.consumer, is_gradient=True)) is not None:
             num_reads += 1
@@ -167,6 +172,7 @@ def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> di
     extents: dict[str, Range] = {}
     for stage_id, stage in enumerate(placement.stages):
         if stage.worker == worker and placement.is_frozen(stage_id):
+            # Micro-batch 0 of frozen work is the whole batch; the share of the stage is a part of it.
             rows = placement.rows(stage_id, 0)
             extents.update(dict.fromkeys(raw_inputs, rows))
             for edge in _edges(placement):
@@ -175,6 +181,7 @@ def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> di
     for edge in _edges(placement):
         if placement.is_frozen(edge.producer) and placement.stages[edge.consumer].worker == worker:
             for name in edge.tensors:
+                # One buffer for both: the rows that the worker encodes itself and all rows that its stages read.
                 extents[name] = fed_rows(placement, edge.consumer, extents.get(name))
     return extents
 

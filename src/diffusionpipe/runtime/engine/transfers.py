@@ -70,6 +70,8 @@ class Transfers:
         works, held, send = self.works[k], self.held[k], self.equipment.transport.send
         destination = self.equipment.rank_of_worker(placement.stages[message.destination].worker)
         if placement.is_frozen(message.source):
+            # These views are not put into `held`: the store outlives the send, which is waited for before the rows are
+            # written again.
             views = [view for name in message.tensors for view in self.writing.views(name, message.samples)]
             return lambda: works.extend([send(view, destination) for view in views])
         key = (message.source, message.microbatch)
@@ -81,6 +83,7 @@ class Transfers:
         def run() -> None:
             for name in names:
                 tensor = source[name] if is_whole else source[name][rows.start : rows.stop]
+                # Backends accept contiguous memory alone.
                 tensor = tensor.contiguous()
                 held.append(tensor)
                 works.append(send(tensor, destination))

@@ -131,6 +131,7 @@ class WindowExecutor:
                 equipment=equipment,
                 routes=routes,
                 releases={
+                    # `later`: how many batches after the action's own the batch of the send is.
                     action: tuple(self._context(number + later).sending(sent) for sent, later in over)  # [3]
                     for action, over in releases.items()
                 },
@@ -177,11 +178,13 @@ class WindowExecutor:
             feed: called with each batch before this worker encodes any of it, in order; it puts the raw inputs into the
                 batch's store. Its time is a wait of the batch's first fill.
         """
+        # The flush would then wait for batches whose windows come after it.
         assert self._begun <= stop, "batches behind the flush have begun"
         lead = self.schedule.lead
         self._num_runs += 1
         self._feed = feed
         if self._begun == self._window:  # nothing is in flight
+            # Of these windows only actions that lead exist: they begin the first batches.
             for number in range(self._window - lead, self._window):
                 self._run(number, stop)
         self._run(self._window, stop)
@@ -190,6 +193,7 @@ class WindowExecutor:
         self._context(self._window).finish(self._frozen)  # [2]
         self._context(self._window - 1).finish(self._trained)
         self._window += 1
+        # At a flush no later window comes at whose end these sends would be waited for.
         if self._window == stop:
             for context in self._contexts:
                 context.finish(self._trained)
@@ -229,6 +233,7 @@ class WindowExecutor:
             for place, (batch, action) in enumerate(batches)
             if self._window <= batch < stop
         ]
+        # A window near a flush lacks the actions of other batches, so each window has steps of its own.
         marks = marks_of([wait is not None for _, wait, _ in program])
         steps = list(zip(marks, (action for action, _, _ in program), strict=True))
         self._recordings = [replace(self._recordings[1], steps=steps), self._recordings[0]]
@@ -255,11 +260,13 @@ class WindowExecutor:
             encode = _encoding(encoder) if encoder else compiler.instruction(_plain(action))[1]
             return (lambda: self._feed(context.batch)) if action == self._first_fill else None, encode
         wait, run = compiler.instruction(_plain(action))
+        # W reads the tensors that I has put aside and no weights, so it needs no version.
         if action.op not in (Op.F, Op.B, Op.I):
             return wait, run
         versions = self._versions[block]
 
         def bound() -> None:
+            # The step of batch b starts from version b.
             version, step = context.batch - staleness, context.batch
             if action.reading.predicted:
                 versions.bind_predicted(version, step, lambda known: self.predict(block, known, step))
@@ -273,6 +280,7 @@ class WindowExecutor:
         versions, gradients = self._versions[block], self._equipment.gradients[block]
 
         def step() -> None:
+            # REDUCE_GRAD has only started the sums.
             gradients.finish()
             versions.step(lambda: self.update(block, context.batch))
 

@@ -127,6 +127,7 @@ class Worker:
     def _feed(self, store: RowStore, rows: Range | None, inputs: Mapping[str, Tensor]) -> None:
         sizes, parts = runs_of(inputs)
         if sizes is not None:
+            # All rows of a cell have one size, so its first row says which.
             store.sizes = tuple(sizes[cell.start] for cell in store.cells)
         if rows is not None:
             start = rows.start
@@ -135,6 +136,7 @@ class Worker:
                 stop = start + len(next(iter(part.values()))) if sizes is not None else rows.stop
                 for row, marks in enumerate(part[GIVEN].tolist() if GIVEN in part else ()):
                     store.given[start + row] = frozenset(compress(self.kept, marks))
+                # The two marks describe rows; no layer reads them.
                 with self.upload.brought({name: part[name] for name in part if name not in (GIVEN, KEYS)}) as brought:
                     store.feed(Range(start, stop), brought, self.tables)
                 start = stop
@@ -150,6 +152,7 @@ class Worker:
         Only where a rank updates a part and holds all; elsewhere it does nothing. Training brings them itself. All
         ranks that share a block call it.
         """
+        # All transfers are started before the first is waited for.
         for weights in self.resident:
             weights.prepare()
         for weights in self.resident:
@@ -190,6 +193,7 @@ def build_worker(
     if plan.mesh.parts > 1 and divided is None:
         sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
         divided = {block: sharder.divide(block) for block in trained_blocks(plan, rank)}
+    # The last block of a plan is the frozen part.
     hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
     held = _held(graph, plan, rank, transport, divided if plan.mesh.parts > 1 else None)
     parts = _Parts(
@@ -286,6 +290,7 @@ def _held(
     # What several blocks train is summed once, with the block whose gradients are summed last: all is complete then.
     summed_with = {name: block for block in _in_order_of_sums(plan, rank, holders) for name in trained[block]}
     for block, ranks in holders.items():
+        # Where one rank alone holds the blocks nothing is summed, and each block may list the parameter.
         own = {name: p for name, p in trained[block].items() if len(ranks) == 1 or summed_with[name] == block}
         if divided is not None:
             gradients[block] = divided[block]
@@ -294,6 +299,7 @@ def _held(
             gradients[block] = BlockGradients(tuple(own.values()), ranks, transport)
         parameters |= own
         of_block[block] = tuple(own.values())
+        # Without owners a parameter counts on the first of its holders, so that norms count it once.
         if divided is not None or ranks[0] == rank:
             owned |= own.keys()
     return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
@@ -303,6 +309,7 @@ def _in_order_of_sums(plan: Plan, rank: int, blocks: Collection[int]) -> list[in
     """The blocks in the order in which the rank sums their gradients; all that hold them have the same one."""
     stages, order = plan.train.placement.stages, plan.train.orders[place_of(plan, rank).worker]
     place = {stages[action.stage].weights: i for i, action in enumerate(order) if action.op is Op.REDUCE_GRAD}
+    # Blocks without a sum come first, so a block with one takes over their common parameters.
     return sorted(blocks, key=lambda block: place.get(block, -1))
 
 
@@ -393,8 +400,12 @@ class _Parts:
         # Sharded blocks bring their copies; those of one version would not do for another one.
         is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
         has_own = all(block.stays for block in self.divided.values())
+        # Copies for a whole iteration need weights that do not change in it: not windows, which update between
+        # forwards.
         has_casts = self.precision.autocast is not None and has_own and not is_endless
         kept = self.kept if phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE) else ()
+        # A cache may keep tensors between the parts of a layer; the model's description has only tensors between
+        # layers.
         between = [spec for layer in self.graph.layers for spec in layer.between]
         return Equipment(
             stages=stages,
@@ -439,9 +450,11 @@ class _Parts:
             if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
                 layers = self._layers(stage.weights)
                 wanted = {name for edge in _edges(schedule) if edge.producer == index for name in edge.tensors}
+                # A probe runs blocks for the estimate alone; nothing reads its losses.
                 shown = set() if schedule.placement.pipeline_of(index).is_probe else results
                 outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | shown)
                 stages[index] = LayerStage(
+                    # A phase may need a part of the block's layers: drawing ends with the prediction, before the loss.
                     needed_layers(layers, outputs, given=()),
                     self.graph.components,
                     outputs=outputs,
@@ -454,6 +467,7 @@ class _Parts:
 
     def encoder(self, schedule: Schedule, kept: tuple[str, ...]) -> Encoder | None:
         """The frozen part, if this worker encodes in this schedule."""
+        # A worker has at most one frozen stage.
         for index, stage in enumerate(schedule.placement.stages):
             if stage.worker == self.place.worker and schedule.placement.is_frozen(index):
                 frozen = (edge for edge in _edges(schedule) if schedule.placement.is_frozen(edge.producer))

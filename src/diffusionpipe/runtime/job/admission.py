@@ -94,6 +94,8 @@ def admit(store: "Store", me: Applicant, *, arrival: Seconds, proving: Seconds =
             f"two processes came as rank {me.rank} of {me.world_size}, one of them on {socket.gethostname()}; give "
             "each a RANK of its own, and end what an earlier start has left."
         )
+    # Before the hellos: a rank that counts differently would wait the whole `arrival` for ranks that no one has
+    # started.
     store.set(f"size/{me.rank}", str(me.world_size))
     # Polling keeps signals alive: Store.wait would block the main thread in C++.
     if not _missing(store, ["size/0"], arrival, pause=0.05):
@@ -108,6 +110,7 @@ def admit(store: "Store", me: Applicant, *, arrival: Seconds, proving: Seconds =
     if me.rank == 0:
         for rank, hello in enumerate(hellos):
             _check_size(store, me, rank, f"rank {rank}{_host(hello)}")
+    # A hash of all hellos: a proof from another start, or with a changed hello, does not fit it.
     said = sha256(json.dumps(hellos).encode()).hexdigest()
     store.set(f"proof/{me.rank}", _proof(me.token, f"rank {me.rank} of {me.world_size}", said))
     if me.rank == 0:
@@ -149,6 +152,7 @@ def _judge(store: "Store", me: Applicant, hellos: Sequence[str], said: str, prov
     if not problems:
         store.set("answer", f"admitted {_proof(me.token, 'answer', said)}")
         return
+    # Four problems fit into `_LONGEST` characters, to which readers cut the answer.
     shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
     store.set("answer", f"refused {shown}")
     deadline = time.monotonic() + min(_HEARD, proving)
@@ -161,6 +165,7 @@ def _problem(proof: str, token: str | None, expected: str) -> str | None:
     """The fault of a proof; None if it is right."""
     if not proof:
         return "sent no proof of the token"
+    # It takes the same time for every wrong proof, so time says nothing of the right one.
     if hmac.compare_digest(proof.encode(), expected.encode()):
         return None
     if token is None:

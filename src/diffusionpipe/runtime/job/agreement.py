@@ -96,6 +96,7 @@ def on_all(make: Callable[[], T]) -> T:
         result = make()
     except ConfigError as error:
         mine = error
+    # All ranks take part, also those that failed: the others wait for their message.
     texts = gather(str(mine) if mine is not None else None, _TEXT)
     if mine is not None:
         mine.is_common = len(set(texts)) == 1

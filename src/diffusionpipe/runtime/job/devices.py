@@ -53,6 +53,7 @@ class VisibleDevice:
     @property
     def index(self) -> int | None:
         """The number of the CUDA device that this rank would take, of those it sees; None: there is none for it."""
+        # The scheduler has chosen for this rank; its local rank counts devices that it does not see.
         if self.num_devices == 1:
             return 0
         return self.local_rank if self.local_rank < self.num_devices else None
@@ -79,6 +80,7 @@ def sight(asked: str, local_rank: int) -> VisibleDevice:
     )
     if plain.index is None:
         return plain
+    # Work that names no device would otherwise go to device 0 on every rank of the machine.
     torch.cuda.set_device(plain.index)
     uuid = getattr(torch.cuda.get_device_properties(plain.index), "uuid", "")
     return VisibleDevice(**asdict(plain) | {"uuid": str(uuid)})
@@ -118,6 +120,7 @@ def device_indices(seen: Sequence[VisibleDevice]) -> tuple[int | None, ...]:
         ConfigError: some ranks have no device, or share one, or ask for different kinds.
     """
     kinds = {one.asked for one in seen}
+    # "auto" becomes the CPU only where no rank of the job has a GPU.
     if kinds == {"cpu"} or (kinds == {AUTO} and not any(one.num_devices for one in seen)):
         return (None,) * len(seen)
     problems = []
@@ -135,6 +138,7 @@ def device_indices(seen: Sequence[VisibleDevice]) -> tuple[int | None, ...]:
     sharing = defaultdict(list)
     for rank, one in enumerate(seen):
         if one.index is not None and one.uuid:
+            # Indices say nothing here: tasks with one visible device all have index 0.
             sharing[one.host, one.host_id, one.uuid].append(rank)
     problems += [
         f"{_ranks(ranks)} would share one CUDA device: start at most one rank per device"

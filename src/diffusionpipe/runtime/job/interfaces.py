@@ -43,6 +43,7 @@ def unknown_interface(variable: str, value: str, interfaces: Sequence[str]) -> s
         return None
     is_prefix = variable.startswith("NCCL") and not value.startswith("=")
     names = value.removeprefix("=").split(",")
+    # NCCL takes a name as a beginning, gloo as a whole.
     missing = [n for n in names if not any(i == n or (is_prefix and i.startswith(n)) for i in interfaces)]
     return f"no {', '.join(missing)} among {', '.join(interfaces)}" if len(missing) == len(names) else None
 
@@ -62,6 +63,7 @@ def gloo_address(value: str, host: str) -> str:
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as trial:
             try:
+                # Only an address of this machine can be bound.
                 trial.bind((address[0], 0, *address[2:]))
             except OSError:  # of another machine, or of none
                 continue
@@ -79,6 +81,8 @@ def _address_of(interface: str) -> str:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
+            # A struct ifreq: 16 bytes for the name with its final zero, then a sockaddr, whose IPv4 address is bytes 20
+            # to 23.
             found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError as error:
             return _sixth_version(interface) if error.errno == errno.EADDRNOTAVAIL else "unknown"

@@ -36,6 +36,7 @@ def store_of(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[S
     def connection(*, is_holder: bool, timeout: Seconds) -> Store:
         deadline = time.monotonic() + timeout
         while True:
+            # The launcher holds the store: if it is gone, no attempt can succeed.
             if member.is_launched and os.getppid() != member.launcher:
                 raise PeerError(f"the launcher (process {member.launcher}) has ended; this rank stops too")
             started = time.monotonic()

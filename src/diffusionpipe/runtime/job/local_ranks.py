@@ -52,6 +52,7 @@ class LocalRanks:
             DiffusionPipeError: one that a rank raised.
             PeerError: a rank died, or failed in another way; the text says which and holds its traceback.
         """
+        # All are asked before any answer is read: a call may need all ranks at once.
         for rank, pipe in enumerate(self._pipes):
             try:
                 pipe.send((function, arguments))
@@ -94,6 +95,7 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
+    # The port is free when the block ends, and the store of rank 0 takes it. Another program could take it in between.
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -105,10 +107,12 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
     ]
     for process, (_, theirs) in zip(processes, pairs, strict=True):
         process.start()
-        theirs.close()  # so that a rank that dies is noticed
+        # This process keeps no end of theirs, so `recv` ends with EOFError where a rank dies.
+        theirs.close()
     try:
         yield LocalRanks([ours for ours, _ in pairs])
     finally:
+        # All are killed before the first is waited for.
         for process in processes:
             process.kill()
         for process in processes:
@@ -127,6 +131,7 @@ def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -
     member = Membership(rank=rank, world_size=num_ranks, local_rank=rank, address="127.0.0.1", port=port, token=token)
     with joined(member, device="cpu") as job:
         while True:
+            # The pipe is a parent's own and reaches no other machine, so unpickling is safe here.
             function, arguments = pipe.recv()
             try:
                 result = function(job, *arguments)
@@ -154,4 +159,5 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        # Not sys.exit: the main thread may be blocked in C++.
         os._exit(1)

@@ -53,6 +53,7 @@ def kept_local(address: str) -> Iterator[None]:
     interface = next((name for name in _INTERFACES if name in there), None)
     added: dict[str, str] = {}
     if interface is not None and is_loopback(address):
+        # NCCL takes a name as a beginning unless it is marked with "=".
         added = {name: mark + interface for name, mark in _CHOICES.items() if name not in os.environ}
     os.environ.update(added)  # the libraries read nothing else
     try:

@@ -60,6 +60,7 @@ def membership(environ: Mapping[str, str]) -> Membership:
     )
     if not problems and not rank < world_size:
         problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
+    # Checked apart, because a port may be wrong even where other variables are missing.
     if environ.get("MASTER_PORT", "").isdecimal() and not 0 < port < 2**16:
         problems.append(f"MASTER_PORT={port} is not a port; ports are 1 to 65535")
     if not problems and world_size > 1 and not environ.get("LOCAL_RANK"):

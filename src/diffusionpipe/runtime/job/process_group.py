@@ -115,6 +115,7 @@ def joined(member: Membership, *, device: str, arrival: Seconds = 300.0, patienc
         RuntimeError: gloo or NCCL cannot connect the ranks.
         PeerError: another rank has failed or died.
     """
+    # Before the ranks meet: the device must be set before anything uses CUDA.
     own = sight(device, member.local_rank)
     if member.world_size > 1:
         check_interfaces(os.environ, (GLOO,) if own.index is None else NAMED_INTERFACES)
@@ -153,6 +154,7 @@ def met(
             admit(meeting, me, arrival=arrival)
             yield Meeting(membership=member, sight=own, store=store, watchdog=watchdog, progress=progress)
     except BaseException:
+        # The clean-up of NCCL may hang on a dead peer. Where a note can be left, the process ends without it.
         if member.world_size > 1 and member.error_file is not None:
             _end_soon()
         if member.world_size == 1 and dist.is_initialized():
@@ -213,6 +215,7 @@ def failed(error: BaseException, member: Membership) -> tuple[int, str]:
 
 def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:
     """The note, and whether it is in the error file."""
+    # The error may be a consequence of Ctrl-C in disguise (`interrupts`).
     if was_interrupted():
         error = KeyboardInterrupt()
     note = note_of(error, "".join(traceback.format_exception(error)))
@@ -220,6 +223,7 @@ def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, 
 
 
 def _end_soon() -> None:
+    # A thread of C ends the process even if Python's lock is held. Its traceback is of no use and goes to no file.
     faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
@@ -233,6 +237,7 @@ def ending(member: Membership) -> Callable[[str], None]:
         status, text = failed(PeerError(message), member)
         if text:
             end_process(text)
+        # The main thread may be blocked, so no exception would reach it.
         os._exit(status)
 
     return end

@@ -103,6 +103,7 @@ class Moment:
 
     def place(self) -> str:
         """The phase or step, the action and the awaited data worker in words, for messages: "step 7, action 1F0"."""
+        # Before the first step there is no number to show.
         what = self.phase if self.phase != STEP or self.step == 0 else f"step {self.step}"
         text = what if what.startswith(STEP) or self.step == 0 else f"{what} (step {self.step})"
         text += f", {self.action}" if self.action else ""
@@ -141,6 +142,7 @@ class Progress:
         self._count = 0
         self._waits = self._is_taking = False
         self._helpers: Helpers | None = None
+        # The last steps alone, so the limit follows when steps become longer or shorter.
         self._durations: deque[Seconds] = deque(maxlen=31)
         self._seen: object = None
         self._still = 0.0
@@ -182,6 +184,7 @@ class Progress:
         try:
             while True:
                 self._is_taking = True
+                # None is never a batch.
                 batch = next(batches, None)
                 self._is_taking = False
                 if batch is None:
@@ -227,16 +230,19 @@ class Progress:
     def _limit_in(self, phase: str) -> Seconds | None:
         if self._stuck_after is None or phase == PLANNING:
             return None
+        # A copy: the main thread adds durations meanwhile.
         if self._stuck_after == "auto":
             durations = tuple(self._durations)
             limit = max(LEAST, MEDIANS * median(durations)) if durations else LEAST
         else:
             limit = self._stuck_after
+        # Loading, planning and saving have no typical length, hence the longer limit.
         return limit if phase == STEP else limit * PATIENCE_ELSEWHERE
 
     def pause(self, interval: Seconds) -> Seconds:
         """The time until the watchdog looks again: `interval`, or a quarter of the present limit if that is less."""
         limit = self.limit()
+        # A short limit would otherwise be over long before the next look.
         return interval if limit is None else min(interval, limit / 4)
 
     def look(self, elapsed: Seconds) -> Moment:
@@ -251,6 +257,7 @@ class Progress:
         work = self._beside
         if work is None:
             return None
+        # This work counts no parts; the bytes that it moves show that it lives.
         seen = bytes_moved(thread=work.thread) >> _IO_UNIT
         work.still = work.still + elapsed if seen == work.seen else 0.0
         work.seen = seen
@@ -260,6 +267,7 @@ class Progress:
     def _look_at_main(self, elapsed: Seconds) -> Moment:
         phase, limit, helpers = self._phases[-1], self.limit(), self._helpers
         helper = helpers.awaited if self._is_taking and helpers is not None else None
+        # In a step the executor's marks show progress; reading /proc would add nothing.
         io = bytes_moved(helper) if phase != STEP or helper is not None else 0
         seen = (phase, self._count, helper, io >> _IO_UNIT, [executor.passed() for executor in self.executors])
         self._still = self._still + elapsed if seen == self._seen else 0.0

@@ -23,6 +23,7 @@ def check_shared_file_system(folder: Path, *, patience: Seconds = 10.0) -> None:
         CheckpointError: on all ranks; it names the nodes that lack the folder or cannot write.
     """
     rank, size = rank_in(), size_of()
+    # All ranks use the first one's token, so files of an earlier start do not count.
     run = agree(lambda: secrets.token_hex(8))[0]
     tokens = [folder / f".shared-{run}-{other}" for other in range(size)]
     try:
@@ -31,7 +32,8 @@ def check_shared_file_system(folder: Path, *, patience: Seconds = 10.0) -> None:
         nodes = agree(socket.gethostname)
         # Both directions are the same finding: rank r and rank 0 do not share the folder.
         lacking = sorted({r for r in range(size) if not seen[r][0] or not seen[0][r]})
-        together(lambda: None)  # nobody removes a token that another still looks for
+        # A barrier: no rank removes its token while another still looks for it.
+        together(lambda: None)
     finally:
         with suppress(OSError):  # where it could not be written it cannot be removed, and that error is on its way
             tokens[rank].unlink()

@@ -54,6 +54,7 @@ def may_judge(mine: Moment, grace: Seconds) -> bool:
     """Whether a rank has to look for the one that hangs: itself, or after `grace` the one it waits for."""
     if mine.limit is None or not mine.is_over_limit:
         return False
+    # A rank that waits leaves the hanging one the time to judge itself and to name what it does.
     return mine.waits is None or mine.still > mine.limit + grace
 
 
@@ -75,6 +76,7 @@ def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:
             return None  # [1]
         if moment.waits is None:
             return moment  # [2]
+        # Wait for several: only one that does not wait itself can be the cause.
         rank = _next(moments, rank)
     circle = path[path.index(rank) :] if rank in path else path
     return min((moments[one] for one in circle), key=lambda moment: (moment.step, moment.rank))  # [3]
@@ -83,7 +85,9 @@ def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:
 def _next(moments: Mapping[int, Moment], rank: int) -> int:
     """The rank that matters among those that `rank` waits for: one that waits for none, longest without progress."""
     awaited = moments[rank].waits or tuple(other for other in moments if other != rank)
+    # Ranks without a beat so far are not in `moments`.
     known = [moments[one] for one in awaited if one in moments and one != rank]
+    # The rank itself: the loop then ends with it as its own circle.
     if not known:
         return rank
     return min(known, key=lambda moment: (moment.waits is not None, -moment.still, moment.step, moment.rank)).rank
@@ -125,8 +129,10 @@ def dump_stacks(progress: Progress) -> None:
     with suppress(OSError):  # the job ends anyway, and its message says why
         progress.folder.mkdir(parents=True, exist_ok=True)
         with stacks_file(progress.folder, progress.rank).open("w", encoding="utf-8") as file:
+            # With 0.0 the look adds nothing to the time without progress.
             file.write(f"Rank {progress.rank}: {progress.look(0.0).place()}\n")
             file.flush()
+            # It writes to the descriptor directly, so what Python has buffered must be there before.
             faulthandler.dump_traceback(file, all_threads=True)
             if helpers := progress.helper_stacks():
                 file.write(f"\n{helpers}")

@@ -90,9 +90,11 @@ def state_of_process(pid: int) -> str | None:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
+        # Without /proc a missing file says nothing of the process.
         return "" if Path("/proc/self/stat").exists() else None
     except OSError:
         return None
+    # The name in brackets may hold brackets and spaces.
     return status.rpartition(")")[2].split()[0]
 
 

@@ -34,6 +34,7 @@ def end_process(message: str) -> None:
 
 @contextlib.contextmanager
 def _deaf_to_sigterm() -> Iterator[None]:
+    # Only the main thread may set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -128,6 +128,7 @@ class Watchdog:
             if cause is not error:
                 raise cause from error
             if self._note is not None:
+                # The note comes first: a rank that hears of the error may end, and the launcher then kills this one.
                 self._note(error)
             self.report(error)
             raise
@@ -142,6 +143,7 @@ class Watchdog:
         store = self._store = self._connect()
         store.set(f"member/{self._post.rank}", json.dumps(asdict(self._me)))
         self._last_round = time.monotonic()
+        # Two threads, because a request to a dead store blocks the first for ever.
         for target in (self._watch, self._watch_store):
             threading.Thread(target=target, name=f"watchdog{target.__name__}", daemon=True).start()
 
@@ -166,13 +168,16 @@ class Watchdog:
             return error
         with self._lock:
             self._is_claimed = True  # from here on the main thread speaks for this rank
+        # The beating thread now asks twenty times in an interval.
         self._hurry.set()
-        with _deaf_to_sigterm():  # torch's agent terminates the survivors while they still ask who died
+        # torch's agent sends SIGTERM to the survivors while they still ask which rank died.
+        with _deaf_to_sigterm():
             self._known.wait(self._post.patience + 4 * self._post.interval)
         if (failure := self.failure()) is not None:
             return failure
         if isinstance(error, PeerError):
             return error
+        # No verdict came: the error is this rank's own, and `guard` reports it.
         with self._lock:
             self._is_claimed = False
         return error
@@ -181,6 +186,7 @@ class Watchdog:
         """Wait until every rank has come to its end in good order, then stop watching."""
         if self._store is None:
             return
+        # A count and not a list: one request tells whether all are there.
         self._store.add("done", 1)
         while not self._all_done():
             if (failure := self.failure()) is not None:
@@ -188,6 +194,7 @@ class Watchdog:
             time.sleep(self._post.interval / 20)
         self._left.set()
         others = set(range(self._post.world_size)) - {self._post.rank}
+        # Without a rank that holds the store, rank 0 waits for the others in its place.
         if self._post.rank != (self._post.store_rank or 0):
             self._store.set(f"left/{self._post.rank}", "1")
             return
@@ -218,6 +225,7 @@ class Watchdog:
                     self._conclude(verdict)
                 self._hurry.wait(self._progress.pause(self._post.interval))
                 if self._hurry.is_set():
+                    # `_hurry` stays set, so its wait does not pause any more.
                     time.sleep(self._post.interval / 20)
         except RuntimeError as error:
             self._conclude(self._store_lost(f"ended (its key-value store is gone: {str(error).splitlines()[0]})"))
@@ -235,6 +243,7 @@ class Watchdog:
 
     def _look(self, last: Seconds) -> Moment:
         """The work of this rank now. A pause of the whole machine does not count as a hang."""
+        # Two intervals at most, because in a pause of the machine no rank could make progress.
         return self._progress.look(min(time.monotonic() - last, 2 * self._post.interval))
 
     def _judge_progress(self, mine: Moment) -> Verdict | None:
@@ -244,9 +253,11 @@ class Watchdog:
         beats = {rank: self._peek(f"beat/{rank}") for rank in range(self._post.world_size)}
         moments = {rank: parse_moment(beat.partition(" ")[2]) for rank, beat in beats.items() if beat}
         moments[self._post.rank] = mine
+        # Within the grace the others may still be on their way to a wait; the message could not name them yet.
         if mine.limit is not None and mine.still <= mine.limit + grace and not are_settled(moments):
             return None
         culprit = root_cause(moments, self._post.rank)
+        # A rank that has done everything waits in `_finish`, which is not a hang.
         if culprit is None or self._all_done():
             return None
         member = parse_member(self._peek(f"member/{culprit.rank}"))
@@ -282,6 +293,7 @@ class Watchdog:
         self._successor_beat = beat
         member = parse_member(self._peek(f"member/{rank}"))
         gone = is_gone(member, self._me)
+        # A process may end as soon as all have come to the end.
         if not (gone or self._silence > self._post.patience) or self._all_done():
             return None
         reason = "died: its process is gone (killed, out of memory, or crashed)"
@@ -299,6 +311,7 @@ class Watchdog:
 
     def _publish(self, verdict: Verdict) -> Verdict:
         """Post `verdict` unless one is there already; return the one that counts, once the others could hear it."""
+        # compare_set writes only where no verdict is, so the first one counts.
         text = self._requests().compare_set("verdict", "", json.dumps(asdict(verdict))).decode()
         return self._take(parse_verdict(text), waits=True)
 
@@ -308,9 +321,11 @@ class Watchdog:
         The rank that posted it or holds the store waits for the others.
         """
         store = self._requests()
+        # A rank that failed confirms its own verdict. With other fates the culprit may be gone and is not waited for.
         listeners = self._post.world_size - (0 if verdict.fate is ExitReason.FAILED else 1)
         deadline = time.monotonic() + 2.5 * self._post.interval
         with self._lock:
+            # Each rank counts once, though its main thread and its watchdog may both come here.
             is_first, self._has_heard = not self._has_heard, True
         with contextlib.suppress(RuntimeError):  # the store may end with its rank now
             heard = store.add("heard", int(is_first))
@@ -345,6 +360,7 @@ class Watchdog:
             is_claimed = self._is_claimed
         if verdict.fate is ExitReason.STUCK:
             self._dump_stacks()
+        # Where the main thread has claimed the end, it raises the error itself.
         if not is_claimed:
             self._end(self._message(verdict))
         self._known.set()

@@ -117,6 +117,7 @@ def write_error_file(path: Path, note: FailureNote) -> bool:
 
     torch's agent reads any file that is there and ends with its own error where it is not JSON.
     """
+    # Renamed when it is whole, so the agent never finds a part of it.
     draft = path.with_name(f".{path.name}")
     try:
         draft.write_text(json.dumps({**asdict(note), "timestamp": int(note.time)}), encoding="utf-8")

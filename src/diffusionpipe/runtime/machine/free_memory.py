@@ -48,10 +48,12 @@ _FIRST = _Version(
 
 def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
     """Bytes left in the group of this process and in all groups around it: each may have a limit of its own."""
+    # The group's path in each version; a system may have both.
     own = {_SECOND: "/", _FIRST: "/"}
     with suppress(OSError):  # then the root: a container sees its own group there
         for line in (proc / "self" / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
             number, controllers, path = line.split(":", 2)
+            # The line of version 2, which has no list of controllers.
             if number == "0":
                 own[_SECOND] = path
             elif "memory" in controllers.split(","):
@@ -73,6 +75,7 @@ def _left(group: Path, version: _Version) -> Bytes | None:
         )
     except (OSError, ValueError):
         return None
+    # Version 1 writes a huge number for "no limit", which `min` then passes over.
     return None if limit == "max" else max(int(limit) - used + int(statistics.get(version.files, 0)), 0)
 
 

@@ -14,4 +14,5 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 def disable_malloc_trim() -> bool:
     """Let this process keep freed memory for its next tensors, for good; False if the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # Without mmap large blocks come from the heap, where they stay when freed; -1 keeps the heap's end from shrinking.
     return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))

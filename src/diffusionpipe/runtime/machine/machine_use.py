@@ -130,6 +130,7 @@ def _tick() -> Seconds:
 
 
 def _ticks(process: Path, columns: Sequence[int]) -> int:
+    # The name in brackets may hold spaces and brackets, so fields are counted from the last bracket on.
     words = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return sum(int(words[column]) for column in columns)
 
@@ -171,6 +172,7 @@ def used_by_others(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCou
 def _use(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]], step: int) -> CoreUse:
     """Use of one machine, in the window around a step."""
     first, last, count = step, step, len(ranks[0])
+    # The window grows on both sides; ranks meet in every step, so the clock of one serves for all.
     while ranks[0][last].end.clock - ranks[0][first].begin.clock < WINDOW and last - first + 1 < count:
         first, last = max(0, first - 1), min(count - 1, last + 1)
     spans = [StepCounters(rank[first].begin, rank[last].end) for rank in ranks]
@@ -181,6 +183,7 @@ def _use(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]], s
     return CoreUse(
         others=other_cpu_load(cores, spans) / cores,
         room=max(0.0, 1 - threads / cores),
+        # One tick for each core's idle time and for each data worker; the ranks' own times are exact.
         doubt=min(1.0, _tick() * (cores + helpers) / (cores * seconds)),
     )
 

@@ -38,4 +38,5 @@ class Upload:
         return copies
 
     def _copy(self, value: Tensor) -> Tensor:
+        # Allocated on the copying stream, whose allocator gives the memory only to later copies.
         return torch.empty_like(value, device=self._device).copy_(value, non_blocking=True)

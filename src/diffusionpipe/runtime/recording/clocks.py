@@ -17,6 +17,7 @@ from diffusionpipe.ir import SEND_OPS, Action, Mesh, Phase, Schedule, Span, Time
 from diffusionpipe.timing.sends import waits_of
 from diffusionpipe.units import Seconds
 
+# Seconds below which a gap is an error of float64.
 _ROUNDING: Seconds = 1e-9
 
 
@@ -108,6 +109,7 @@ def starts_of(clocks: Sequence[RankClock], readings: Iterable[MessageTimes]) -> 
     """
     late = lateness([clock.met for clock in clocks], [clock.machine for clock in clocks])
     starts = [own + clock.began - clock.met for own, clock in zip(late, clocks, strict=True)]
+    # Ranks that are timed by the host share their machine's clock; each device has one.
     names = [(clock.machine, rank if clock.is_device else None) for rank, clock in enumerate(clocks)]
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     of_rank = [number[name] for name in names]
@@ -116,6 +118,7 @@ def starts_of(clocks: Sequence[RankClock], readings: Iterable[MessageTimes]) -> 
         pair = of_rank[one.sender], of_rank[one.reader]
         gap = one.sent + starts[one.sender] - one.read - starts[one.reader]
         least[pair] = max(gap, least.get(pair, gap))
+    # Messages within one clock say nothing of it.
     moved = _least_shifts(len(number), {pair: gap for pair, gap in least.items() if pair[0] != pair[1]})
     starts = [start + moved[clock] for start, clock in zip(starts, of_rank, strict=True)]
     first = min(starts)
@@ -139,6 +142,7 @@ def _least_shifts(count: int, least: dict[tuple[int, int], Seconds]) -> list[Sec
     Longest paths by Bellman and Ford's relaxations.
     """
     shifts = [0.0] * count
+    # A longest path has less than `count` edges. If a further round still finds one, the gaps contradict each other.
     for _ in range(count + 1):
         is_over = True
         for (sender, reader), gap in least.items():

@@ -55,6 +55,7 @@ class HostRecorder:
 
     def __init__(self) -> None:
         self._marks: list[int] = []
+        # Bound once: a mark is two calls and no look-up of attributes.
         append = self._marks.append
 
         def mark() -> None:
@@ -106,11 +107,13 @@ class CudaRecorder:
         """The times of the first `stop` marks in seconds since the first; it waits for them; see `StreamRecorder`."""
         marks = self._events[: self._num_marks][:stop]
         marks[-1].synchronize()
+        # `elapsed_time` is in milliseconds.
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
 
     def passed(self) -> int:
         """The number of marks that the stream has passed; see `StreamRecorder`."""
         events = self._events
+        # A stream passes its events in order, so halving finds the first that it has not passed.
         return bisect_left(
             range(self._num_marks),
             True,
@@ -138,6 +141,7 @@ class Recording:
 
     @property
     def _last_mark(self) -> int:
+        # Without steps there are two marks: 0 at the start and 1 at the end of the iteration.
         return self.steps[-1][0][1] + 1 if self.steps else 1
 
     def is_complete(self) -> bool:
@@ -152,6 +156,7 @@ class Recording:
         """
         times = self.recorder.times(self._last_mark + 1)
         computing = [marks for marks, step in self.steps if not isinstance(step, Action) or step.op in TIMED_OPS]
+        # A wait lasts from the end of the step before to the action's start.
         ends = (0, *(end for (_, end), _ in self.steps))
         waits = [
             times[start] - times[before]

@@ -188,6 +188,7 @@ def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[
     for size in sizes:
         buffer = torch.zeros(size, dtype=torch.uint8)
         times = []
+        # One more than asked for: the first round trip opens the connection and is left out below.
         for _ in range(repeats + 1):
             if rank < partner:
                 sleep(PAUSE)
@@ -256,6 +257,7 @@ class VirtualShards:
     def present(self) -> None:
         """Block until the wait in place of the gathering is over."""
         self.gathering.stream.settle(self.gathering)
+        # The virtual device cannot compute before the weights are gathered.
         self.clock.free = max(self.clock.free, self.gathering.end)
         self.clock.wait(0.0)
 

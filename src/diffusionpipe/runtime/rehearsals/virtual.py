@@ -63,6 +63,7 @@ class VirtualCompute:
         self.weight_grad = weight_grad
         self.writes = tuple(writes)
         self.wait = wait
+        # With this input outputs have a graph, even where no tensor that is read needs a gradient.
         self._weight = torch.zeros((), requires_grad=True)
 
     def __call__(self, *inputs: Tensor, deferred: Deferred | None = None) -> tuple[Tensor, ...]:
@@ -89,6 +90,7 @@ class _WaitFunction(torch.autograd.Function):
         )
         fixed = [value for value, spec in zip(outputs, compute.writes, strict=True) if not spec.needs_gradient]
         ctx.mark_non_differentiable(*fixed)
+        # Gradients of outputs that nothing reads stay None; autograd would else fill memory with zeros for them.
         ctx.set_materialize_grads(False)
         compute.wait(compute.forward)
         return outputs

@@ -73,6 +73,7 @@ class VirtualReduction:
 
     def reduce(self) -> None:
         """Start it: send the time of this rank's start to the others, and join the queue."""
+        # `_starts` is written again below, so the sum of the last use has to be over.
         self.stream.settle(self)
         self._starts.zero_()
         self._starts[self.place] = perf_counter()
@@ -84,6 +85,7 @@ class VirtualReduction:
         """Find out its end: `duration` after the last of the ranks' starts, and after the one before it."""
         if self._work is not None:
             self._work.wait()
+        # `_starts` is summed over the ranks, so all of them see the same latest start.
         self.end = self.stream.free = max(float(self._starts.max()), self.stream.free) + self.duration
         self.is_pending = False
 

@@ -11,5 +11,6 @@ def anonymous_file(shown: str = "diffusionpipe") -> int:
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(shown)
+    # The file is closed here; its copied descriptor stays open.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -53,6 +53,7 @@ def brought(layers: Sequence[Layer], weights: Mapping[str, BroughtLayer]) -> tup
     """
     following: BroughtLayer | None = None
     found: list[Layer] = []
+    # From the last layer on, so that each finds the next one that has weights elsewhere.
     for layer in reversed(layers):
         own = weights.get(layer.name)
         found.append(replace(layer, run=partial(_run, layer, own, following)) if own or following else layer)

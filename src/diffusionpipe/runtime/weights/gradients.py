@@ -11,6 +11,7 @@ from diffusionpipe.runtime.machine.buffers import gradient_dtype, num_in_memory_
 from diffusionpipe.runtime.weights.squares import sum_of_squares
 from diffusionpipe.units import Bytes
 
+# The default of torch's DistributedDataParallel.
 BUCKET_BYTES: Bytes = 25 * 2**20
 
 
@@ -66,6 +67,7 @@ class BlockGradients:
         self.part: Tensor | None = None
         """The sum of squares of a part of the step's gradients, (): of the first micro-batch's where nobody else holds
         the block, else of the rank's own before they are summed over the holders. None: not watched."""
+        # A block of one rank alone needs no buckets; autograd makes its gradients.
         if len(ranks) > 1:
             for bucket in split_by_size(self._parameters, BUCKET_BYTES):
                 self._buckets.append(_flatten_gradients(bucket))
@@ -91,6 +93,7 @@ class BlockGradients:
         """
         if self._shared:
             self._shared = [parameter for parameter in self._shared if not _is_separate(parameter)]
+        # Squares of a sum over several micro-batches would say nothing of a single one, hence the first alone.
         if is_whole and self.is_watched and self.part is None and not self._buckets:
             self.part = self.squares()
 
@@ -117,6 +120,7 @@ def _is_separate(parameter: nn.Parameter) -> bool:
     if parameter.grad is None:
         return False
     if num_in_memory_of(parameter.grad) > 1:
+        # Other tensors lie in the same memory, and the next backward adds in place.
         parameter.grad = parameter.grad.clone()
     return True
 

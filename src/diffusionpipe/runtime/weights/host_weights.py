@@ -101,6 +101,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
         """
         self._device = device
         kept = frozenset(kept)
+        # A parameter may be in several modules of a layer.
         own = {layer.name: tuple(dict.fromkeys(own_parameters(layer, components[layer.component]))) for layer in layers}
         _move_rest([parameter for some in own.values() for parameter in some if parameter in kept], device)
         _move_buffers({components[layer.component] for layer in layers}, device)
@@ -109,6 +110,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
         self._memory = _own_pages(size) if node is None else node.pages(size)
         for parameter, place in places.items():
             hosted = _view(self._memory, place.start, parameter.data)
+            # The first rank fills the shared memory; the others only look at it.
             parameter.data = hosted.copy_(parameter.data) if node is None or node.is_first else hosted
         if node is not None:
             node.settle()
@@ -122,6 +124,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
         self._views: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
         if device.type == "cuda" and len(self._memory):
             _lock(self._memory)
+            # Not at the end of the process, when CUDA may be gone: the kernel unlocks the pages then.
             weakref.finalize(self, unlock_pages, self._memory, self._stream).atexit = False
 
     def __getitem__(self, layer: str) -> "HostedLayer":
@@ -155,6 +158,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
             return
         staging, weights = self._staging_memory(), self._weights[layer]
         at = len(staging) - weights.size if end.is_upper else 0
+        # The layer that was at this end may still be computed.
         end.done.wait(self._stream)
         with self._backend.stream(self._stream):
             for run in weights.runs:
@@ -186,7 +190,8 @@ class HostWeights(Mapping[str, "HostedLayer"]):
     def _staging_memory(self) -> Tensor:
         if self._staging is None:
             self._staging = torch.empty(self.device_bytes, dtype=torch.uint8, device=self._device)
-            self._stream.wait_stream(self._backend.current_stream())  # whoever had this memory may still compute
+            # The allocator may give memory of a tensor that is still read by work of the compute stream.
+            self._stream.wait_stream(self._backend.current_stream())
         return self._staging
 
     def _views_of(self, layer: str, end: _End) -> tuple[Tensor, ...]:

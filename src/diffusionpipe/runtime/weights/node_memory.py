@@ -45,15 +45,18 @@ class NodeMemory:
         own = anonymous_file(NAME)
         offers = gather(_Offer(member=this_member(rank), descriptor=own), form_of(_Offer))
         machine = offers[rank].member.machine
+        # A machine without a name shares with no rank.
         here = [offer.member.rank for offer in offers if machine and offer.member.machine == machine] or [rank]
         first, problem = offers[here[0]], None
         self._descriptor = own
         if first.member.rank != rank:
             try:
+                # For writing too, as mmap maps it; only the first rank writes.
                 self._descriptor = os.open(f"/proc/{first.member.pid}/fd/{first.descriptor}", os.O_RDWR)
                 os.close(own)
             except OSError as error:
                 problem = f"rank {rank} cannot open memory of rank {first.member.rank}: {error.strerror}"
+        # It is a barrier as well: no file is closed before all ranks have opened it.
         problems = gather(problem, PLAIN)
         found = next((problems[other] for other in here if problems[other]), None)
         if found is not None:
@@ -84,4 +87,5 @@ class NodeMemory:
     def settle(self) -> None:
         """Wait until the first rank has filled the memory; from then on no rank writes to it. Every rank calls it."""
         gather(None, PLAIN)
+        # The mapping lives on without the descriptor.
         os.close(self._descriptor)

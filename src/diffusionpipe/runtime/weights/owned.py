@@ -65,6 +65,7 @@ class OwnedBlock:
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         self.owned = {name: parameter for name, parameter in trained.items() if owner_of[name] == rank}
         """The parameters that this rank updates, by name."""
+        # Every rank walks through the same names, so buckets and their transfers have the same order everywhere.
         by_owner: dict[int, list[nn.Parameter]] = {}
         for name, parameter in trained.items():
             by_owner.setdefault(owner_of[name], []).append(parameter)
@@ -116,6 +117,7 @@ def _together(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
     like = parameters[0]
     weights = torch.zeros(places[-1], dtype=like.dtype, device=like.device)
     gradients = torch.zeros_like(weights, dtype=gradient_dtype(like))
+    # Not strict: `places` ends with the length of all.
     for parameter, place in zip(parameters, places, strict=False):
         own = slice(place, place + parameter.numel())
         parameter.data = weights[own].view(parameter.shape).copy_(parameter.detach())

@@ -115,6 +115,7 @@ class ShardedBlock:
         The gathered parameters are allocated there too. Its memory, given back by `release`, is not used again before
         all that has been computed with it: the next gathering waits for that.
         """
+        # Memory that `release` gave back may still be read by compute that was issued before.
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.stream(self._stream):
             for part in self._parts:
@@ -154,6 +155,7 @@ class ShardedBlock:
             if part.trained:
                 assert part.gradients is not None, "reduced before the first backward"
                 works.append(self._transport.reduce(part.gradients, part.owner, self._ranks))
+                # The owner's gradients become the sum and stay for the update.
                 if not part.is_own:
                     sent.append(part.gradients)
                     part.forget_gradients()
@@ -170,6 +172,7 @@ class _Part:
     def __init__(self, members: Sequence[nn.Parameter], *, owner: int, is_own: bool, dtype: torch.dtype | None) -> None:
         """Moves the parameters together, the trained ones first. `dtype`: of the copies that travel; None: none do."""
         self.owner, self.is_own = owner, is_own
+        # Trained parameters come first, so their gradients are one piece from 0 on.
         ordered = sorted(members, key=lambda parameter: not parameter.requires_grad)
         places = list(accumulate((_aligned(parameter) for parameter in ordered), initial=0))
         like = ordered[0]
@@ -179,6 +182,7 @@ class _Part:
             if is_own:
                 view.copy_(parameter.detach())
             parameter.data = view
+        # Only the memory goes: views and shapes stay, and `fill` gives the storage its bytes again.
         if not is_own:
             self._weights.untyped_storage().resize_(0)
         self.trained = [
@@ -214,6 +218,7 @@ class _Part:
         """Gradients of zero for the trained parameters, if there are none yet."""
         if self.gradients is not None or not self.trained:
             return
+        # Where the last trained parameter ends, the gradients end.
         last, place = self.trained[-1]
         self.gradients = self._weights.new_zeros(place + _aligned(last))
         for parameter, place in self.trained:
@@ -260,9 +265,11 @@ def narrow_modules(modules: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
     Only their own forward reads their weights, which are float32 and shared with no other module of `modules`.
     """
     known = list(dict.fromkeys(modules))
+    # nn.MultiheadAttention reads the weights of its projections without calling them.
     fused = {part for module in known if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
     found = [module for module in known if type(module).forward in _FORWARDS and module not in fused]
     found = [module for module in found if all(p.dtype is torch.float32 for p in module.parameters(recurse=False))]
+    # A module that is left out may share a weight with one that was found, which then has to be left out too.
     while True:
         outside = {p for module in known if module not in found for p in module.parameters(recurse=False)}
         kept = [module for module in found if outside.isdisjoint(module.parameters(recurse=False))]

@@ -80,6 +80,7 @@ class BlockVersions:
     @torch.no_grad()
     def _make(self, key: tuple[int, int], predict: Callable[[int], None]) -> None:
         """Predict weights into a copy, which parameters show while forwards of other micro-batches are open."""
+        # Copies are taken in order until all are in use; then the oldest makes room.
         if len(self._predicted) == len(self._copies):
             values = self._predicted.pop(next(iter(self._predicted)))
         else:
@@ -88,6 +89,7 @@ class BlockVersions:
             torch._foreach_copy_(values, self._ring[self._newest % len(self._ring)])
         self._predicted[key] = values
         self._show_values(values, key)
+        # Open forwards have saved these parameters; a change that autograd sees would stop their backward.
         with _unsafe_preserve_version_counter(self._parameters):
             predict(key[0])
 
@@ -106,6 +108,7 @@ class BlockVersions:
         Forwards of other micro-batches are open, so autograd must not take this for a change of what they saved.
         """
         source, target = (self._ring[version % len(self._ring)] for version in (self._newest, self._newest + 1))
+        # With one storage the update is made in place.
         if source is not target and source:
             torch._foreach_copy_(target, source)
         self._newest += 1
@@ -115,6 +118,7 @@ class BlockVersions:
 
     def flush(self) -> None:
         """Show the newest version and forget older ones; only for a moment at which no micro-batch is open."""
+        # Actions of the next batches may ask for versions older than the flush; they get this one.
         self._first = self._newest
         self._predicted.clear()
         self.bind(self._newest)
