@@ -1,4 +1,4 @@
-"""The page of each benchmark is short; its full tables are files beside it."""
+"""A benchmark's README answers its question; details are on pages beside it, and full tables are in its results."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("benchmarks/*/README.md"))
+ALL_PAGES = sorted(ROOT.glob("benchmarks/**/*.md"))
 RESULTS = sorted(ROOT.glob("benchmarks/*/results/*.txt"))
-MOST_WORDS = 900
-MOST_WORDS_WITH_TABLES = 1300
+MOST_COLUMNS = 120
 
 
-def words_outside_tables(text: str) -> int:
-    """Words of the whole page, code included, wherever its tables are."""
-    return sum(len(line.split()) for line in text.splitlines() if not line.lstrip().startswith("|"))
+def with_pages(readme: Path) -> str:
+    """The README and the pages beside it."""
+    return "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(readme.parent.glob("*.md")))
 
 
 def name_of(path: Path) -> str:
@@ -27,24 +27,26 @@ def test_every_benchmark_has_a_page_and_results():
     assert {path.parents[1].name for path in RESULTS} == packages
 
 
-def test_words_are_counted_outside_tables_only():
-    assert words_outside_tables("# Two words\n\n| a | table |\n|---|---|\n\n    some code\n") == 5
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_page_of_a_benchmark_is_short(page):
+def test_a_readme_links_each_page_beside_it_and_shows_a_table(page):
     text = page.read_text(encoding="utf-8")
-    words = words_outside_tables(text)
-    assert words <= MOST_WORDS, f"{words} words; move details to results/*.txt beside the page"
-    assert len(text.split()) <= MOST_WORDS_WITH_TABLES, "move full tables to results/*.txt and keep a short one"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_page_links_each_of_its_results_and_shows_a_table(page):
-    text = page.read_text(encoding="utf-8")
-    linked = set(re.findall(r"\]\((results/[^)]+)\)", text))
-    assert linked == {f"results/{path.name}" for path in page.parent.glob("results/*")}
+    beside = {path.name for path in page.parent.glob("*.md")} - {"README.md"}
+    assert beside <= set(re.findall(r"\]\(([^)#]+)[^)]*\)", text))
     assert "\n|" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_pages_of_a_benchmark_link_each_of_its_results(page):
+    linked = set(re.findall(r"\]\((results/[^)]+)\)", with_pages(page)))
+    assert linked == {f"results/{path.name}" for path in page.parent.glob("results/*")}
+
+
+@pytest.mark.parametrize("path", ALL_PAGES, ids=name_of)
+def test_a_page_begins_with_its_only_title_and_its_lines_are_short(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [number for number, line in enumerate(lines) if line.startswith("# ")] == [0]
+    long = [line for line in lines if len(line) > MOST_COLUMNS and not line.startswith("|")]
+    assert long == []
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=name_of)
@@ -75,7 +77,7 @@ def figures(text: str) -> list[str]:
 def test_figures_in_short_tables_are_those_of_the_results(page):
     results = "\n".join(path.read_text(encoding="utf-8") for path in page.parent.glob("results/*.txt"))
     measured = set(re.findall(r"\d+(?:\.\d+)?", results))
-    assert [number for number in figures(page.read_text(encoding="utf-8")) if number not in measured] == []
+    assert [number for number in figures(with_pages(page)) if number not in measured] == []
 
 
 def test_figures_are_taken_from_columns_aligned_to_the_right():
