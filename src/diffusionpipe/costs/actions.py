@@ -23,7 +23,7 @@ class HostTimes:
     """A whole backward takes both."""
 
     def __post_init__(self) -> None:
-        if not (self.forward >= 0 and self.input_grad >= 0 and self.weight_grad >= 0):
+        if not (self.forward >= 0 and self.input_grad >= 0 and self.weight_grad >= 0):  # this form also refuses NaN
             raise ValueError(
                 f"times of the host must be 0 or more; they are {self.forward} s in a forward, {self.input_grad} s and "
                 f"{self.weight_grad} s in a backward"

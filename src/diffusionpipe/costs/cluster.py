@@ -33,7 +33,7 @@ class Device:
     """Bytes per second from host memory, all devices of a node copying at once; 0: not known."""
 
     def __post_init__(self) -> None:
-        if self.memory <= 0 or not 0 < self.speed < inf:
+        if self.memory <= 0 or not 0 < self.speed < inf:  # NaN is refused too
             raise ValueError(f"device {self.name}: memory and speed must be positive; got {self.memory}, {self.speed}")
         if not LEAST_RATE <= self.speed <= 1 / LEAST_RATE:
             raise ValueError(
@@ -109,6 +109,7 @@ class Cluster:
         wrong = [
             f"{name} has latency {line.latency} and bandwidth {line.bandwidth}"
             for name, line in lines.items()
+            # `not >=` refuses NaN, `<` would not.
             if not 0 <= line.latency <= MOST_WAIT or not line.bandwidth >= LEAST_RATE
         ]
         wrong += [
@@ -180,6 +181,7 @@ class Cluster:
 def of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
     """The cluster of these ranks alone; the first of them becomes rank 0, and so on. `ranks` ascend."""
     place = {rank: number for number, rank in enumerate(ranks)}
+    # Numbers of nodes ascend from 0 without gaps.
     nodes = {node: number for number, node in enumerate(dict.fromkeys(cluster.nodes[rank] for rank in ranks))}
     return replace(
         cluster,
@@ -236,6 +238,7 @@ def slow_pairs(
     kinds: dict[bool, list[float]] = defaultdict(list)
     for (one, other), rate in rates.items():
         kinds[places[one] == places[other]].append(rate)
+    # The upper one of two middle rates: of two pairs the slow one is found.
     usual = {kind: median_high(found) for kind, found in kinds.items()}
     found = {pair: (rate, usual[places[pair[0]] == places[pair[1]]]) for pair, rate in sorted(rates.items())}
     return {pair: (rate, typical) for pair, (rate, typical) in found.items() if rate * SLOW < typical}

@@ -39,6 +39,7 @@ def ascending_means(values: Sequence[Seconds]) -> tuple[Seconds, ...]:
         mean, count = value, 1
         while pools and pools[-1][0] > mean:
             before, others = pools.pop()
+            # The mean of the values that fell, each counted once.
             mean, count = (before * others + mean * count) / (others + count), others + count
         pools.append((mean, count))
     return tuple(mean for mean, count in pools for _ in range(count))
@@ -81,4 +82,4 @@ def cost_at(sizes: Sequence[int], ascending: Sequence[float], samples: float) ->
     left = right - 1
     share = (samples - sizes[left]) / (sizes[right] - sizes[left])
     rounded = ascending[left] + share * (ascending[right] - ascending[left])
-    return min(rounded, ascending[right])
+    return min(rounded, ascending[right])  # rounding must not lift it above the larger size's

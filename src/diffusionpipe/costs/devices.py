@@ -164,7 +164,7 @@ def _gpu(
         has_bfloat16=bfloat16 > 0,
         float32=float32,
         float32_convolution=tf32,
-        bfloat16=bfloat16 or float32,
+        bfloat16=bfloat16 or float32,  # a card without it trains in float32
         float64=float64,
         bandwidth=bandwidth * 1e9,
         efficiency=efficiency,

@@ -200,6 +200,7 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
         if any(side < 0 for side in spec.shape):
             yield f"{spec.name}: the shape {spec.shape} has a negative side"
     tensors, parameters = {spec.name for spec in graph.tensors}, {spec.name for spec in graph.parameters}
+    # An estimate comes from the pass before, so a layer may read it that runs before the one that writes it.
     written = {*graph.inputs, *graph.estimates}
     losses = [backbone.loss for backbone in graph.backbones]
     for place, names in (("graph.inputs", graph.inputs), ("graph.backbones", losses)):
@@ -208,6 +209,7 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
         lost = [name for name in layer.parameters if name not in parameters]
         yield from (f"{layer.name}: there is no parameter {name}" for name in lost)
         yield from (f"{layer.name}: there is no tensor {name}" for name in layer.writes if name not in tensors)
+        # A file may name tensors that it does not describe.
         unknown = [name for name in layer.reads if name not in tensors or name not in written]
         yield from (f"{layer.name} reads {name}, which no layer before it writes" for name in unknown)
         written.update(layer.writes)
@@ -228,6 +230,7 @@ def _zero_times(profile: Profile) -> Iterator[str]:
             ("weight_grad", layer.weight_grad, has_weight_grad),
         )
         for field, values, is_work in columns:
+            # Times that were not measured are an empty tuple.
             for batch, value in zip(profile.batch_sizes, values, strict=bool(values)):
                 if is_work and value == 0:
                     yield f"{layer.name}: {field} is 0 for {batch} samples; it must be positive: profile again"

@@ -55,6 +55,7 @@ def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[
         return (rows, columns), (rows, -(-columns // INPUTS_OF_A_SCALE))
     numbers = rows * columns
     blocks = -(-numbers // BLOCK)
+    # Two numbers in a byte, and a byte for each block's scale.
     return (-(-numbers // 2) + blocks,), (-(-blocks // GROUP),)
 
 
@@ -64,7 +65,7 @@ def numbers_in(form: Form, codes: int) -> int:
     >>> [numbers_in(form, shapes(form, 256, 512)[0][0] * (1 if form is Form.NF4 else 512)) for form in Form]
     [131072, 131072, 131072]
     """
-    return codes if has_rows(form) else codes * BLOCK // (BLOCK // 2 + 1)
+    return codes if has_rows(form) else codes * BLOCK // (BLOCK // 2 + 1)  # 33 bytes hold a block of 64 numbers
 
 
 def stored_bytes(form: Form, rows: int, columns: int) -> Bytes:

@@ -164,6 +164,7 @@ class ModelGraph:
     @cached_property
     def frozen_layers(self) -> tuple[str, ...]:
         """The layers, in order, that neither are trainable nor depend on anything trainable; they can fill bubbles."""
+        # Estimates come from the trained part, though the layers that write them run later.
         tainted = set(self.estimates)
         frozen = []
         for layer in self.layers:
@@ -279,6 +280,7 @@ def _forms_of(parameters: Iterable[ParameterSpec]) -> list[str]:
     for parameter in parameters:
         if not parameter.is_trainable and (parameter.dtype in BYTES_OF_STORED or parameter.dtype == "bfloat16"):
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.num_bytes
+    # A stored form says more about a model than bfloat16 does, so bfloat16 counts only where there is none.
     forms = {name: size for name, size in sizes.items() if name in BYTES_OF_STORED} or sizes
     return sorted(forms, key=lambda name: -forms[name])
 
@@ -326,6 +328,7 @@ def as_fraction(share: float) -> Fraction:
 def upstream(layers: Sequence[LayerSpec], tensor: str) -> list[LayerSpec]:
     """The ones of these layers on which the tensor depends, in the order of `layers`, in which they can run."""
     wanted, found = {tensor}, []
+    # From the last layer back: each adds the tensors that it reads before their writers are looked at.
     for layer in reversed(layers):
         if not wanted.isdisjoint(layer.writes):
             found.append(layer)

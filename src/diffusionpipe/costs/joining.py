@@ -37,6 +37,7 @@ def joined_profile(parts: Mapping[str, Profile]) -> Profile:
         rename = _renaming(name, profile.graph, shared)
         chosen = _at_sizes(profile, sizes)
         graphs.append(_renamed(name, profile.graph, rename))
+        # Layers that several backbones share are kept once, as the first one has them.
         for spec, layer in zip(graphs[-1].layers, chosen.layers, strict=True):
             kept_reads = tuple(map(rename, layer.kept_reads))
             layers.setdefault(spec.name, (spec, replace(layer, name=spec.name, kept_reads=kept_reads)))
@@ -53,6 +54,7 @@ def joined_profile(parts: Mapping[str, Profile]) -> Profile:
         graph=graph,
         batch_sizes=sizes,
         layers=tuple(layer for _, layer in layers.values()),
+        # One number for all parameters: the slowest optimizer's.
         update=max(profile.update for profile in parts.values()),
     )
 

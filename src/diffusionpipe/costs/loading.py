@@ -82,6 +82,7 @@ def _on_machine(
     def landing(of: Callable[[Spread], Seconds]) -> Seconds:
         return part * sum(of(workers.batches[rank]) for rank in ranks)
 
+    # The waits of ranks take it first, whichever rank waits; the rest delays all cores alike.
     least = max(0.0, landing(lambda batch: batch.least) / shared - bubble * iteration)
     in_turn = (1 - bubble) / min(copies, shared)
     usual = landing(lambda batch: batch.usual) * (in_turn + (1 - bubble) / shared) / 2

@@ -213,6 +213,7 @@ class Profile:
         known = self._curves[name].kept
         if known:
             return round(cost_at(self.batch_sizes, known, batch))
+        # Without trained parameters there is no W to keep anything for.
         return round(self._written[name] * batch) if self.weight_grad(name, batch) else 0
 
     def kept_reads(self, name: str) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ def wake_time(table: Sequence[tuple[Seconds, Seconds]], idle: Seconds, busy: Sec
     if right == len(table):
         extra = table[-1][1]
     else:
+        # The first part begins at no wait and no extra time.
         (wait, low), (end, high) = table[right - 1] if right else (0.0, 0.0), table[right]
         extra = low + (high - low) * (idle - wait) / (end - wait)
     return min(extra, MOST * busy)

@@ -70,7 +70,7 @@ def analytic_profiles(
         ConfigError: a device is not known, or there is no batch size.
     """
     found = [device_rates(device) for device in devices]
-    (device_type,) = {rates.device_type for rates in found}
+    (device_type,) = {rates.device_type for rates in found}  # counted work depends on the type: casts differ
     sizes = tuple(sorted(set(batch_sizes)))
     if not sizes or sizes[0] < 1:
         raise ConfigError(f"batch sizes must be positive, e.g. 1,2,4,8; got {', '.join(map(str, batch_sizes)) or '-'}")
@@ -111,6 +111,7 @@ def counts_at(
         nonlocal counted
         counted += 1
         if progress is not None:
+            # Where all sizes are counted by themselves, more layers are counted than were foreseen.
             progress(counted, max(counted, len(graph.layers) * min(len(sizes), len(_COUNTED))))
 
     def count(batch: int) -> Counts:
@@ -152,6 +153,7 @@ def _all_sizes(count: Callable[[int], Counts], sizes: Sequence[int]) -> list[Cou
     if len(sizes) <= len(_COUNTED):
         return [count(size) for size in sizes]
     low, high = (count(size) for size in _COUNTED)
+    # torch chooses other operations for another size: no line leads from one to the other.
     if any(_names(low[name]) != _names(high[name]) for name in low):
         return [count(size) for size in sizes]
     return [{name: _between(low[name], high[name], size) for name in low} for size in sizes]
@@ -166,7 +168,7 @@ def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
     share = (batch - _COUNTED[0]) / (_COUNTED[1] - _COUNTED[0])
 
     def at(one: float, other: float) -> float:
-        return max(0.0, one + share * (other - one))
+        return max(0.0, one + share * (other - one))  # the line may fall below 0 for small batches
 
     def operations(one: Sequence[Operation], other: Sequence[Operation]) -> tuple[Operation, ...]:
         return tuple(
@@ -213,5 +215,6 @@ def _backward(count: LayerCount, seconds: _Clock, dispatch: Seconds) -> tuple[Se
     whole = seconds(count.backward)
     if count.has_inputs or count.is_trained:
         whole = max(whole, dispatch)
+    # Where nothing is computed, I and W share the call.
     input_grad = seconds(count.input_grad) or dispatch / 2
     return split_backward(whole, input_grad, has_inputs=count.has_inputs, is_trained=count.is_trained)

@@ -68,6 +68,7 @@ def count_layers(
             narrow = torch.bfloat16 if precision == "bfloat16" else None
             run = layer_run(graph, model, layer, tensors, _casts(precision, device_type), narrow)
             written, traces, memory = _count(layer, run, ledger, known)
+            # Its outputs are among `tensors` then, and would stay there beyond their last reader.
             counted[layer.name] = traces, replace(memory, written=())
             tensors.update(written)
             release(run)
@@ -85,7 +86,7 @@ def _casts(precision: str, device_type: str) -> Callable[[], AbstractContextMana
     @contextmanager
     def context() -> Iterator[None]:
         with ExitStack() as stack:
-            if precision == "bfloat16":
+            if precision == "bfloat16":  # CPU autocast works without a GPU; `CudaCasts` adds what a GPU casts besides
                 stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
                 if device_type == "cuda":
                     stack.enter_context(CudaCasts())
@@ -175,6 +176,7 @@ def _count(
     )
     memory = run_for_memory(run, LiveBytes(), watch)
     found = KnownRun(backward=memory.backward, drawing=memory.drawing, put_aside=memory.put_aside)
+    # The first of its kind: later layers that are alike repeat this one.
     known.setdefault(key, _Known(traces=traces, run=found))
     written = dict(zip(layer.writes, memory.written, strict=True))
     ledger.add(layer, memory.kept, run.reads, written, weight_keys(run), memory.put_aside.reads)
@@ -202,7 +204,7 @@ def autograd_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Hasha
     nodes = list(numbers)
     found: list[Hashable] = []
     for node in nodes:  # grows while it is read
-        if hasattr(node, "variable"):
+        if hasattr(node, "variable"):  # the node that adds to a leaf's gradient
             leaf = node.variable
             found.append(number_of_input.get(id(leaf), (leaf.shape, leaf.dtype)))
             continue

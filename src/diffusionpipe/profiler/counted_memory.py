@@ -94,6 +94,7 @@ def run_for_memory(run: LayerRun, gauge: Gauge, watch: MemoryWatch | None = None
         forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known=lambda _: None
     )
     kept = SavedStorages()
+    # A GPU's allocator counts always; live bytes are counted only inside.
     with gauge if isinstance(gauge, LiveBytes) else nullcontext():
         gauge.restart_peak()
         with kept, watch.forward:

@@ -44,6 +44,7 @@ def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = tor
     tiled = whole.peak
     if len(tiles) > 1:
         first = run_decoder(vae, (1, *latents[:-2], *tiles[0]), dtype)
+        # The worst moment: the last of the largest tiles runs beside the pictures of all tiles before it.
         last = max(index for index, tile in enumerate(tiles) if tile == tiles[0])
         before, all_of_them = (_written(first, tiles, count) for count in (last, len(tiles)))
         if not reads_pictures(vae):
@@ -53,7 +54,7 @@ def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = tor
         weights=sum(p.numel() for p in vae.parameters()) * dtype.itemsize,
         whole=whole.peak,
         tiled=tiled,
-        picture=whole.written // dtype.itemsize * torch.float32.itemsize,
+        picture=whole.written // dtype.itemsize * torch.float32.itemsize,  # it waits in float32
         latents=prod(latents) * dtype.itemsize,
     )
 

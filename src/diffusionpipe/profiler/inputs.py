@@ -23,6 +23,7 @@ def random_inputs(graph: LayerGraph, batch: int, device: torch.device | str = "c
 def _random(graph: LayerGraph, spec: TensorSpec, batch: int, generator: torch.Generator) -> Tensor:
     shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
     if not dtype.is_floating_point:
+        # Every table must have a row for each number.
         bound = 2 if dtype is torch.bool else min(_table_sizes(graph, spec.name), default=2)
         return torch.randint(bound, shape, generator=generator).to(dtype)
     if spec.shape == ():

@@ -124,6 +124,7 @@ def measured_operations(
                 ]
                 release(run)
             tensors.update(zip(layer.writes, written, strict=True))
+            # Also tensors that no layer reads.
             for name in [name for name in tensors if last_reader.get(name, -1) <= number]:
                 del tensors[name]
             progress(number + 1, len(graph.layers))
@@ -156,8 +157,9 @@ class _Measured:
     def __init__(self, device: torch.device) -> None:
         one, other = (torch.randn(_SIDE, _SIDE, device=device) for _ in range(2))
         copied = torch.zeros(_COPIED, dtype=torch.uint8, device=device)
+        # A multiplication and an addition for each product.
         self.peak = 2 * _SIDE**3 / _shortest(lambda: one @ other, device)
-        self.bandwidth = 2 * _COPIED / _shortest(copied.clone, device)
+        self.bandwidth = 2 * _COPIED / _shortest(copied.clone, device)  # read and written
 
     def times(self, operation: Operation) -> tuple[Seconds, Seconds]:
         """The least time of an operation's arithmetic and of its bytes."""
@@ -214,6 +216,7 @@ class _TimedTrace(OperationTrace):  # type: ignore[no-untyped-call]  # torch has
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result, took = _timed(lambda: func(*args, **kwargs), self._device)
+        # Operations that only move views around are not noted, so their times are part of the time outside operations.
         if self.note(func, args, kwargs, result):
             self.took.append(took)
         return result

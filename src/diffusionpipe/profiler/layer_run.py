@@ -76,6 +76,7 @@ class LayerRun:
         `outputs`, `gradients`: from which the backward starts.
         """
         torch.autograd.backward(outputs, gradients)
+        # Inputs are the same in each run: their gradients must not add up.
         for tensor in self.reads.values():
             tensor.grad = None
 

@@ -117,6 +117,7 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     overheads = {what: _fit_overhead(trials, what) for what in links}
     near = "message in a node" if inside else "message between nodes"
     far = "message between nodes" if across else near
+    # Machines with one rank each have no links inside; the links between them take its place.
     intra = links.get("message in a node") or links["message between nodes"]
     intra_sum = links.get("sum in a node") or links["sum between nodes"]
     inter, inter_sum = links.get("message between nodes", intra), links.get("sum between nodes", intra_sum)
@@ -139,6 +140,7 @@ def usable_memory(job: Job) -> Bytes:
     On CPUs the ranks of a host share a part of its memory. All ranks call it.
     """
     if job.device.type == "cuda":
+        # The part that torch holds for later tensors is free for training too.
         free = torch.cuda.mem_get_info(job.device)[0] + torch.cuda.memory_reserved(job.device)
         return int(free * USABLE_OF_FREE)
     on_this_machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)
@@ -168,6 +170,7 @@ class _Measure:
         for pairs in rounds:
             times = self._times([partial(self._round_trip, self._partner(pairs), buffer)], self._count(size))
             of_rank = [[repetition[rank][0] / 2 for repetition in times] for rank in range(len(times[0]))]
+            # The slower end's time counts.
             found += [(pair, median(map(max, *(of_rank[rank] for rank in pair)))) for pair in pairs]
         seconds = median(own for _, own in found)
         is_tried = self.job.device.type == "cpu" and size <= BESIDE
@@ -177,12 +180,13 @@ class _Measure:
 
     def _partner(self, pairs: Round) -> int | None:
         me = self.job.membership.rank
-        return next((sum(pair) - me for pair in pairs if me in pair), None)
+        return next((sum(pair) - me for pair in pairs if me in pair), None)  # the other one of the pair
 
     def _round_trip(self, partner: int | None, buffer: torch.Tensor) -> None:
         if partner is None:
             return
         turns = (self.transport.send, self.transport.recv)
+        # Both ends would wait for each other if both sent first.
         for turn in turns if self.job.membership.rank < partner else turns[::-1]:
             turn(buffer, partner).wait()
 
@@ -190,6 +194,7 @@ class _Measure:
         """Seconds by which the compute of every rank takes longer, by rank, for each end of a message of `seconds`."""
         count = min(AT_ONCE, BESIDE // size)
         sent, received = ([torch.zeros(size, dtype=torch.uint8) for _ in range(count)] for _ in range(2))
+        # Long enough that all messages end beside it.
         compute = _compute_for(max(SHORTEST, 4 * count * seconds))
 
         def compute_beside() -> None:
@@ -204,7 +209,7 @@ class _Measure:
         times = self._times([compute, compute_beside], repeats=2 * self.repeats)
         return [
             max(0.0, median(beside - alone for alone, beside in rank)) / (2 * count)
-            for rank in zip(*times, strict=True)
+            for rank in zip(*times, strict=True)  # each rank is an end of `count` messages sent and of as many received
         ]
 
     def sum(self, what: str, members: tuple[int, ...], size: Bytes) -> Trial:
@@ -230,7 +235,7 @@ class _Measure:
     def _times(self, actions: Sequence[Callable[[], None]], repeats: int) -> list[list[list[Seconds]]]:
         """Times of each repetition, after a warm-up, by rank and action; the actions take turns and start together."""
         mine: list[list[Seconds]] = []
-        for _ in range(repeats + 1):
+        for _ in range(repeats + 1):  # the first one is the warm-up
             mine.append([])
             for action in actions:
                 dist.barrier()
@@ -285,7 +290,7 @@ def _fit_overhead(trials: Sequence[Trial], what: str) -> tuple[Seconds, Seconds]
     if not points:
         return 0.0, 0.0
     overhead, rate = fit_line(points)
-    return overhead, 1 / rate
+    return overhead, 1 / rate  # seconds for a byte
 
 
 def fit_line(points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
@@ -300,7 +305,7 @@ def fit_line(points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
     over = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
     under = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
     slope = over / under if under else 0.0
-    largest, longest = max(points)
+    largest, longest = max(points)  # the point of the largest size
     if slope <= 0:  # noise: all that is known is the time of the largest
         slope = longest / largest
     latency = min(max(0.0, mean_y - slope * mean_x), min(seconds for _, seconds in points))

@@ -155,7 +155,7 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
     num_layers = len(setting.graph.layers)
     for index, size in enumerate(sizes):
         start = time.perf_counter()
-        expected = last * size / sizes[index - 1] if index else 0.0
+        expected = last * size / sizes[index - 1] if index else 0.0  # in proportion to the samples of the size before
         if index and setting.agree(start - began + expected) > budget:
             _warn_left_out(sizes[index:], f"{size} samples would take about {expected:.0f} s more than the time budget")
             break
@@ -164,6 +164,7 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
             columns[size] = _column(
                 setting,
                 size,
+                # Defaults, as the loop has moved by the time that the callback is called.
                 lambda n, d=done, t=total, s=size: progress(d + n * s, t),  # type: ignore[misc]
                 waking_from=_waking_from(columns, is_last=index == len(sizes) - 1),
             )
@@ -240,9 +241,10 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
             forward = agree(sum(one.forward for one in found.values()))
             if setting.device.type == "cpu" and not waking and forward >= waking_from:
                 waking = time_waking(runs, clock, forward, agree)
-        for name in [name for name in tensors if last_reader.get(name, -1) < stop]:
+        for name in [name for name in tensors if last_reader.get(name, -1) < stop]:  # tensors that no layer reads too
             del tensors[name]
         progress(stop)
+    # The last meeting: here a rank also learns that another one ran out of memory after its own last layer.
     _agree(setting, 0.0)
     return SizeColumn(
         times=times,
@@ -292,6 +294,7 @@ def _run_once(
     written = dict(zip(layer.writes, memory.written, strict=True))
     ledger.add(layer, memory.kept, run.reads, written, weight_keys(run), memory.put_aside.reads)
     parameters = own_parameters(layer, run.component)
+    # A trained parameter comes with its gradient.
     num_bytes = sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters) + _copied_bytes(run)
     tensors_bytes = sum(tensor.nbytes for tensor in written.values())
     return run, written, memory, num_bytes + tensors_bytes + sum(memory.kept.storages.values())

@@ -73,6 +73,7 @@ class KeptBytes:
         written_as: dict[int, str] = {}
         for name, tensor in writes.items():
             key = storage_key(tensor)
+            # A view of an input, or of an output before it, takes no memory of its own.
             original = read_as.get(key) or written_as.get(key)
             if original is not None:
                 self._alias[name] = original
@@ -81,6 +82,7 @@ class KeptBytes:
                 self._outputs[name] = tensor.untyped_storage().nbytes()
         own = 0
         for key, num_bytes in kept.storages.items():
+            # Charged to the layer that wrote it, once, whichever layers keep it.
             if key in read_as:
                 self._keep(read_as[key])
             elif key in written_as:
@@ -161,6 +163,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = tree_leaves((args, kwargs or {}))
+        # Storages that an operation gets from outside existed before, so they never count.
         for tensor in _tensors(arguments):
             self._see(tensor, counts=False)
         result = func(*args, **kwargs or {})

@@ -80,6 +80,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         written = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         if packet not in _WITHOUT_KERNEL and written and not _is_view(func, read, written):
             kind, flops = _work(packet, args, kwargs, result)
+            # Of a table only the rows that are looked up are read.
             moved = 2 * _bytes(written) if packet in _LOOKUPS else _bytes(read) + _bytes(written)
             dtype = next((t.dtype for t in read if t.is_floating_point()), written[0].dtype)
             operation = Operation(
@@ -92,6 +93,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 
 
 def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
+    # Operations in place write to a storage that they read, and still run a kernel.
     if func._schema.is_mutable:
         return False
     storages = {tensor.untyped_storage()._cdata for tensor in read}

@@ -26,6 +26,7 @@ def rounds_inside(nodes: Sequence[int]) -> list[Round]:
     ranks = _ranks_of(nodes)
     if len(nodes) > MOST_RANKS:
         neighbours = [(one, one + 1) for one in range(len(nodes) - 1) if nodes[one] == nodes[one + 1]]
+        # Pairs that begin at even ranks, then at odd ones: no rank is in two.
         return [rounds for start in (0, 1) if (rounds := tuple(pair for pair in neighbours if pair[0] % 2 == start))]
     tournaments = [[[(own[a], own[b]) for a, b in one] for one in _tournament(len(own))] for own in ranks]
     longest = max(map(len, tournaments))
@@ -56,6 +57,7 @@ def _ranks_of(nodes: Sequence[int]) -> list[list[int]]:
 
 def _tournament(count: int) -> list[list[Pair]]:
     """Rounds in which each of `count` meets each other once: one stays, the others move around a circle."""
+    # One more than there are if the count is odd: the rank that meets it pauses.
     players = list(range(count + count % 2))
     rounds = []
     for _ in players[1:] if count > 1 else ():

@@ -119,6 +119,7 @@ def _needed(rounds: Sequence[tuple[_Round, bool]], agree: Agree) -> Seconds:
     """How long passes are to take for each of their layers: longer while they differ."""
     wholes = [sum(took.device for trial in found.values() for took in trial.all()) for found, _ in rounds]
     usual = middle(wholes)
+    # The error of the median, about the spread over the square root of the count, as a part of the median.
     return MOST if agree(spread(wholes) / sqrt(len(wholes)) / usual if usual else 0.0) > STEADY else ENOUGH
 
 
@@ -135,6 +136,7 @@ def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials],
         trials[run.layer.name].forwards.append(took)
         written.update(zip(run.layer.writes, (output.detach() for output in outputs), strict=True))
         begun.append((run, outputs))
+    # Outputs are held by `begun` alone, so that each backward frees them as in training.
     written.clear()
     while begun:
         run, outputs = begun.pop()

@@ -73,7 +73,7 @@ def weights_on(graph: LayerGraph, layer: Layer, device: torch.device) -> Iterato
 
     def fill(name: str, parameter: Tensor) -> Tensor:
         if parameter.ndim < 2:
-            constant = 1.0 if name == "weight" else 0.01
+            constant = 1.0 if name == "weight" else 0.01  # scales of norms and biases
             return torch.full(parameter.shape, constant, dtype=parameter.dtype, device=device)
         values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         if not parameter.dtype.is_floating_point:  # codes of stored weights: every number is one

@@ -76,6 +76,7 @@ def _change(columns: Sequence[SizeColumn]) -> float:
 def joined(columns: Sequence[SizeColumn]) -> SizeColumn:
     """The column of the medians of the times of several columns of one batch size; bytes are the first one's."""
     waking = [column.waking for column in columns if column.waking]
+    # All columns have the same waits.
     table = tuple((same[0][0], median(extra for _, extra in same)) for same in zip(*waking, strict=True))
     return SizeColumn(
         times={name: _joined([column.times[name] for column in columns]) for name in columns[0].times},

@@ -31,7 +31,7 @@ def time_update(
     parameters: dict[str, nn.Parameter] = {}
     held: Bytes = 0
     for spec in model.parameters:
-        if spec.is_trainable and (not parameters or held + spec.num_bytes <= LIMIT):
+        if spec.is_trainable and (not parameters or held + spec.num_bytes <= LIMIT):  # at least one, however large
             dtype = getattr(torch, spec.dtype)
             parameters[spec.name] = nn.Parameter(torch.full(spec.shape, 0.01, dtype=dtype, device=device))
             parameters[spec.name].grad = torch.full(spec.shape, 0.01, dtype=dtype, device=device)
@@ -44,6 +44,6 @@ def time_update(
     times = []
     for _ in range(repeats):
         agree(0.0)
-        elsewhere.neg_()
+        elsewhere.neg_()  # pushes the parameters out of the processor's caches
         times.append(clock.time(update)[1])
     return agree(middle(times)) / sum(parameter.numel() for parameter in parameters.values())

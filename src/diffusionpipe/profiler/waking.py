@@ -39,12 +39,13 @@ def time_waking(
             break
         for wait, found in times.items():
             agree(0.0)
-            _pass(runs, clock)
+            _pass(runs, clock)  # as a stage that has just worked, before its wait
             if wait:
                 time.sleep(wait)
             found.append(_pass(runs, clock))
     extra, table = 0.0, []
     for wait in WAITS:
+        # A longer wait is not followed by less extra time: a smaller median is noise.
         extra = max(extra, middle(_longer(times, wait)))
         table.append((wait, extra))
     return tuple(table)

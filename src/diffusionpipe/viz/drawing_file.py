@@ -115,7 +115,7 @@ def _picture(frames: Iterator[Image], count: int, ending: str, rate: float) -> b
         quality = {"quality": 90, "method": 4} if count > 1 else {"lossless": True}
     played: dict[str, Any] = {}
     if count > 1:
-        unit = 10 if ending == ".gif" else 1
+        unit = 10 if ending == ".gif" else 1  # delays of a GIF are whole hundredths of a second
         played = {"save_all": True, "append_images": others, "duration": _durations(count, rate, unit), "loop": 0}
     drawn = BytesIO()
     first.save(drawn, format=ending[1:], **quality, **played)
@@ -146,6 +146,7 @@ def _mp4(frames: Iterator[Image], count: int, rate: float) -> bytes:
 
     drawn = BytesIO()
     with av.open(drawn, "w", format="mp4") as container:
+        # Film and television have rates such as 30000/1001.
         shown = Fraction(rate).limit_denominator(1001) if count > 1 else Fraction(1)
         stream: Any = container.add_stream("libx264", rate=shown, options={"crf": "14", "preset": "medium"})
         for number, picture in enumerate(frames):
@@ -159,7 +160,7 @@ def _mp4(frames: Iterator[Image], count: int, rate: float) -> bytes:
                 format="yuv420p", dst_colorspace=_BT709, dst_color_range=_BT709
             )
             container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
+        container.mux(stream.encode(None))  # frames that the encoder still holds
     return drawn.getvalue()
 
 

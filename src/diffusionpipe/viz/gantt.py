@@ -152,6 +152,7 @@ class _Style:
 
     def fits(self, text: str, duration: float, size: float) -> bool:
         """Whether the text is narrower than a bar of that duration."""
+        # A letter is about 0.62 of its size wide, and 72 points are an inch.
         return len(text) * size * 0.62 / 72 + 0.05 <= self.inches(duration)
 
 
@@ -250,6 +251,7 @@ def _draw_numbers(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], sty
             assert action.slot is not None
             texts = [style.names[action.slot]]
         else:
+            # The stage is named where the rank has several.
             texts = [str(action)] * (style.places[action.stage][1] != 1) + [str(action.microbatch)]
         text = next((text for text in texts if style.fits(text, duration, size)), "")
         if text:
@@ -267,6 +269,7 @@ def _visible(timelines: Sequence[Timeline], style: _Style) -> dict[str, str]:
                 width = style.inches((span.end - span.start) * style.axis.per_second)
                 widths[style.names[span.action.slot]] += width
     colours = palette.component_colours(style.names)
+    # Without those that are narrower than a dot of the picture.
     return {name: colour for name, colour in colours.items() if widths[name] >= 1 / DPI}
 
 

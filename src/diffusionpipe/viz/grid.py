@@ -26,7 +26,7 @@ _CLIP = 4
 
 def square_columns(count: int) -> int:
     """Columns, at most 10, of a grid of `count` cells about as wide as high, with full rows where possible."""
-    square = min(10, isqrt(max(0, count - 1)) + 1)
+    square = min(10, isqrt(max(0, count - 1)) + 1)  # the square root, rounded up
     return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
 

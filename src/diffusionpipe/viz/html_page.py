@@ -22,6 +22,7 @@ def page_of(data: str, *, title: str, asks_server: bool = False) -> str:
     rules = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
     if asks_server:
         rules += "; connect-src 'self'"
+    # "<" could end the script; U+2028 and U+2029 end lines in older engines of JavaScript.
     safe = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     parts = {
         "TITLE": escape(title),

@@ -98,6 +98,7 @@ def smoothed(values: Sequence[float], half_window: int) -> list[float]:
     sums = [0.0, *accumulate(values)]
     means = []
     for index in range(len(values)):
+        # As many on the left as on the right, as far as the shorter side goes.
         start = index - min(half_window, index)
         stop = min(index + min(half_window, index), len(values) - 1) + 1
         means.append((sums[stop] - sums[start]) / (stop - start))
@@ -126,7 +127,7 @@ def _draw_losses(axes: Axes, rows: Sequence[dict[str, object]]) -> None:
         own = colour if name else _VALIDATION
         axes.plot(steps, values, color=own, marker="o", markersize=5, linewidth=1.2, label=label)
     drawn = [value for value in drawn if value > 0]
-    if drawn and max(drawn) > 20 * min(drawn):
+    if drawn and max(drawn) > 20 * min(drawn):  # then small losses would lie on the axis
         axes.set_yscale("log")
     axes.set_ylabel("loss", fontsize=12)
     axes.legend(frameon=False, fontsize=11, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)

@@ -111,6 +111,7 @@ def lightened(colour: str, part: float) -> str:
 def is_dark(colour: str) -> bool:
     """Whether a text on this colour must be white to be read."""
     red, green, blue = _channels(colour)
+    # The weights of the channels in the brightness of a colour (Rec. 601).
     return 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 * 255
 
 

@@ -17,7 +17,7 @@ from diffusionpipe.viz.palette import OP_NAMES, components
 Event = dict[str, object]
 
 _COMPUTE, _COMMUNICATION, _REDUCTION, _UPDATE = "compute", "communication", "reduction", "update"
-_LANES_PER_KIND = 1000
+_LANES_PER_KIND = 1000  # numbers of threads: lanes of one kind stay together
 _COLOURS = {
     Op.F: "thread_state_runnable",
     Op.B: "thread_state_iowait",
@@ -108,7 +108,7 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
     """The spans in as few rows as possible without overlaps in a row: a thread cannot show overlaps."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
-        lane = next((lane for lane in lanes if lane[-1].end <= span.start), None)
+        lane = next((lane for lane in lanes if lane[-1].end <= span.start), None)  # the first row that is free by then
         if lane is None:
             lanes.append([span])
         else:

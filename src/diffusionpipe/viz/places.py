@@ -34,7 +34,7 @@ def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
 def _probes(spans: Sequence[Span]) -> set[int]:
     forward = {span.action.stage for span in spans if span.action.op is Op.F}
     trained = {span.action.stage for span in spans if span.action.op in COMPUTE_OPS and span.action.op is not Op.F}
-    return forward - trained if trained else set()
+    return forward - trained if trained else set()  # where nothing is trained, no forward is a probe
 
 
 def models_of(schedule: Schedule | None) -> tuple[str, ...]:

@@ -180,6 +180,7 @@ def _grids(bars: list[_Bar], places: Mapping[int, tuple[int, int]], columns: int
             )
     joined = _joined(bars, end / columns)
     for form in _forms(joined, places):
+        # Whole bands may come out a little larger by rounding.
         num_bands = ceil(min(end / _legible_unit(joined, form) / columns, _MOST_CUT) - 1e-9)
         yield _Grid(
             bars=tuple(joined),
@@ -197,6 +198,7 @@ def _legible_unit(bars: list[_Bar], form: _Form) -> Seconds:
     timed = [pair for pair in pairs if pair[0].op is not Op.ENCODE] or pairs
     more = 2 if form.has_stages else 1  # "0F01F0" cannot be read, so that a blank must be left after rounding
     rooms = sorted((bar.end - bar.start) / (len(text) + more) for bar, text in timed)
+    # The room in the shortest one, but at least a third of the room in all but the shortest tenth.
     return max(rooms[0], rooms[len(rooms) // 10] / 3)
 
 
@@ -282,6 +284,7 @@ class _Canvas:
             self.has_bare_letters = self.has_bare_letters or len(form.labels[index]) > 1
         text = label if shown == home else ""
         is_end = shown[1] == whole[1]
+        # The last column of a bar stays blank, so that two bars never touch.
         text = text.ljust(length - is_end, _GOES_ON).ljust(length)
         return [text[i : i + grid.cell] for i in range(0, length, grid.cell)]
 

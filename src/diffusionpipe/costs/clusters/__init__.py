@@ -112,6 +112,7 @@ def cluster_of_cards(text: str) -> Cluster:
             f'there is no cluster {text!r}: one machine has at most {MOST_DEVICES} cards; add ":N" to a name for N '
             "machines"
         )
+    # All ranks train in one precision: a card without bfloat16 makes it float32 for all.
     has_bfloat16 = all(rates.has_bfloat16 for rates, _ in parts)
     first = parts[0][0]
     devices = [(_device(rates, first, link, has_bfloat16=has_bfloat16), count) for rates, count in parts]
@@ -126,6 +127,7 @@ def with_more_cards(cluster: Cluster) -> tuple[Cluster, ...]:
     Of a cluster in a file they are the usual machines with such cards.
     """
     names = {device.name for device in cluster.devices}
+    # A CPU has no link, and no name that a cluster may use.
     card = next((rates.name for rates in DEVICES.values() if {rates.title} == names and rates.link), None)
     if card is None or cluster.nodes[-1]:
         return ()
@@ -151,6 +153,7 @@ def _part(text: str, whole: str) -> tuple[DeviceRates, int]:
     Raises:
         ConfigError: it is not a known card with a number.
     """
+    # "rtx3090" alone looks like 3090 cards of the kind "rt".
     found = _COUNTED.fullmatch(text) or (None if text in DEVICES else _NAMED.fullmatch(text))
     card, count = (found["card"].strip(), int(found["count"])) if found else (text, 0)
     known = known_cards()
@@ -192,6 +195,7 @@ def speed_of(rates: DeviceRates, first: DeviceRates, *, has_bfloat16: bool) -> f
     """
     dtype = "bfloat16" if has_bfloat16 else "float32"
     products, data = (
+        # The rates that kernels reach: operations and bytes a second.
         (one.peak(dtype, is_convolution=False) * one.efficiency.matmul, one.bandwidth * one.efficiency.memory)
         for one in (first, rates)
     )

@@ -81,7 +81,9 @@ def linked(name: str, devices: tuple[tuple[Device, int], ...], link: str) -> Clu
         name=name,
         devices=found,
         nodes=(0,) * len(found),
+        # True is the index 1: more than two share the link.
         intra=Link(latency=kind.latencies[0] / 1e6, bandwidth=kind.messages[is_many] * GB),
+        # All ranks of the machine send at once.
         inter=Link(latency=kind.network_latencies[0] / 1e6, bandwidth=kind.network / len(found) * GB),
         intra_reduce=AllReduce(latency=kind.latencies[1] / 1e6, bandwidth=kind.sums[is_many] * GB),
         inter_reduce=AllReduce(latency=kind.network_latencies[1] / 1e6, bandwidth=kind.network_sums * GB),
