@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("benchmarks/*/README.md"))
 ALL_PAGES = sorted(ROOT.glob("benchmarks/**/*.md"))
 RESULTS = sorted(ROOT.glob("benchmarks/*/results/*.txt"))
+MOST_LINES = 40
 MOST_COLUMNS = 120
+MOST_WORDS_OF_AN_ANSWER = 12
 
 
 def with_pages(readme: Path) -> str:
@@ -25,6 +27,24 @@ def test_every_benchmark_has_a_page_and_results():
     packages = {path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py")}
     assert {path.parent.name for path in PAGES} == packages
     assert {path.parents[1].name for path in RESULTS} == packages
+
+
+def test_the_index_answers_the_question_of_each_benchmark_in_few_words():
+    text = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\w+)\] \|.*$", text, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(path.parent.name for path in PAGES)
+    assert re.findall(r"^\[(\w+)\]: \1/README\.md$", text, flags=re.MULTILINE) == rows
+    for line in re.findall(r"^\| \[.*$", text, flags=re.MULTILINE):
+        assert len(line) <= MOST_COLUMNS, line
+        assert 0 < len(line.split("|")[3].split()) <= MOST_WORDS_OF_AN_ANSWER, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_readme_is_short_and_asks_its_question_before_all_else(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES, "move details to pages beside it"
+    question = " ".join(lines[2 : lines.index("", 2)])
+    assert re.match(r"\*\*[^*]+\? [^*]+", question), "begin with the question and its answer"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
