@@ -183,6 +183,7 @@ def chain(component: str, read: str, steps: Iterable[Step], write: str) -> tuple
             modules=step.modules,
             run=_Single(step.run),
         )
+        # Not strict: nothing reads the last of the names that are read.
         for step, name, hidden, written in zip(steps, names, [read, *names], [*names[:-1], write], strict=False)
     )
 

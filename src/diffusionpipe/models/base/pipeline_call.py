@@ -49,6 +49,7 @@ class PipelineCall:
 def packed(noisy: Tensor, patch: int) -> Tensor:
     """Latents (B, C, H, W), or (B, C, F, H, W) of clips, as a token for each patch, (B, T, C * patch * patch)."""
     B, C, F, H, W = noisy.shape[0], noisy.shape[1], prod(noisy.shape[2:-2]), noisy.shape[-2], noisy.shape[-1]
+    # (B, C, F, H / p, p, W / p, p) becomes (B, F, H / p, W / p, C, p, p).
     tokens = noisy.reshape(B, C, F, H // patch, patch, W // patch, patch).permute(0, 2, 3, 5, 1, 4, 6)
     return tokens.reshape(B, F * (H // patch) * (W // patch), C * patch**2)
 
@@ -59,6 +60,7 @@ def unpacked(tokens: Tensor, shape: Sequence[int], patch: int) -> Tensor:
     `shape`: of one sample's latents.
     """
     B, C, F, H, W = tokens.shape[0], shape[0], prod(shape[1:-2]), shape[-2], shape[-1]
+    # (B, F, H / p, W / p, C, p, p) becomes (B, C, F, H / p, p, W / p, p).
     latents = tokens.view(B, F, H // patch, W // patch, C, patch, patch).permute(0, 4, 1, 2, 5, 3, 6)
     return latents.reshape(B, *shape)
 

@@ -40,6 +40,7 @@ def is_conditioned(position: int, share: Fraction) -> bool:
     >>> [position for position in range(8) if is_conditioned(position, Fraction(3, 4))]
     [1, 2, 3, 5, 6, 7]
     """
+    # A fraction is exact, so each batch has the same number of conditioned samples.
     return (position + 1) * share // 1 > position * share // 1
 
 

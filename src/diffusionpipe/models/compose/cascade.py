@@ -60,6 +60,7 @@ def cascade_graph(
             if layer.component not in taken
         ]
         components |= {_inside(name, key): module for key, module in member.components.items() if key not in taken}
+        # The shared pictures are an input of the cascade already; tokens of a common encoder are its owner's.
         known = {PIXELS, *elsewhere}
         inputs += [replace(spec, name=own(spec.name)) for spec in member.inputs if spec.name not in known]
     return LayerGraph(
@@ -93,6 +94,7 @@ def _own(member: str, is_reduced: set[str], elsewhere: Mapping[str, str], name: 
     """The cascade's name of a tensor of a member."""
     if name in elsewhere:
         return elsewhere[name]
+    # A reduction writes the member's own pictures; the members of the largest size read the raw input.
     inside = _inside(member, name)
     return name if name == PIXELS and inside not in is_reduced else inside
 

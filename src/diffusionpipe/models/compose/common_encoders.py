@@ -44,6 +44,7 @@ def common_encoders(models: Mapping[str, OpenedModel]) -> dict[str, dict[str, st
         earlier = {other: models[other] for other in found}
         found[name] = {}
         for component in dict.fromkeys(layer.component for layer in model.graph.layers):
+            # An owner has the component itself: one that takes it from a third does not count.
             owners = (
                 o for o, one in earlier.items() if component not in found[o] and _are_alike(model, one, component)
             )

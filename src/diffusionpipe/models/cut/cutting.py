@@ -111,6 +111,7 @@ class _Plan:
 
     def __init__(self, exported: Exported, component: str, output: str, joined: Collection[str]) -> None:
         self.exported, self.component, self.output_name, self.joined = exported, component, output, joined
+        # The output node has one argument, a tuple of all outputs.
         self.output: fx.Node = next(n for n in exported.graph.nodes if n.op == "output").args[0][0]
         self.inputs = {n: exported.inputs[n.name] for n in exported.graph.nodes if n.name in exported.inputs}
         self.batch = next(iter(self.inputs)).meta["val"].shape[0].node.expr
@@ -127,6 +128,7 @@ class _Plan:
         arguments = node.all_input_nodes
         if node.op == "placeholder":
             is_parameter = node.name in self.exported.parameters
+            # Buffers and constants: training does not change them.
             self.is_table[node] = node not in self.inputs and not is_parameter
             self.is_free[node] = not is_parameter
         elif self._is_batch(node):
@@ -162,6 +164,7 @@ class _Plan:
                 continue
             piece = pieces[name] = _Piece(name)
             self._compute(call, piece)
+        # The glue after the last call belongs to its layer.
         self._compute(self.output, piece)
         piece.writes[self.output] = self.output_name
         return tuple(self._layer(piece) for piece in pieces.values())
@@ -201,6 +204,7 @@ class _Plan:
             piece.steps.append(node)
             return
         owner = self.owner.get(node)
+        # Bound: its first reader computes it and sends it to the others.
         if owner is not None and not self.is_free[node] and self._is_sent(node):
             piece.reads[node] = owner.writes.setdefault(node, self._name(node, owner))
             return
@@ -209,6 +213,7 @@ class _Plan:
         for argument in node.all_input_nodes:
             self._compute(argument, piece)
         piece.steps.append(node)
+        # Values that cannot be sent are computed by several pieces; the first one is the owner.
         self.owner.setdefault(node, piece)
         if node.target is CALL:
             for user in node.users:  # what a call returns is there, whether or not its own layer reads it

@@ -121,6 +121,7 @@ class _Export:
         kinds = {name: kind_of(self.root.get_submodule(name)) for name in self.leaves}
         for index, batch in enumerate(BATCHES):
             see = partial(record, recorder, index, kinds)
+            # Code of a model may hold real tensors of its own, such as tables, hence non-fake inputs.
             with (
                 unchanged(self.root),
                 FakeTensorMode(allow_non_fake_inputs=True),
@@ -151,9 +152,11 @@ class _Export:
         with unchanged(self.root), fake_tensors(self.root, mode):
             with mode:
                 given = self._examples(BATCHES[0])
+            # torch.export makes a constant of a dimension of 0 or 1.
             sizes = (tuple({0: torch.export.Dim("batch", min=2, max=1 << 20)} for _ in given),)
             with patched(self.root, self.leaves, stub):
                 program = torch.export.export(wrapper, given, strict=False, dynamic_shapes=sizes)
+            # Decompositions replace operations that write in place, which a cut by values would not see.
             if any(_is_mutable(node.target) for node in program.graph.nodes):
                 program = program.run_decompositions({})
         return _exported(program, calls, list(self.inputs))
@@ -186,6 +189,7 @@ def _exported(program: Any, calls: list[ModuleCall], names: list[str]) -> Export
         calls=tuple(calls),
         inputs=dict(zip(signature.user_inputs, names, strict=True)),
         parameters=frozenset(signature.inputs_to_parameters),
+        # The names begin with `_Root`'s attribute for the model.
         owned={key: name.removeprefix("root.") for key, name in owned.items()},
         constants=constants,
         graph_module=program.graph_module,

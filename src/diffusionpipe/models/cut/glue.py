@@ -52,13 +52,14 @@ class ConstantTables:
         owned = self._exported.owned
         nodes = closure([node])
         buffers = [attribute(root, owned[n.name]) for n in nodes if n.name in owned]
+        # A buffer that was moved or cast gives another value.
         key = (node, device, *((id(b), b.dtype) for b in buffers if isinstance(b, Tensor)))
         mode = active_fake_mode()
         if mode is None:
             if key not in self._kept:
                 found = self._computed(nodes, root, device)
                 if not isinstance(found, Tensor):
-                    return found
+                    return found  # a number: it costs nothing to compute again
                 self._kept[key] = found.clone()  # a view would keep what it is a view of
             return self._kept[key]
         if self._mode is not mode:
@@ -109,6 +110,7 @@ def _value(place: _Place, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         return place.exported.call(node).run(place.root, given, place.batch)
     function: Callable[..., Any] = node.target  # type: ignore[assignment]
     arguments, named = map_arg((node.args, node.kwargs), values.__getitem__)
+    # The trace holds the device of its examples, and the layer runs on another.
     arguments, named = map_aggregate((arguments, named), lambda a: place.device if isinstance(a, torch.device) else a)
     return function(*arguments, **named)
 

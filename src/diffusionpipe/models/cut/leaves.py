@@ -95,6 +95,7 @@ def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[SeenCall], An
             leaf: Any = attribute(root, name)
             original = leaf.forward
 
+            # Defaults hold this leaf's values; the loop's variables change.
             def replaced(*args: Any, _f: Any = original, _n: str = name, **named: Any) -> Any:
                 return run(SeenCall(_f, _n, args, named))
 
@@ -121,6 +122,7 @@ def fake_tensors(root: nn.Module, mode: Any = None) -> Iterator[None]:
         for table in tables:
             for name, tensor in table.items():
                 if isinstance(tensor, nn.Parameter):
+                    # Tied weights are one parameter here too.
                     fake = made.setdefault(
                         id(tensor),
                         nn.Parameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), requires_grad=False),
@@ -161,6 +163,7 @@ def unchanged(root: nn.Module) -> Iterator[None]:
         for place, attributes in zip(places, saved, strict=True):
             place.clear()
             place.update(attributes)
+        # Cached functions of the models' modules may have returned fake tensors.
         for kind in {type(module) for module in modules}:
             for place in (kind, sys.modules[kind.__module__]):
                 for value in list(vars(place).values()):

@@ -42,6 +42,7 @@ class ModuleCall:
         leaves = [next(rest) if v is TENSOR else batch if v is _BATCH else v for v in self.leaves]
         positional, named = pytree.tree_unflatten(leaves, self.tree)
         found: Any = attribute(root, self.module)
+        # A tensor that the call passes on unchanged is not one of its results.
         given = {id(tensor) for tensor in tensors}
         result = pytree.tree_leaves(found(*positional, **named))
         return [leaf for leaf in result if isinstance(leaf, Tensor) and id(leaf) not in given]
@@ -98,6 +99,7 @@ def call_of(seen: SeenCall, batch: torch.SymInt) -> tuple[ModuleCall, list[Tenso
     Raises ModelError for a number that depends on the batch but is not its size.
     """
     leaves, tree = pytree.tree_flatten((seen.args, seen.named))
+    # Under the trace every whole number that depends on the batch is symbolic.
     marked = [TENSOR if isinstance(v, Tensor) else _BATCH if isinstance(v, torch.SymInt) else v for v in leaves]
     if any(isinstance(v, torch.SymInt) and v.node.expr != batch.node.expr for v in leaves):
         raise ModelError(f"{seen.name} is called with a number that depends on the batch")
@@ -132,6 +134,7 @@ def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: 
     """
     arguments, tree = pytree.tree_flatten((seen.args, seen.named))
     given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
+    # Reversed, so that among equal tensors the first place stays in the dictionary.
     first = {id(tensor): place for place, tensor in reversed(list(enumerate(given)))}
     key = kinds[seen.name], tree, tuple(_argument(leaf, first) for leaf in arguments)
     found = recorder.known.get(key)
@@ -184,6 +187,7 @@ def find_shapes(recorder: Recorder) -> None:
             for a, b in zip(first, second, strict=True):
                 if a != b and a * BATCHES[1] != b * BATCHES[0]:
                     raise ModelError(f"{module} writes a tensor whose size does not follow the batch")
+                # Equal at both batch sizes: a constant. Else it grows with the batch.
                 dimensions.append((0, a) if a == b else (a // BATCHES[0], 0))
             shapes.append(_Shape(tuple(dimensions), dtype))
         recorder.written.append(shapes)

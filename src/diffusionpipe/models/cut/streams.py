@@ -37,6 +37,7 @@ def named_streams(layers: Sequence[Layer], streams: BlockStreams, inputs: Collec
     names: dict[str, str] = {}
     for layer in layers:
         # `cut` numbers what a block returns: "<block>", "<block>.1".
+        # The picture's result has the highest number, so it comes first here.
         returned = sorted((name for name in layer.writes if name.startswith(layer.name)), reverse=True)
         names.update(zip(returned, (first.get(layer.name, layer.name), f"{layer.name}.text"), strict=False))
     by_name = {layer.name: layer for layer in layers}

@@ -33,6 +33,7 @@ def unread_parameters(root: nn.Module, exported: Exported, needed: Sequence[fx.N
     found: set[nn.Parameter] = set()
     for node, call in calls.items():
         read = sorted({int(user.args[1]) for user in node.users if user in kept})  # type: ignore[arg-type]
+        # Another call of the module may be read where this one is not.
         if len(read) < len(node.meta["val"]) and times[call.module] == 1:
             found |= _without_gradient(root, call, node, read)
     return found

@@ -23,6 +23,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
         encoder_hidden_states=text_states,
         txt_ids=torch.zeros(T, 3, device=noisy.device, dtype=noisy.dtype),
         img_ids=torch.stack(torch.meshgrid(axes, indexing="ij"), -1).flatten(0, 2).to(noisy.dtype),
+        # All tokens of the picture are read.
         attention_mask=torch.nn.functional.pad(is_read.to(noisy.dtype), (0, H * W), value=1.0),
         return_dict=False,
     )[0]

@@ -133,6 +133,7 @@ def _denoiser_layers(unet: Any, controlnet: Any, size: Sequence[int]) -> tuple[L
     trained = UNet(model=controlnet, component="controlnet", time="controlnet.temb")
     down = down_steps(locked)
     encoder = [step for group in down for step in group]
+    # The copy's first step also reads the steering picture.
     (first,), *others = down_steps(trained)
     first = replace(
         first, run=_conv_in, modules=(*first.modules, "controlnet_cond_embedding"), reads=("condition", *first.reads)
@@ -155,6 +156,7 @@ def _controlled(decoder: Iterable[Layer], copy_of: Mapping[str, str]) -> Iterato
 
     So what crosses a cut of the way up is the copy, and it goes straight from its writer to where it is added.
     """
+    # The middle, which is first in `copy_of`, has a convolution of its own.
     zeros = [f"controlnet_down_blocks.{i}" for i in range(len(copy_of) - 1)]
     zero_of = dict(zip(copy_of, ["controlnet_mid_block", *zeros], strict=True))
     for layer in decoder:

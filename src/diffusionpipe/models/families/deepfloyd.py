@@ -54,6 +54,7 @@ def deepfloyd_graph(
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """
     text_encoder, unet = components["text_encoder"], components["unet"]
+    # With small pictures half of the inputs are theirs.
     channels = unet.config.in_channels // (1 if low is None else 2)
     problems = [
         *t5_problems(text_encoder, component="text_encoder"),
@@ -177,6 +178,7 @@ def augmentation_layer(low: LowResolution, component: str) -> Layer:
 def _augment(low: LowResolution, levels: nn.Module, pixels: Tensor, noise: Tensor, level: Tensor) -> tuple[Tensor, ...]:
     assert isinstance(levels, Objective)
     small = reduced(pixels, low.resolution)
+    # `level` is uniform in [0, 1), so it stays below the share `augmentation`.
     noised, timesteps, *_ = levels.add_noise(enlarged(small, pixels.shape[-1]), noise, level * low.augmentation)
     return noised, timesteps
 

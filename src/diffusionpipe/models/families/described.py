@@ -231,6 +231,7 @@ def described_graph(
     set_trainable(used, train, ("transformer",))
     given: dict[str, Tensor] = {
         "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
+        # A flow's times are fractions, others whole numbers.
         "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
     }
     make_masks = described.masks(vae, transformer) if described.masks is not None else None
@@ -333,6 +334,7 @@ def _text_layers(
     given[text.writes] = torch.empty(shape, dtype=dtype, device="meta")
     if text.then is None:
         return layers
+    # Run on the meta device, to learn the shapes of its results.
     joined = text.then.run(encoder, *(given[name] for name in text.then.reads))
     given.update(zip(text.then.writes, joined, strict=True))
     return (*layers, text.then)

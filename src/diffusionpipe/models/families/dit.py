@@ -157,8 +157,10 @@ def _unpatchify(transformer: Any, hidden: Tensor, conditioning: Tensor) -> Tenso
     shift, scale = transformer.proj_out_1(functional.silu(conditioning)).chunk(2, dim=1)
     hidden = transformer.norm_out(hidden) * (1 + scale[:, None]) + shift[:, None]
     hidden = transformer.proj_out_2(hidden)  # (B, T, P * P * C)
+    # Pictures are square, so the side follows from the number of tokens.
     size, patch, channels = int(hidden.shape[1] ** 0.5), transformer.patch_size, transformer.out_channels
     hidden = hidden.reshape(-1, size, size, patch, patch, channels)
     hidden = torch.einsum("nhwpqc->nchpwq", hidden)
     output = hidden.reshape(-1, channels, size * patch, size * patch)  # (B, C, H, W)
+    # The second half states variances.
     return output[:, : transformer.config.in_channels]

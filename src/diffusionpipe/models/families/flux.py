@@ -19,6 +19,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, **given: Ten
     hidden = packed(noisy, FLUX_PATCH)  # (B, T, 64)
     if CHANNELS in given:
         hidden = torch.cat([hidden, packed(given[CHANNELS], FLUX_PATCH)], dim=2)  # (B, T, 384)
+    # Times count to 1000 here and to 1 there; tokens of the text have no place.
     tokens = transformer(
         hidden_states=hidden,
         encoder_hidden_states=given["text_states"],

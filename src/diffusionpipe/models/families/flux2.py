@@ -10,6 +10,7 @@ from diffusionpipe.models.families.flux2_forward import flux2
 def _instructed(caption: str) -> dict[str, Any]:
     from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 
+    # As diffusers does: the processor counts these marks and would look for pictures.
     said = {"system": SYSTEM_MESSAGE, "user": caption.replace("[IMG]", "")}
     messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said.items()]
     return {"conversation": messages, "add_generation_prompt": False}

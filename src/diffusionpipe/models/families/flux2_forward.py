@@ -20,6 +20,7 @@ def _states(read: tuple[int, ...], encoder: Any, ids: Tensor, mask: Tensor) -> T
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, **told: Tensor) -> Tensor:
     H, W = noisy.shape[-2:]
+    # Four axes: time, row, column, and the number of a word.
     places = [torch.arange(size, device=noisy.device) for size in (1, H, W, 1)]
     words = [torch.arange(size, device=noisy.device) for size in (1, 1, 1, text_states.shape[1])]
     prediction = transformer(

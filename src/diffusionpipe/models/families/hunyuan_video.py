@@ -21,6 +21,7 @@ _PROMPT = Prompt(length=256 + 95, template=_TEMPLATE, dropped=95)  # diffusers' 
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
     # The mask is causal and padding comes last, so no token of the caption sees it.
+    # The last layer but two, as diffusers' `num_hidden_layers_to_skip` of 2 says.
     states: Tensor = encoder(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-3]
     return described.masked(states, mask)[:, _PROMPT.dropped :]  # (B, T, D)
 
@@ -30,6 +31,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, **given: Ten
         *(noisy, timesteps, given["text_states"]),
         encoder_attention_mask=given["input_mask"][:, _PROMPT.dropped :],
         pooled_projections=given["pooled_text"],
+        # diffusers' pipeline multiplies the guidance by 1000 too.
         guidance=given["guidance"] * 1000 if "guidance" in given else None,
         return_dict=False,
     )[0]

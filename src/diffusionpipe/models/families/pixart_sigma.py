@@ -34,6 +34,7 @@ def _outputs(components: Components, channels: int) -> tuple[object, str]:
 
 def _plain(components: Components, channels: int) -> tuple[object, str]:
     config = components["transformer"].config
+    # diffusers takes None for yes where sample_size is 128.
     is_default = config.use_additional_conditions is None and config.sample_size != 128
     return None if is_default else False, "for the others are of PixArt-Alpha"
 

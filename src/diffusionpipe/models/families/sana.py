@@ -29,9 +29,11 @@ def _kept(tokens: Tensor) -> Tensor:
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
     # Positions count tokens alone, so the gap before the last tokens changes nothing.
+    # Each token reads itself and the tokens before it, without the gap.
     dtype, length = encoder.embed_tokens.weight.dtype, ids.shape[1]
     seen = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril() & mask.bool()[:, None, None]
     bias = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)  # (B, 1, T, T)
+    # The window of sliding attention holds all tokens (`_problems`), so both kinds have one mask.
     masks = {"full_attention": bias, "sliding_attention": bias}
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     return _kept(encoder(ids, attention_mask=masks, position_ids=positions, use_cache=False).last_hidden_state)

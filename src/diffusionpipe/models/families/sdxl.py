@@ -117,6 +117,7 @@ def _unet_problems(unet: Any, vae: Any, first: Any, second: Any) -> list[str]:
         may_fill=True,
     )
     if not problems:
+        # Height and width of the original, of the crop's corner, and of the size wanted.
         expected = second.config.projection_dim + 6 * unet.config.addition_time_embed_dim
         if unet.config.projection_class_embeddings_input_dim != expected:
             problems.append(
@@ -166,6 +167,7 @@ def _time_layer() -> Layer:
 
 def _embed_time(unet: Any, timesteps: Tensor, pooled: Tensor, time_ids: Tensor) -> tuple[Tensor, ...]:
     time = unet.time_embedding(unet.time_proj(timesteps).to(dtype_of(unet.time_embedding)))  # (B, D)
+    # (6 B, D) becomes (B, 6 D): six sizes of each sample.
     sizes = unet.add_time_proj(time_ids.flatten()).reshape(len(pooled), -1)
     added = unet.add_embedding(torch.cat([pooled, sizes], dim=-1).to(time.dtype))
     return (time + added,)

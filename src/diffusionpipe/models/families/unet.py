@@ -147,11 +147,13 @@ def up_steps(unet: UNet, skips: tuple[str, ...], size: Sequence[int]) -> Iterato
     """
     model, left = unet.model, list(skips)
     sizes = list(zip(*(_sizes(unet.model, side) for side in size), strict=True))
+    # diffusers gives upsamplers a size only where some side cannot be halved that many times.
     is_even = all(side % 2**model.num_upsamplers == 0 for side in size)
     for i, block in enumerate(model.up_blocks):
         path = f"up_blocks.{i}"
         for j in range(len(block.resnets)):
             yield from _block(unet, f"{path}.resnets.{j}", _attention(block, path, j), left.pop())
+            # The next size on the list is then the one that the upsampler has to hit.
             sizes.pop()
         for j in range(len(block.upsamplers or ())):
             name = f"{path}.upsamplers.{j}"
@@ -219,6 +221,7 @@ def _sizes(unet: Any, size: int) -> list[int]:
         sizes += [sizes[-1]] * len(block.resnets)
         for downsampler in block.downsamplers or ():
             padding = 2 * downsampler.padding or 1  # diffusers pads one side only where the padding is 0
+            # The size after a convolution with a kernel of 3 and a stride of 2.
             sizes.append((sizes[-1] + padding - 3) // 2 + 1)
     return sizes
 
@@ -270,6 +273,7 @@ def _attend(name: str, unet: nn.Module, hidden: Tensor, text: Tensor | None) -> 
 def _run_first(attention: str, block: str, unet: nn.Module, hidden: Tensor, text: Tensor) -> Tensor:
     transformer: Any = attribute(unet, attention)
     hidden = transformer.norm(hidden)  # (B, C, H, W)
+    # A linear projection reads tokens, a convolution of 1 x 1 reads pixels.
     if transformer.use_linear_projection:
         hidden = transformer.proj_in(_to_tokens(hidden))
     else:

@@ -34,6 +34,7 @@ def _stacked(pictures: list[Tensor], shape: Sequence[int]) -> Tensor:
 
 
 def _negated(velocity: Tensor, config: Any) -> list[Tensor]:
+    # diffusers' pipeline negates what the transformer returns; ours returns the velocity itself.
     return list(-velocity.unsqueeze(2))
 
 

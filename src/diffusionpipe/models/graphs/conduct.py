@@ -31,8 +31,10 @@ def draws(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
     """Whether an operation of torch draws random numbers when it is called with these arguments, by name."""
     if torch.Tag.nondeterministic_seeded not in operation.tags:
         return False
+    # Dropouts call their probability p, recurrent operations dropout.
     name = "p" if "dropout" in operation.overloadpacket.__name__ else "dropout"
     probability = arguments.get("dropout_p", arguments.get(name))
+    # Without such an argument it counts as training.
     is_off = arguments.get("train", arguments.get("training", True)) is False
     return probability != 0 and not is_off
 
@@ -119,6 +121,7 @@ def mixes_samples(layer: Layer, component: nn.Module, reads: Sequence[Tensor]) -
     if any(t.is_meta for t in tensors) or (sum(t.numel() for t in tensors) > LARGE and not is_ordered):
         return False
     generator = torch.Generator().manual_seed(0)
+    # The same shapes with other numbers.
     values, others = ([_drawn(read, generator) for read in reads] for _ in range(2))
     device = tensors[0].device if tensors else torch.device("cpu")
 
@@ -129,6 +132,7 @@ def mixes_samples(layer: Layer, component: nn.Module, reads: Sequence[Tensor]) -
     try:
         found = written(values)
         for kept in (slice(0, 1), slice(1, None)):  # a recurrent module may read what is before it alone
+            # The kept samples are equal in both runs, all others differ.
             for value, other in zip(values, others, strict=True):
                 other[kept] = value[kept]
             changed = written(others)

@@ -43,6 +43,7 @@ def describe(
     _raise(_problems_of_names(graph) + _problems_of_parameters(graph))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, _fake_weights(graph.components, device) as weights, torch.no_grad():
+        # Only the first run is counted. The second one, of another size, shows where the batch is.
         counter = _Operations()
         with counter:
             first = _run_fake(graph, batch, autocast, device, counter)
@@ -146,6 +147,7 @@ def _changed(weights: _Weights) -> dict[nn.Module, str]:
         module: name
         for module, table, fakes in weights
         for name, fake in fakes.items()
+        # The fakes were new, so any version above 0 is a write.
         if fake._version or table[name] is not fake
     }
 
@@ -281,6 +283,7 @@ def _problems_of_backbones(model: ModelGraph) -> list[str]:
     return problems + [
         f"the backbones {' and '.join(sorted(owners))} both train the parameter {name}; give each a copy"
         for name, owners in sorted(shared.items())
+        # A layer that two backbones train has been named already, with all its parameters.
         if not any(name in layers[layer].parameters for layer, several in homes.items() if len(several) > 1)
     ]
 
@@ -301,6 +304,7 @@ def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mappin
     for layer in graph.layers:
         parameters = dict.fromkeys(own_parameters(layer, graph.components[layer.component]))
         used.update(parameters)
+        # A layer's results have gradients if it trains anything or reads anything that has one.
         if any(p.requires_grad for p in parameters) or not needs_gradient.isdisjoint(layer.reads):
             passed = [tensors[name] for name in layer.reads if name not in needs_gradient]
             needs_gradient.update(

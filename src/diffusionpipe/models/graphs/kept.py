@@ -41,6 +41,7 @@ def kept_tensors(
     makers: dict[str, dict[str, Layer]] = {name: {} for name in origins}
     wanted = dict.fromkeys(outputs)
     for layer in layers:
+        # All that it reads follows from content, so what it writes does too.
         if all(name in origins for name in layer.reads):
             above = {name: maker for read in layer.reads for name, maker in makers[read].items()}
             origins |= dict.fromkeys(layer.writes, frozenset().union(*(origins[name] for name in layer.reads)))

@@ -26,6 +26,7 @@ def run_layers(
         written = layer.run(components[layer.component], *(present[name] for name in layer.reads))
         present.update(zip(layer.writes, written, strict=True))
         for name in (*layer.reads, *layer.writes):
+            # A tensor that no layer reads goes at once.
             if name not in kept and last_reader.get(name, index) <= index:
                 present.pop(name, None)
     return {name: present[name] for name in present if name in kept}

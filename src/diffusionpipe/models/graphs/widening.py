@@ -18,6 +18,7 @@ def widen(module: nn.Module, name: str, more: int) -> None:
     old = attribute(module, name)
     if type(old) is not nn.Conv2d or old.groups != 1 or old.padding_mode != "zeros":
         raise ModelError(f"{name} is widened, which needs a plain convolution; here it is a {type(old).__name__}")
+    # Its weights are put in below, so none are drawn.
     with torch.device("meta"):
         new = WidenedConvolution(
             old.in_channels + more,

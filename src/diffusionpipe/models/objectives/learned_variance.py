@@ -68,12 +68,14 @@ def variance_loss(values: Tensor, noised: Noised, alphas_cumprod: Tensor) -> Ten
     dtype, t = values.dtype, noised.timesteps
     now, before = (_wide(a, values) for a in _alphas(alphas_cumprod.double(), t))
     clean = (noised.noisy - (1 - now).sqrt() * noised.noise) / now.sqrt()
+    # In float64: 1 - abar loses the digits of float32 in the first steps.
     true, predicted = (_mean(pixels, noised.noisy, now, before).to(dtype) for pixels in (noised.pixels, clean))
     spread = log_variance(values, alphas_cumprod.double(), t).to(dtype)
     smallest = _wide(log_range(alphas_cumprod.double(), t)[0].to(dtype), values)
     divergence = 0.5 * (spread - smallest - 1 + (smallest - spread).exp() + (true - predicted) ** 2 * (-spread).exp())
     is_first = _wide(t == 0, values)
     nats = torch.where(is_first, -_log_likelihood(noised.pixels.to(dtype), predicted, spread), divergence)
+    # log(2) makes bits of nats.
     return _WEIGHT * len(alphas_cumprod) * nats.flatten(1).mean(1) / log(2)
 
 
@@ -94,6 +96,7 @@ def _log_likelihood(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
     scale = (-0.5 * spread).exp()
     below = torch.special.ndtr((pixels - _HALF_LEVEL - mean) * scale)
     above = torch.special.ndtr((pixels + _HALF_LEVEL - mean) * scale)
+    # The lowest and the highest level also take all values beyond them.
     below, above = torch.where(pixels < -0.999, 0, below), torch.where(pixels > 0.999, 1, above)
     return (above - below).clamp(min=1e-12).log()
 

@@ -89,6 +89,7 @@ def alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
         )
     kind: Any = getattr(diffusers, _DEFAULT if name in FLOWS else name)
     known = signature(kind.__init__).parameters
+    # A configuration may hold settings of other schedulers, which this class does not take.
     given = {key: scheduler[key] for key in _NAMES if key in scheduler and key in known}
     try:
         alphas: Tensor = kind(**given).alphas_cumprod.clone()

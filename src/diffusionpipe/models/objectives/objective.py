@@ -164,6 +164,7 @@ class Objective(nn.Module):
     def estimate(self, prediction: Tensor, noisy: Tensor, timesteps: Tensor) -> Tensor:
         """The clean latents that a prediction implies, of the shape and dtype of `noisy`, without a gradient."""
         with torch.no_grad():
+            # Further channels state variances.
             prediction = prediction[:, : noisy.shape[1]].to(noisy.dtype)
             if self.is_flow:
                 return noisy - _per_sample((timesteps / self.num_timesteps).to(noisy.dtype), noisy) * prediction
@@ -206,6 +207,7 @@ class Objective(nn.Module):
         simple = self.loss(prediction, target, weight)
         mean, values = (half.to(simple.dtype) for half in prediction.chunk(2, dim=1))
         if self.settings.prediction is Prediction.V_PREDICTION:
+            # The noise that v implies: sqrt(abar) v + sqrt(1 - abar) x_t.
             alphas = _per_sample(self.alphas_cumprod[timesteps], mean)
             mean = alphas.sqrt() * mean + (1 - alphas).sqrt() * noisy
         noised = Noised(pixels=pixels, noisy=noisy, noise=mean.detach(), timesteps=timesteps)

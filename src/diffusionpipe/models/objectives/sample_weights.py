@@ -32,6 +32,7 @@ def with_sample_weights(graph: LayerGraph, *, is_masked: bool) -> LayerGraph:
     """
     last, noise = graph.layers[-1], next(spec for spec in graph.inputs if spec.name == "noise")
     plain = loss_layer()
+    # An unchanged last layer is the plain loss, whose error has the shape of a mask.
     if is_masked and (last.run is not plain.run or len(noise.shape) != 3):
         raise ModelError(
             "data.loss_mask: this model's loss is more than the error of a picture's latents (it is of clips, states "

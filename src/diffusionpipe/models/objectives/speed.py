@@ -41,6 +41,7 @@ class SpeedTimes:
         """
         if not in_pairs:
             return self._drawn(time.double())
+        # Both members of a pair get the same number in [0, 1), up to rounding at 1.
         is_partner = time >= 0.5
         first = self._drawn((2 * time.double() - is_partner.double()).clamp(max=1))
         return torch.where(is_partner, (first - self.turn).abs(), first)  # [2]
@@ -59,6 +60,7 @@ def speed_times(alphas_cumprod: Tensor, first: int, end: int) -> SpeedTimes:
     deviation = (1 - alphas_cumprod.double().cpu()).sqrt()
     if len(deviation) < 2:
         raise ModelError("objective: a schedule of one step has no times to choose from; remove time_sampling")
+    # A thousandth of all steps is the paper's step.
     growth = torch.gradient(deviation)[0] * (len(deviation) / _STEPS)
     slow = (growth < _SLOW).nonzero()
     if not len(slow):

@@ -17,6 +17,7 @@ from diffusionpipe.models.objectives.flow_shift import FlowShift
 from diffusionpipe.models.objectives.objective_settings import ObjectiveSettings, TimeSampling
 
 _LEAST_SHARE = 1e-6  # float32 numbers still tell 16 times apart in so small a part
+# 2^-60 is below the distance of float64 numbers near 1.
 _HALVINGS = 60
 
 
@@ -71,6 +72,7 @@ def flow_times(settings: ObjectiveSettings, shift: FlowShift, uniform: Tensor, n
             "of the shift or of time_sampling; use a wider range"
         )
     times = sampled(settings, below + (above - below) * uniform.double())
+    # Rounding may lead a hair out of the range.
     return shift.apply(times, num_tokens).clamp(low, high).to(uniform.dtype)
 
 

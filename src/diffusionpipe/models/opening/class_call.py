@@ -160,6 +160,7 @@ class ClassCall:
             prediction: Tensor = self.predict(transformer, **tensors, **made)
             return prediction
         named = signature(type(transformer).forward).parameters
+        # Tensors that only `made` reads are not arguments of the class.
         given = {name: tensor for name, tensor in tensors.items() if name in named}
         output: Tensor | tuple[Tensor, ...] = transformer(**given | made, return_dict=False)
         return output if isinstance(output, Tensor) else output[0]

@@ -79,6 +79,7 @@ def called_graph(call: ClassCall, grid: Grid, transformer: Any, lora: LoraSettin
         {name: given.pop(argument) for name, argument in names.items()} | given,
     )
     if lora is not None:
+        # Blocks are called through the model, so adapters that come after the cut are run too.
         add_lora({COMPONENT: transformer}, COMPONENT, lora)
     return LayerGraph(
         layers=(noise_layer(), *layers, loss_layer()),

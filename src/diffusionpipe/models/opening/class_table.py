@@ -69,6 +69,7 @@ def _before_picture(shape: Shape) -> Shape:
 
 def _with_condition(config: Config, grid: Grid, tensors: Tensors) -> Tensor:
     """Noisy latents with empty channels of a first frame that is given."""
+    # `pad` counts axes from the last one, so the eighth number adds channels, (B, C, F, H, W).
     noisy = tensors["noisy"]
     return pad(noisy, (0,) * 7 + (config["in_channels"] - noisy.shape[1],))
 
@@ -98,6 +99,7 @@ def _if_large(*shape: int) -> Shape:
 
 def _turns_of_sound(config: Config, grid: Grid, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """Rotary tables of half of each head, for the sound and the token before it."""
+    # Rotary tables of angle 0: their values do not matter here, only their size.
     shape = (grid.frames + 1, config["attention_head_dim"] // 2)
     return torch.ones(shape), torch.zeros(shape)
 

@@ -256,11 +256,13 @@ def _of_sizes(
             raise ModelError(f"data.resolution: {size}: {problem}")
 
     def built(size: Clip) -> LayerGraph:
+        # Families of square pictures take a resolution and no `clip`.
         if size.width == size.height and size.frames == 1:
             return build(resolution=size.width, lora=None)
         return build(clip=size, lora=None)
 
     @cache
+    # Kept, because each trial traces the model.
     def fault(size: Clip) -> str | None:
         try:
             built(size)
@@ -417,6 +419,7 @@ def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config:
             f"{'a folder' if path.is_dir() else 'no file here'}; remove it"
         )
     if path.is_dir():
+        # The names have the variant before an ending or before the number of a shard.
         if variant is not None and not any(path.glob(f"*/*.{variant}[.-]*")):
             raise ModelError(
                 f'model.variant: no weights in {path} have the variant "{variant}"; remove it, or give a folder that '
@@ -439,6 +442,7 @@ def _fetched(name_of_model: str, folders: Collection[str], variant: str | None) 
     """The local copy of a repository's folders, and of .bin files where there is nothing else. Raises ModelError."""
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
     found = fetched(name_of_model, ("model_index.json", *patterns), variant)
+    # Components with a configuration and no safetensors.
     bare = [name for name in sorted(folders) if (found / name / "config.json").is_file()]
     bare = [name for name in bare if not any((found / name).glob("*.safetensors*"))]
     if bare:  # old repositories have nothing else, and others everything twice
@@ -489,6 +493,7 @@ def _own(folder_or_id: str | Path) -> Path:
 
 def is_hub_id(folder_or_id: str | Path) -> bool:
     """Whether a text has the form owner/name of a hub's repository, and no file or folder here has that path."""
+    # No part begins with a dot, so "./x" and "../x" are paths.
     is_shaped = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)) is not None
     return is_shaped and not expanded_path(Path(folder_or_id)).exists()
 
@@ -615,6 +620,7 @@ def weight_sources(
         parameters = list(component.parameters())
         if not parameters:
             continue
+        # Adapters start at zero and change weights that must be there, so nothing of such a component is drawn.
         has_adapters = any(is_adapter(key) for key, _ in component.named_parameters())
         is_trained = any(parameter.requires_grad for parameter in parameters)
         if from_scratch and is_trained and not has_adapters:
@@ -670,6 +676,7 @@ def family_of(folder: Path) -> Family:
         raise ModelError(
             f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}{_unknown_to_diffusers(name)}"
         )
+    # Both models of a cascade are DDPMPipelines; the channels tell which one it is.
     if REGISTRY[name] is class_unet.BASE and class_unet.is_super_resolution(component_config(folder, "unet")):
         return class_unet.SUPER_RESOLUTION
     return REGISTRY[name]

@@ -26,6 +26,7 @@ def fetched(name: str, patterns: Sequence[str], variant: str | None = None) -> P
             huggingface_hub.snapshot_download(
                 name,
                 allow_patterns=list(patterns),
+                # Variants are before the ending, or before the number of a shard.
                 ignore_patterns=[f"*.{one}{end}" for one in _VARIANTS if one != variant for end in (".*", "-*")],
             )
         )

@@ -59,4 +59,5 @@ def default_resolution(folder: Path) -> int:
     vae = component_config(folder, "vae")
     sizes = (vae.get(name) for name in ("block_out_channels", "encoder_block_out_channels", "dim_mult"))
     halvings = len(next(filter(None, sizes), [0])) - 1
+    # Every level of the VAE but the last one halves the sides.
     return size << halvings

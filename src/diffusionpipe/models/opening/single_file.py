@@ -93,6 +93,7 @@ def _write(contents: Mapping[str, str], folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
     try:
         temporary.rename(folder)
+    # Another rank was faster. Its folder has the same contents.
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         if not folder.exists():

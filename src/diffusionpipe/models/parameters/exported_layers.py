@@ -100,6 +100,7 @@ class ExportedLayer(nn.Module):
         found = (found * self.input_scale).to(x.dtype)
         if bias is None:
             return found
+        # A convolution's bias belongs to dimension 1.
         return found + (bias if not self._strides else bias.view(-1, 1, 1))
 
     def _wide(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,6 +120,7 @@ class ExportedLayer(nn.Module):
             return product.view(*numbers.shape[:-1], len(product[0]))
         if len(self._shape) != 4 or self._strides["groups"] != 1 or isinstance(self._strides["padding"], str):
             return None
+        # The size of a convolution's result, as torch's documentation of Conv2d states it.
         sides = [
             (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
             for size, kernel, pad, dilation, stride in zip(
@@ -135,6 +137,7 @@ class ExportedLayer(nn.Module):
         for sample in numbers.split(1):  # unfolded, a sample is as many times larger as the kernel has places
             columns = functional.unfold(sample, tuple(self._shape[2:]), **geometry)[0]  # (inputs, places)
             rows = columns.t().to(torch.int8)
+            # (places, outputs)
             product = torch.ops.diffusionpipe.exported_product(rows, self.codes, self.scales)
             found.append(product.t().reshape(1, self._shape[0], *sides))
         return torch.cat(found)

@@ -143,12 +143,14 @@ def _encode_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(num_groups, dtype=torch.float32, device=device)
     pairs, of_blocks = _parts_of_nf4(codes, len(flat))
     values = torch.tensor(nf4_values(), device=device)
+    # The nearest value: borders are in the middle of neighbours.
     borders = (values[1:] + values[:-1]) / 2
     for start in range(0, len(flat), _PIECE):
         numbers = _padded(flat[start : start + _PIECE].float(), BLOCK).view(-1, BLOCK)
         largest = numbers.abs().amax(1)
         groups = _padded(largest, GROUP).view(-1, GROUP).amax(1)
         scales[start // (BLOCK * GROUP) :][: len(groups)] = groups
+        # The last group may have fewer blocks.
         per_block = groups.repeat_interleave(GROUP)[: len(largest)]
         # At least 1 where there is anything: a scale of zero would lose the whole block.
         steps = (largest / torch.where(per_block > 0, per_block, 1.0)).sqrt().mul(255).round_()
@@ -157,6 +159,7 @@ def _encode_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
         scale = _scales_of_blocks(steps, groups)
         places = torch.bucketize(numbers / torch.where(scale > 0, scale, 1.0)[:, None], borders, out_int32=True)
         high, low = places.to(torch.uint8).view(-1, 2).unbind(1)
+        # The last byte may hold one number; the padding of the last block is not stored.
         pairs[start // 2 : start // 2 + _PIECE // 2].copy_((high * 16 + low)[: len(pairs) - start // 2])
     return codes, scales
 
@@ -164,6 +167,7 @@ def _encode_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _widen_nf4(codes: Tensor, scales: Tensor, into: Tensor) -> None:
     pairs, of_blocks = _parts_of_nf4(codes, len(into))
     values = torch.tensor(nf4_values(), device=codes.device)
+    # A table of 256 rows: one look-up gives both numbers of a byte.
     both = torch.stack([values.repeat_interleave(16), values.repeat(16)], dim=1)  # (256, 2): high and low half
     scale = _scales_of_blocks(of_blocks, scales)
     for start in range(0, len(into), _PIECE):

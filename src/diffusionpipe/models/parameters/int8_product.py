@@ -37,6 +37,7 @@ def int8_product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tens
 @torch.library.custom_op("diffusionpipe::int8_product", mutates_args=())
 def _product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
     is_outlier = x.abs() > OUTLIER
+    # Outliers are left out before the scale of a row is found.
     numbers, of_rows = _rounded(x.masked_fill(is_outlier, 0))
     found = integer_product(numbers, codes, scales)
     found *= of_rows
@@ -61,6 +62,7 @@ def integer_product(numbers: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """The product of rows of 8-bit integers with a matrix in the form int8, in float32; a block's sums are exact."""
     found = torch.zeros((len(numbers), len(codes)), dtype=torch.float32, device=numbers.device)
     weights = codes.view(torch.int8)
+    # A scale belongs to a block of inputs, so integers are summed within blocks and no further.
     for block, start in enumerate(range(0, numbers.shape[1], INPUTS_OF_A_SCALE)):
         inputs = slice(start, start + INPUTS_OF_A_SCALE)
         found += _integers(numbers[:, inputs], weights[:, inputs]).float() * scales[:, block]

@@ -126,6 +126,7 @@ def _problem(kernel: Kernel, device_type: str) -> str:
             found = kernel(*parts_for_kernels(codes, scales, form, shape), form, shape, torch.bfloat16).float()
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             return f"cannot widen {form} here: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        # Two neighbours in bfloat16 differ by 2^-8 to 2^-7: kernels may round the last bit otherwise.
         if found.shape != expected.shape or not torch.allclose(found, expected, rtol=2**-7, atol=1e-6):
             return f"widens {form} to other numbers"
     return ""

@@ -149,7 +149,9 @@ def inject(
         from peft import LoraConfig
     except ImportError as error:
         raise needs_peft(error) from error
+    # Anchored: peft would else also find the pattern at the end of longer names.
     exact = {layer: f"^{re.escape(layer)}" for layer in ranks}
+    # peft has one rank and a table of exceptions: the most common rank keeps the table short.
     usual = Counter(ranks.values()).most_common(1)[0][0]
     others = [layer for layer, rank in ranks.items() if rank != usual]
     config = LoraConfig(

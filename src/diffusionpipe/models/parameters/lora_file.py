@@ -103,6 +103,7 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         ranks = {layer: adapter.rank for layer, adapter in found.items()}
         dora = any(adapter.magnitude is not None for adapter in found.values())
         inject(module, ranks, {layer: float(rank) for layer, rank in ranks.items()}, dora=dora)
+    # In float32 at least, also on narrow weights.
     for layer, adapter in found.items():
         base = next(module.get_submodule(f"{layer}.base_layer").parameters())
         for name, value in parameters_of(layer, scaled(adapter)).items():

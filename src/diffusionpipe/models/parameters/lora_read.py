@@ -43,6 +43,7 @@ class StoredAdapters:
         if alpha is None:
             return 1.0
         patterns = self.settings.get(f"{start}alpha_pattern") or {}
+        # peft's own rule: a pattern is the end of a name, from a dot on.
         fitting = (own for pattern, own in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", layer))
         return float(next(fitting, alpha)) / (sqrt(rank) if self.settings.get(f"{start}use_rslora") else rank)
 

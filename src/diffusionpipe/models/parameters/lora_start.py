@@ -80,6 +80,7 @@ def resized(adapter: Adapter, rank: int) -> tuple[Adapter, float, float]:
     """
     down = adapter.down.flatten(1).double()  # (r, I)
     up = adapter.up.flatten(1).double()  # (O, r)
+    # QR of both factors: the SVD is then of an (r, r) matrix in place of an (O, I) one.
     left, upper = torch.linalg.qr(up)
     right, lower = torch.linalg.qr(down.T)
     rotation, values, other = torch.linalg.svd(upper @ lower.T)  # (r, r), (r,), (r, r)
@@ -170,6 +171,7 @@ def _those_wanted(file: str, read: Adapters, wanted: Mapping[str, Mapping[str, i
         f"{component}.{layer}"
         for component, layers in read.items()
         for layer, adapter in layers.items()
+        # An adapter of zeros or of a layer that nothing reads may be lost without harm.
         if layer not in wanted.get(component, ()) and adapter.up.any() and _is_read(graph, component, layer)
     ]
     components = {name.partition(".")[0] for name in lost}
@@ -245,6 +247,7 @@ def _fitted(
             if adapter.rank > rank:
                 fitted.setdefault(component, {})[layer], missing, whole = resized(adapter, rank)
                 lost, total = lost + missing, total + whole
+                # The share of the norm, not of its square, as the sentence gives it.
                 worst = max(worst, ((missing / whole) ** 0.5 if whole else 0.0, f"{component}.{layer}"))
             else:
                 fitted.setdefault(component, {})[layer] = adapter

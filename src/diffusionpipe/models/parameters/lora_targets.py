@@ -79,6 +79,7 @@ def _named(module: nn.Module, targets: Targets) -> dict[str, nn.Module]:
         attention, others = _ENCODERS[kind]
         ends = attention if targets == ATTENTION else (*attention, *others)
     elif targets == ATTENTION:
+        # "to_out" alone would also fit the list of modules that other attention has under this name.
         fused = [name.removesuffix(f".{_FUSED}") for name in layers if name.endswith(f".{_FUSED}")]
         ends = (*ATTENTION, *(f"{attention}.{layer}" for attention in fused for layer in (_FUSED, "to_out")))
     return {name: layer for name, layer in layers.items() if ends_with(name, ends)}

@@ -115,6 +115,7 @@ class WidenedFile:
             return self._from_four_bits(key, stored)
         scales: Tensor = self._tensors.get(key.removesuffix(".weight") + end).float()
         if end == ".SCB":
+            # bitsandbytes stores the largest magnitude of each row.
             return _times(stored, scales / 127, self._file, key).to(torch.bfloat16)
         if end == ".weight_scale_inv":
             rows, columns = (ceil(side / count) for side, count in zip(stored.shape, scales.shape, strict=True))
@@ -138,10 +139,12 @@ class WidenedFile:
         if "nested_blocksize" in state:
             table = self._tensors.get(f"{key}.nested_quant_map").float()
             groups = self._tensors.get(f"{key}.nested_absmax").float().repeat_interleave(state["nested_blocksize"])
+            # Scales are quantised themselves: a place in a table, times a group's scale, and one offset for all.
             scales = table[scales.int()] * groups[: len(scales)] + float(state["nested_offset"])
         count = prod(state["shape"])
         values: Tensor = self._tensors.get(f"{key}.quant_map").float()
         flat = stored.view(-1)
+        # The upper half of a byte is the first number.
         numbers = values[torch.stack([flat >> 4, flat & 15], dim=1).view(-1).int()][:count]
         numbers *= scales.float().repeat_interleave(state["blocksize"])[:count]
         dtype = torch.float32 if state["dtype"] == "float32" else torch.bfloat16

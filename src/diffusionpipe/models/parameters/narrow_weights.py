@@ -48,6 +48,7 @@ class _Widening:
     def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the layer's own `run`, with its narrow weights in float32 outside autocast."""
         narrow = dict.fromkeys(p for p in own_parameters(self.layer, component) if is_narrow(p))
+        # One parameter tells the device of all.
         if not narrow or torch.is_autocast_enabled(next(iter(narrow)).device.type):
             return self.layer.run(component, *tensors)
         with _wide(tuple(narrow)):

@@ -103,6 +103,7 @@ def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | 
     """
     if (folder / POINTER).is_file():
         return StoredWeights(files=(folder / POINTER,), index=None, variant=None, stem=POINTER)
+    # Of sets with the same key the last one stays, which is the first to read.
     found = dict(_complete(folder))
     variants = sorted({name for name, _ in found if name is not None})
     wanted: list[str | None] = [variant] if variant in variants else []

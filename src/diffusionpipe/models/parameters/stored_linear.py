@@ -126,6 +126,7 @@ def _stored(form: Form, layer: nn.Linear) -> StoredLinear:
 
 def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """(module, name in it, linear layer) of all frozen linear layers of a component that only their forward reads."""
+    # A list, because the caller replaces layers while it walks.
     for _, parent, key, layer in list(layers_read_alone(graph, name, component, (nn.Linear,))):
         if not any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
             assert isinstance(layer, nn.Linear)
@@ -140,6 +141,7 @@ def layers_read_alone(
     `name`: of the component.
     """
     read = {part for layer in graph.layers if layer.component == name for part in layer.modules}
+    # A tied weight has several owners and cannot be replaced in one of them alone.
     owners: dict[int, int] = {}
     for _, parameter in component.named_parameters(remove_duplicate=False):
         owners[id(parameter)] = owners.get(id(parameter), 0) + 1

@@ -83,6 +83,7 @@ def materialize(
     for name, component in graph.components.items():
         needed = _needed(graph, name, layers)
         source = sources.get(name)
+        # Their values come from elsewhere, so files need not have them.
         empty = {key: tensor for key, tensor in needed.items() if tensor.is_meta and tensor in skip_values}
         is_real = not any(tensor.is_meta for tensor in needed.values())
         needed = {key: tensor for key, tensor in needed.items() if key not in empty}
@@ -155,6 +156,7 @@ def _is_read_by_autocast(kind: type[nn.Module]) -> bool:
         forward = vars(parent).get("forward")
         if forward in _READ_BY_AUTOCAST:
             return True
+        # The names that the function's code uses tell whether it reads the weight itself.
         names = forward.__code__.co_names if isinstance(forward, FunctionType) else ()
         if forward is not None and ("super" not in names or not {"weight", "bias"}.isdisjoint(names)):
             return False
@@ -183,6 +185,7 @@ def _placed(
     Yields each name when its tensor is there.
     """
     has_parameters = any(True for _ in component.parameters())
+    # All places of a tensor, so that tied ones stay one tensor.
     tied: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in component.modules():
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
@@ -248,10 +251,12 @@ def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> di
         drawn |= module.encoded(drawn["weight"])
         return {path: drawn[name] for path, name in own.items()}
     before = dict(module._parameters)
+    # 8 bytes of a hash, halved because a seed has 63 bits.
     digest = hashlib.blake2b(f"{seed} {canonical}".encode(), digest_size=8).digest()
     try:
         for name in own.values():
             module._parameters[name] = nn.Parameter(torch.empty(before[name].shape, dtype=torch.float32))
+        # The global generator is as it was after the block.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(int.from_bytes(digest, "big") >> 1)
             (_INITIALISERS.get(type(module).__name__) or type(module).reset_parameters)(module)
@@ -283,6 +288,7 @@ def _magnitudes(component: nn.Module, values: Mapping[str, Tensor], dtype: torch
         module: Any = attribute(component, layer)
         weight = values[f"{layer}.base_layer.weight"].detach().to(dtype)
         down, up = (values[f"{layer}.{one}.default.weight"].detach().to(dtype) for one in ("lora_A", "lora_B"))
+        # Of a convolution the second matrix is 1 x 1, so the product of flattened matrices is the kernel's change.
         added = (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
         norms: Any = attribute(component, name.removesuffix(".weight"))
         found[name] = norms.get_weight_norm(weight, added, module.scaling["default"])
@@ -357,6 +363,7 @@ def tensors_in_turn(
     Raises ModelError for a file that cannot be read.
     """
     own = _own_tensors(component)
+    # On the meta device, because tensors with values count as filled and are not read.
     wanted = {name: own[name].detach().to("meta") for name in names if name in own}
     for tensors, key, name in _matched(component_name, component, wanted, source, (), _Misfits()):
         yield name, tensors.get(key)
@@ -433,6 +440,7 @@ def _matched(
                 if name is None:
                     misfits.unexpected += [key] if not overlooked.search(key) else []
                 elif name in wanted:
+                    # A tensor may be stored twice, under an old and a new name.
                     left.pop(name, None)
                     shape, expected = tensors.shape(key), tuple(wanted[name].shape)
                     is_widened = f"{component_name}.{name}" in widened
@@ -498,6 +506,7 @@ def _new_names(key: str) -> Iterator[str]:
         for old, new in _RENAMED_IN_ATTENTION.items():
             plain = plain.replace(old, new)
     yield plain
+    # Several may fit one name; the caller takes the first that the component has.
     for old, new in _MOVED:
         if key.startswith(old):
             yield new + key.removeprefix(old)

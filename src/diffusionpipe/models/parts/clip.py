@@ -24,6 +24,7 @@ def text_layers(text_encoder: Any, captions: CaptionReading = WHOLE) -> tuple[La
     With `captions.clip_skip` n the last n - 1 layers are left out.
     """
     steps = _steps(text_encoder)
+    # clip_skip 1 keeps all layers: `steps` has one more than there are layers.
     kept = steps[: len(steps) + 1 - (captions.clip_skip or 1)]
     steps = [*kept, Step(name="final_layer_norm", run=_normalise, modules=("final_layer_norm",))]
     return chain("text_encoder", "input_ids", steps, "text_states")
@@ -139,6 +140,7 @@ def _normalise(text_encoder: Any, hidden: Tensor) -> Tensor:
 def zeroed_where_marked(values: Tensor, input_ids: Tensor) -> Tensor:
     """The values (B, ...), with zeros in each row whose tokens are all the same: no text has such a row."""
     tokens = input_ids.flatten(1)
+    # Every text begins with one mark and ends with another.
     is_text = (tokens != tokens[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
     return torch.where(is_text, values, torch.zeros_like(values))
 

@@ -139,9 +139,11 @@ def _encode_known(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 def _known_frames(factor: int, _: Any, mask: Tensor, latents: Tensor) -> tuple[Tensor, ...]:
     """1 where a frame of the clip is known, after diffusers' WanImageToVideoPipeline; the first frame counts often."""
+    # A mask of a single picture has no axis of frames.
     holes = mask if mask.ndim == 5 else mask.unsqueeze(2)  # (B, 1, F, H, W)
     frames, (height, width) = holes.shape[2], latents.shape[-2:]
     known = 1 - interpolate(holes, size=(frames, height, width), mode="nearest")
+    # A VAE encodes the first frame alone, so it counts for all `factor` frames of its latent.
     known = torch.cat([known[:, :, :1].expand(-1, -1, factor - 1, -1, -1), known], dim=2)
     known = known.unflatten(2, (-1, factor)).squeeze(1).transpose(1, 2)  # (B, factor, F', h, w)
     return (torch.cat([known.to(latents.dtype), latents], dim=1),)

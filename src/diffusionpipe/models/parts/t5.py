@@ -39,6 +39,7 @@ def _steps(text_encoder: Any, mask: tuple[str, ...]) -> Iterator[Step]:
     yield Step(name="encoder.embed_tokens", run=_embed, modules=("encoder.embed_tokens",))
     for i in range(len(text_encoder.encoder.block)):
         name = f"encoder.block.{i}"
+        # Later blocks read the first one's table, so they name it as a part of theirs.
         yield Step(name=name, run=partial(_encode, name), modules=(name,) if i == 0 else (name, _BIAS), reads=mask)
     yield Step(name="encoder.final_layer_norm", run=_normalise, modules=("encoder.final_layer_norm",))
 
@@ -52,6 +53,7 @@ def _encode(name: str, text_encoder: Any, hidden: Tensor, *masks: Tensor) -> Ten
     length = hidden.shape[1]
     attention = text_encoder.encoder.block[0].layer[0].SelfAttention
     bias = attention.compute_bias(length, length, device=hidden.device)  # (1, heads, T, T)
+    # At most one; without it padding is read like other tokens.
     for mask in masks:
         bias = bias.masked_fill(mask[:, None, None, :] == 0, torch.finfo(bias.dtype).min)  # (B, heads, T, T)
     block: Any = attribute(text_encoder, name)

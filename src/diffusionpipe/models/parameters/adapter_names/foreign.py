@@ -225,6 +225,7 @@ def _has_whole_blocks(form: AdapterNaming, layers: list[OriginalLayer]) -> bool:
     """Whether the layers are all layers of blocks 0, 1, 2 ..., and no others."""
     names = {layer.name for layer in layers}
     number = len(names) // len(form.whole_blocks)
+    # With as many names as whole blocks 0, 1, ... have, equality says that none is missing and none is beside them.
     return names == {f"blocks.{block}.{end}" for block in range(number) for end in form.whole_blocks}
 
 
@@ -247,6 +248,7 @@ def _tensors(prefix: str, name: str, adapter: Adapter) -> dict[str, Tensor]:
         plain = scaled(adapter)
         return {f"{prefix}{name}.lora_A.weight": plain.down, f"{prefix}{name}.lora_B.weight": plain.up}
     stem = prefix + name.replace(".", "_")
+    # Readers divide the alpha by the rank.
     alpha = torch.tensor(adapter.scale * adapter.rank)
     return {f"{stem}.lora_down.weight": adapter.down, f"{stem}.lora_up.weight": adapter.up, f"{stem}{_ALPHA}": alpha}
 
@@ -261,6 +263,7 @@ def _sorted_by_layer(
         for ends in _PAIRS:
             side = next((side for side, end in zip(("up", "down"), ends, strict=True) if name.endswith(end)), None)
             if side is not None:
+                # False is place 0, the end of `up`; True is place 1.
                 found.setdefault(name.removesuffix(ends[side == "down"]), {})[side] = tensor
                 break
         else:
@@ -278,6 +281,7 @@ def _plain(name: str) -> str:
     """The name of a layer without what diffusers' oldest files put into it."""
     if ".processor." not in name:
         return name
+    # There the last projection is "to_out", which is a list with the layer at 0 now.
     plain = name.replace(".processor.", ".")
     return f"{plain}.0" if plain.endswith(".to_out") else plain
 
@@ -290,6 +294,7 @@ def _known_names(modules: Mapping[str, nn.Module], form: AdapterNaming | None) -
             for name, rows in layer_sizes(module).items():
                 own = OriginalLayer(name, (OriginalRows(name, rows),))
                 for alias in _aliases(component, name):
+                    # diffusers' names come first: they win where an original name is the same.
                     known.setdefault(alias, (component, own))
             for layer in original_layers(module) if form is not None else ():
                 for alias in _aliases("diffusion_model", layer.name):

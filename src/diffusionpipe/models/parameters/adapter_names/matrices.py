@@ -68,6 +68,7 @@ def joined_differences(parts: Sequence[OriginalRows], found: Mapping[str, Tensor
 def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
     """Equal adapters that all have the alpha (scale * rank) which most of them have."""
     alphas = Counter(adapter.scale * adapter.rank for adapter in adapters.values())
+    # Of alphas that are as common as each other the largest, so that the order of layers decides nothing.
     alpha = max(alphas, key=lambda one: (alphas[one], one), default=1.0)
     return {
         name: adapter
@@ -87,6 +88,7 @@ def joined(parts: Sequence[OriginalRows], adapters: Mapping[str, Adapter]) -> Ad
     if len({adapter.scale for adapter in present}) > 1:
         adapters = {name: scaled(adapter) for name, adapter in adapters.items()}
         present = [adapters[part.module] for part in parts if part.module in adapters]
+    # The rank stays as it is; only the halves of its rows may have to change places.
     if len(parts) == 1:
         ((part,), (adapter,)) = (parts, present)
         return Adapter(down=adapter.down, up=_ordered(part, adapter.up), scale=adapter.scale)
@@ -118,6 +120,7 @@ def separated(
         [ups[number] for number in live], [ranks[parts[number].module] for number in live], adapter.rank
     )
     if not columns:
+        # An adapter of zeros belongs to every part.
         live = [number for number, up in enumerate(ups) if bool(up.any())] or list(range(len(parts)))
         columns = _blocks([ups[number] for number in live], adapter.rank)
     found = {}
@@ -145,6 +148,7 @@ def _blocks(ups: Sequence[Tensor], rank: int) -> list[slice]:
     """
     starts = [0, *(int(up.any(0).int().argmax()) for up in ups[1:])]
     size, rest = divmod(rank, len(ups))
+    # Equal blocks can only be there if the rank is a multiple of the number of parts.
     for borders in ([number * size for number in range(len(ups))] if not rest else [], starts):
         own = [slice(start, end) for start, end in zip(borders, [*borders[1:], rank], strict=False)]
         if own and not any(_is_used_beside(up, columns) for up, columns in zip(ups, own, strict=True)):

@@ -229,6 +229,7 @@ class _Numbered(dict[str, Tensor]):
         super().__init__()
         self.rows = rows
         self.names: list[str] = []
+        # Names that are proposed get their numbers first; others when the converter asks for them.
         for name in names:
             self.__missing__(name)
 
@@ -272,6 +273,7 @@ def original_layers(denoiser: nn.Module) -> tuple[OriginalLayer, ...]:
     found: dict[str, list[tuple[int, OriginalRows]]] = {}
     for module, original, start, is_swapped in _converted(converter, sizes, dict(library_module.config)):
         found.setdefault(original, []).append((start, OriginalRows(module, sizes[module], is_swapped)))
+    # The parts of an original layer in the order of their rows.
     return tuple(
         OriginalLayer(name, tuple(part for _, part in sorted(parts, key=lambda one: one[0])))
         for name, parts in found.items()
@@ -285,6 +287,7 @@ def _converted(
     for name, original, rows in _tensors(converter, sizes, config):
         module = name.removesuffix(_WEIGHT)
         if name.endswith(_WEIGHT) and module in sizes:
+            # Rows that run backwards in halves mean that scale and shift changed places.
             yield module, original.removesuffix(_WEIGHT), int(rows.min()), bool(rows[0] > rows[-1])
 
 
@@ -318,6 +321,7 @@ def _proposed(converter: _Converter, sizes: Collection[str], config: Mapping[str
     """Names of tensors that the converter is given, each once."""
     names = []
     for pattern, blocks in converter.counted:
+        # The converter counts blocks from 0 to the highest that it finds.
         numbers = [int(n.removeprefix(f"{blocks}.").partition(".")[0]) for n in sizes if _is_block(n, blocks)]
         names += [pattern.format(number) for number in range(max(numbers, default=0) + 1)]
     if converter.renames:
@@ -342,6 +346,7 @@ def _block_of_unet(name: str, level_layers: int, names: Collection[str]) -> str:
     if found is None:
         return name
     side, level, kind, number, rest = found[1], int(found[2]), found[3], int(found[4]), found[5]
+    # A level has `level_layers` residual blocks and a downsampling; on the way up it has one residual block more.
     first = (level_layers + 1) * level
     match kind:
         case "downsamplers":

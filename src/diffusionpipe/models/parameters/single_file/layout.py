@@ -81,11 +81,13 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
         ModelError: diffusers' converter does not make the component again from such a file.
     """
     place = _PLACES[pipeline][name]
+    # Of both versions only the second has OpenCLIP's encoder, with this activation.
     if component.config.get("hidden_act") == "gelu" and pipeline == "StableDiffusionPipeline":  # Stable Diffusion 2
         place = replace(place, prefix="cond_stage_model.model.", is_open_clip=True)
     plain = {key: shape for key, shape in plain_names(component.shapes).items() if not key.endswith(_NOT_NEEDED)}
     if component.kind.startswith("CLIPText"):
         proposed = (
+            # The first encoder of Stable Diffusion 3 has a projection that its files leave out.
             _open_clip(plain) if place.is_open_clip else _clip(plain, has_projection=".clip_l." not in place.prefix)
         )
     elif component.kind == "T5EncoderModel":
@@ -139,6 +141,7 @@ def _denoiser_or_vae(component: Component, shapes: Shapes) -> dict[str, Shape]:
         own = [shapes[part] for part in parts if part in shapes]
         if not own:
             continue
+        # Joined tensors lie one after the other along dimension 0.
         shape = (sum(one[0] for one in own), *own[0][1:])
         is_flat = component.kind == "AutoencoderKL" and ".attn_1." in original and len(shape) == 2
         found[original] = (*shape, 1, 1) if is_flat else shape

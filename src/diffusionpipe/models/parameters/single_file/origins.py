@@ -44,6 +44,7 @@ class RowOrigin:
 
         `rows(first, end)` returns rows of the file's tensor, or the tensor itself if it has no dimensions.
         """
+        # The projection that a file lacks is an identity in diffusers.
         if not self.name:
             return torch.eye(*self.shape)
         parts = [rows(first, end) for first, end in self.ranges]
@@ -84,12 +85,14 @@ def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str
     for name, numbers in convert(numbered).items():
         if numbers is None:
             continue
+        # Numbered rows are whole numbers.
         if numbers.is_floating_point():  # made by the converter
             found[name] = RowOrigin("", (), tuple(numbers.shape))
             continue
         flat = numbers.flatten()
         place = bisect_right(starts, int(flat[0])) - 1
         whole, taken = shapes[names[place]], flat - starts[place]
+        # The rows of a transposed matrix run along its second axis.
         is_transposed = len(whole) == 2 and numbers.shape[0] == 1 < numbers.shape[-1]
         shape = (len(flat), *whole[1:]) if whole else ()
         shape = shape[::-1] if is_transposed else shape[: numbers.ndim]
@@ -104,6 +107,7 @@ def _ranges(rows: Sequence[int]) -> tuple[tuple[int, int], ...]:
     ((4, 7), (0, 2))
     """
     ends = [place for place in range(1, len(rows)) if rows[place] != rows[place - 1] + 1]
+    # A range ends where the next row is not the following one.
     return tuple((rows[first], rows[end - 1] + 1) for first, end in zip([0, *ends], [*ends, len(rows)], strict=True))
 
 
