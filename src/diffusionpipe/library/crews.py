@@ -157,6 +157,7 @@ def tensors_of_all(own: dict[str, Tensor], member: Membership) -> list[dict[str,
         tensors = own
         if rank != member.rank:
             tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in _specs(kind)}
+        # All ranks walk through the same names in the same order, so the broadcasts meet.
         for tensor in tensors.values() if member.world_size > 1 else ():
             torch.distributed.broadcast(tensor, src=rank)
         found.append(tensors)
@@ -217,6 +218,7 @@ def packed(value: Any) -> Any:
         return _Bytes(save({"": value.detach().cpu().contiguous()}))
     if isinstance(value, dict):
         return {key: packed(one) for key, one in value.items()}
+    # Plain tuples alone: a named tuple would lose its class.
     return tuple(packed(one) for one in value) if type(value) is tuple else value
 
 
@@ -240,6 +242,7 @@ def digest_of(model: Model) -> str:
 
 def _flat(model: Model) -> Iterator[Tensor]:
     for tensor in model.state_dict().values():
+        # An empty tensor has no bytes to look at.
         if isinstance(tensor, Tensor) and tensor.numel():
             yield tensor.reshape(-1)
 

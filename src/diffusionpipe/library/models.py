@@ -204,6 +204,7 @@ def _layers(parts: Mapping[str, NamedLayer], container: nn.Module, specs: Sequen
                 raise ModelError(
                     f"{name} reads {lacking[0]!r}, which nothing before it writes; there are {', '.join(known)}"
                 )
+            # Run with both numbers of samples, so that `describe` finds where the batch is.
             read_here = [_Reads({read: known[read][n] for read in reads}, writer) for n in (0, 1)]
             results = [_call(name, part.module, one) for one in read_here]
             writes = part.writes or tuple(
@@ -363,6 +364,7 @@ def _check_run(graph: LayerGraph, specs: Sequence[TensorSpec], example: Sequence
         for index, batch in enumerate(_BATCHES):
             _run_all(graph, {spec.name: _zeros(spec)[index] for spec in specs}, batch)
     tensors = [t for module in graph.components.values() for t in (*module.parameters(), *module.buffers())]
+    # A large model would take long here; the fake run has checked its shapes.
     if example is None or any(t.is_meta for t in tensors) or sum(t.numel() for t in tensors) > _MOST_RUN:
         return
     device = tensors[0].device if tensors else example[0].device

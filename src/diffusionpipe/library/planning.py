@@ -123,6 +123,7 @@ def plan(
         )
         return _given(setting, layout, microbatches, fill=fill)
     if schedule is not None:
+        # Without stages every device of a copy is a stage.
         _check_layers(known, schedule, stages or machines.num_ranks // (data_parallel or 1), microbatches)
     given = Given(
         stages=stages, microbatches=microbatches, schedule=schedule, data_parallel=data_parallel, sharded=parts
@@ -223,6 +224,7 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: 
     if microbatches is None and layout.orders is None:
         share = layout.batch // layout.data_parallel
         unit = max(layout.replicas, default=1)
+        # Micro-batches are equal, and replicas of a stage share each of them equally.
         sizes = [n for n in range(1, share + 1) if share % n == 0 and share // n % unit == 0] or [1]
     made = []
     problems: dict[str, None] = {}
@@ -233,6 +235,7 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: 
             problems[str(error)] = None
     if not made:
         raise ConfigError(next(iter(problems)))
+    # Layouts that fit come first, even slow ones.
     made.sort(key=lambda one: (one[2].overflow > 0, one[2].step))
     best, proposal, row = made[0]
     if row.overflow > 0:

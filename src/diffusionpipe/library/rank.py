@@ -105,6 +105,7 @@ class Rank:
                 self._optimizer.step()
             began, end = worker.train.began, time.perf_counter()
             self._update = (Phase(worker=self._rank, name="update", start=start - began, end=end - began),)
+        # In float64 the sum hardly depends on how the batch was divided.
         losses = self._gathered(outputs, LOSS, self._offset(worker.train), self._plan.batch, torch.float64)
         return float(losses.sum() / len(losses))
 
@@ -142,6 +143,7 @@ class Rank:
         """Give the first stages the tensors that they read from outside: raw inputs, and outputs of frozen layers."""
         store = executor.store
         wanted = list(store)
+        # The last block of a plan is the frozen part.
         frozen = [layer for layer in self._graph.layers if layer.name in set(self._plan.blocks[-1])]
         encoders = needed_layers(frozen, wanted, given=tuple(batch))
         placed = {name: tensor.to(self._device) for name, tensor in batch.items()}
@@ -298,6 +300,7 @@ def own_copy(graph: LayerGraph, held: Collection[str], device: torch.device, *, 
         if parameter.requires_grad and id(parameter) not in mine
     }
     copied: dict[int, Any] = dict(shared)
+    # deepcopy takes an object that is in its memo for a copy that exists already.
     components = {name: copy.deepcopy(module, copied) for name, module in graph.components.items()}
     for layer in graph.layers:
         for name in layer.modules:

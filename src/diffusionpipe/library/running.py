@@ -49,6 +49,7 @@ class Run:
         """The timeline of the save that it went on from, and after the end its last one."""
         self._metrics, self._done = Metrics(), 0
         """Loss and time of each step, and the number of steps that are done."""
+        # Processes must not outlive a program that does not close its run.
         atexit.register(self._end)
 
     # Training.
@@ -73,6 +74,7 @@ class Run:
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"clip_norm={clip_norm}: give a number above 0, or leave it out")
         try:
+            # A trial on a small matrix: wrong options are refused here and not on each rank.
             cls([torch.nn.Parameter(torch.zeros(2, 2))], **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{cls.__name__}: {error}; change its options") from None
@@ -246,6 +248,7 @@ class Run:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the ranks; only the last timeline can be asked of the run afterwards. `error`: the reason, if any."""
+        # Under torchrun all ranks would have to ask together, and this one may be alone here.
         if error is None and self._over is None and not isinstance(self._crew, TorchrunRank):
             with suppress(PeerError):  # a rank that has died has no timeline, and the run ends all the same
                 self._known = self._measured() or self._known

@@ -90,9 +90,11 @@ def finish(folder: Path, index: Index) -> None:
     }
     write_durably(place / INDEX, (json.dumps(data, indent=1) + "\n").encode())
     if named.exists():
+        # A folder cannot be renamed onto one that has contents.
         named.rename(folder / f".{_PREFIX}old-{index.step:08d}")
     place.rename(named)
     sync(folder)
+    # Only now: the new save is on the disk under its name.
     for old in sorted(saves(folder))[:-KEPT]:
         shutil.rmtree(saves(folder)[old])
     for left in folder.glob(f".{_PREFIX}*"):

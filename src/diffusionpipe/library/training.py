@@ -74,6 +74,7 @@ def train(
         if member is None:
             status = start(job)
         else:
+            # torchrun's variables are inherited, so the process becomes this rank of the job.
             process = subprocess.Popen([sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)])
             listener.stop = process.terminate
             status = process.wait()
@@ -122,6 +123,7 @@ class _Listener:
             self._told += sum(map(len, lines))
             self._call(lines)
             return
+        # This run begins with the first line that no earlier run wrote.
         same = next((n for n, (a, b) in enumerate(zip(lines, self._before, strict=False)) if a != b), None)
         same = min(len(lines), len(self._before)) if same is None else same
         if len(lines) > same:
@@ -139,6 +141,7 @@ class _Listener:
                     callback(step, dict(row))
         except BaseException as error:
             self.error = error
+            # After the end there is no training that could stop.
             if not self._is_over.is_set():
                 self.stop()
 
