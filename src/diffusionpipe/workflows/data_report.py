@@ -122,6 +122,7 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
     train = Folder(*joined_of(own, data.sources)) if data.sources else own[""]
     held_out = None if data.validation is None else scanned(data.validation, None, data.columns_of(""))
     run = 1 if recipe is None or rules is None else run_of(recipe)
+    # A header that cannot be read gives no size; any will do, since the picture is named as a fault anyway.
     pictures = [size or (1, 1) for size in train.findings.sizes]
     sources = [sample.source for sample in train.dataset.samples]
     frames = [sample.frames for sample in train.dataset.samples]
@@ -130,6 +131,7 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
     if recipe is not None:
         batch, steps = recipe.training.batch, recipe.training.steps
         if recipe.training.epochs is not None:
+            # The last step of the last epoch may be filled up with samples of the next one.
             by_epochs = ceil(num_positions(recipe.training.epochs, count) / batch)
             steps = by_epochs if steps is None else min(steps, by_epochs)
     reader = _reader_of(recipe, tell)

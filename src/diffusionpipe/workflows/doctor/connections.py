@@ -29,6 +29,7 @@ def connections(meeting: "Meeting", facts: Sequence[Facts]) -> Finding:
     places: dict[tuple[str, str], int] = {}
     for rank, one in enumerate(facts):
         if one.listens not in UNKNOWN:
+            # One rank for each address: the others of a machine would try the same connection.
             places.setdefault((one.host, one.listens), rank)
     ranks = list(places.values())
     with ExitStack() as stack:
@@ -65,6 +66,7 @@ def _listening(stack: ExitStack, address: str) -> str:
     """The port on which this rank listens from now on, or why it cannot."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
+        # All others may connect before this rank accepts the first.
         listener = stack.enter_context(socket.create_server((address, 0), family=family, backlog=2 * MOST_PLACES))
     except OSError as error:
         return error.strerror or str(error)

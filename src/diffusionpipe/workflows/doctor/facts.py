@@ -99,6 +99,7 @@ def facts_of(own: VisibleDevice, folder: Path, environ: Mapping[str, str]) -> Fa
 
 def without_names(facts: Sequence[Facts]) -> tuple[Facts, ...]:
     """The facts with numbers in place of the names of hosts, devices and interfaces, and of addresses."""
+    # Numbered in the order of ranks, so that equal hosts stay recognisable without their names.
     hosts = {host: f"host-{number}" for number, host in enumerate(dict.fromkeys(one.host for one in facts))}
     devices = dict.fromkeys((one.host, one.device_id) for one in facts)
     numbers = {device: f"gpu-{number}" if device[1] else "" for number, device in enumerate(devices)}

@@ -182,6 +182,7 @@ def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Fi
     least: dict[str, Bytes] = {}  # ranks of a machine may be in containers, each with its own
     for host, size in zip(hosts, sizes, strict=True):
         least[host] = min(size, least.get(host, size))
+    # Only machines that say how much there is.
     parts = [(host, size // hosts.count(host)) for host, size in least.items() if size]
     problems = [
         (Status.FAIL, f"{host} has {bytes_in_words(part)} of {need.name} for each rank", need.remedy)

@@ -148,8 +148,10 @@ def _ring(job: "Job", transport: "ProcessTransport") -> str:
     neighbours = sorted({(rank - 1) % size, (rank + 1) % size})
     large = LARGE_ON_GPU if job.device.type == "cuda" else LARGE_ON_CPU
     for length in (SMALL, large):
+        # The rank is the content, cut to what one byte holds.
         sent = torch.full((length,), rank % 128, dtype=torch.uint8, device=job.device)
         arrived = {other: torch.empty_like(sent) for other in neighbours}
+        # All receives are posted before the first send, so that no order of ranks can block.
         works = [transport.recv(buffer, other) for other, buffer in arrived.items()]
         works += [transport.send(sent, other) for other in neighbours]
         for work in works:
@@ -188,12 +190,14 @@ def _rates(job: "Job", transport: "ProcessTransport") -> dict[tuple[int, int], f
     rank, size = job.membership.rank, job.membership.world_size
     pairs = list(combinations(range(size), 2))
     if len(pairs) > MOST_PAIRS:
+        # All pairs of a large job would take too long; a chain still uses each rank.
         pairs = [(one, one + 1) for one in range(size - 1)]
     largest = LARGE_ON_GPU if job.device.type == "cuda" else LARGE_ON_CPU
     buffer = torch.zeros(largest, dtype=torch.uint8, device=job.device)
     own: list[float] = []
     for one, other in pairs:
         key = f"doctor/{one}-{other}"
+        # Both ends say that they are here, so the first trip does not measure a wait for the other.
         job.store.set(f"{key}/{rank}", "")
         if rank in (one, other):
             job.store.get(f"{key}/{one + other - rank}")
@@ -201,11 +205,13 @@ def _rates(job: "Job", transport: "ProcessTransport") -> dict[tuple[int, int], f
             trip(buffer[:PROBE])  # NCCL connects
             if rank == one:
                 rate = 2 * PROBE / trip(buffer[:PROBE])
+                # Each pair has an equal part of the time, for `REPEATS` trips there and back.
                 fitting = int(rate * TIME_OF_LINKS / len(pairs) / (2 * REPEATS))
                 job.store.set(f"{key}/length", str(min(max(fitting, PROBE), largest)))
             else:
                 trip(buffer[:PROBE])
             length = int(job.store.get(f"{key}/length"))
+            # The shortest trip: others may have been disturbed.
             own.append(2 * length / min(trip(buffer[:length]) for _ in range(REPEATS)))
     own_pairs = [pair for pair in pairs if rank in pair]
     texts = gather(" ".join(f"{a}-{b}={rate:.0f}" for (a, b), rate in zip(own_pairs, own, strict=True)), PLAIN)
@@ -213,6 +219,7 @@ def _rates(job: "Job", transport: "ProcessTransport") -> dict[tuple[int, int], f
     for entry in " ".join(map(str, texts)).split():
         ends, text = entry.split("=")
         one, other = map(int, ends.split("-"))
+        # Both ends have timed the pair; the better figure has fewer disturbances in it.
         found[one, other] = max(float(text), found.get((one, other), 0.0))
     return found
 
@@ -243,6 +250,7 @@ def _model() -> "tuple[LayerGraph, ModelGraph]":
     from diffusionpipe.models.cut.sequential import sequential_graph
     from diffusionpipe.models.graphs.describe import describe
 
+    # The same weights on every rank, without a message.
     torch.manual_seed(0)
     layers = [layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.SiLU())]
     spec = TensorSpec(name="input", shape=(WIDTH,), dtype="float64")
@@ -264,6 +272,7 @@ def _pipeline(job: "Job") -> str:
     from diffusionpipe.runtime.engine.worker import build_worker
 
     size = job.membership.world_size
+    # The most stages that divide the ranks equally; the model has eight pairs of layers.
     stages = max(count for count in range(1, min(size, 8) + 1) if size % count == 0)
     copies = size // stages
     graph, model = _model()
@@ -288,6 +297,7 @@ def _pipeline(job: "Job") -> str:
     worker.train.run()
     for name, parameter in worker.parameters.items():
         assert parameter.grad is not None, f"{name} has no gradient"
+        # float64 on both sides: only the order of sums may differ.
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
     own.close()
     counted = f"{stages} stage{'s' * (stages > 1)} and {copies} cop{'ies' if copies > 1 else 'y'}"
@@ -316,6 +326,7 @@ def _checkpoint(job: "Job", folder: Path) -> str:
     load(path, {f"tensor.{rank}": found})
     assert torch.equal(found, value), "a tensor comes back changed"
     job.store.set(f"doctor/loaded/{rank}", "")
+    # The folder goes when all have read it.
     if rank == 0:
         for other in range(job.membership.world_size):
             job.store.get(f"doctor/loaded/{other}")

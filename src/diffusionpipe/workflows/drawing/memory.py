@@ -31,6 +31,7 @@ def check_memory(folder: Path, count: int, size: "Clip", device: "torch.device")
     needed = least_memory(folder, count, size, on_host=device.type == "cpu")
     if needed <= free:
         return
+    # Memory is taken as growing with the area, and sides are multiples of 8.
     fitting = int(size.width * (free / needed) ** 0.5) // 8 * 8
     noun = "picture" if size.frames == 1 else "clip"
     pictures = f"one {noun}" if count == 1 else f"{count} {noun}s"

@@ -121,6 +121,7 @@ def start_ranks(words: Sequence[str], drawing: DrawingRequest, ranks: int) -> in
     try:
         status = launch(command, ranks=ranks, log_folder=logs, environ=os.environ)
     except PeerError as error:
+        # The logs stay, because the error names them.
         raise PeerError(f"{error}\nThe ranks' output is in {logs}.") from error
     except BaseException:
         shutil.rmtree(logs, ignore_errors=True)

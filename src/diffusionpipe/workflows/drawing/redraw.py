@@ -72,6 +72,7 @@ def _draw(model: "TrainedModel", origin: "SampleOrigin", device: "torch.device",
     def of_origin(path: str | None) -> tuple[Path, ...]:
         return () if path is None else (Path(path),)
 
+    # The number of rows is the same as then: kernels round differently for other batches.
     wish = SampleRequest(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
         labels=() if origin.label is None else (origin.label,) * origin.count,

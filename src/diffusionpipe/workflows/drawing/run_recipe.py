@@ -92,6 +92,7 @@ def _trained_size(recipe: Path) -> SampleSize:
 
     data = _table(recipe).get("data")
     found = {} if not isinstance(data, dict) else {key: data[key] for key in SampleSize.__slots__ if key in data}
+    # TOML has no null, so a resolved recipe writes "none".
     found = {key: value for key, value in found.items() if value != "none"}
     for key in ("resolution", "height", "frames"):
         value = found.get(key, None if key == "resolution" else 1)
@@ -118,6 +119,7 @@ def precision_of(run: Path) -> "RecipePrecision":
     recipe = recipe_of(run)
     training = _table(recipe).get("training", {})
     named = training.get("precision", RecipePrecision.FLOAT32) if isinstance(training, dict) else training
+    # A run has settled on an arithmetic, so "auto" is not in its recipe.
     known = ", ".join(one for one in RecipePrecision if one is not RecipePrecision.AUTO)
     if named not in known.split(", "):
         raise ConfigError(f"{recipe}: training.precision must be one of {known}; correct it, or give --precision")
@@ -166,6 +168,7 @@ def recipe_of(run: Path) -> Path:
     """
     if run.is_file():
         return run / _RECIPE  # which is not there: a file may lie anywhere
+    # A run's own folder, its export/, or adapters/step-N/ in it.
     places = [run, run.parent, *([run.parent.parent] if run.parent.name == _OF_CHECKPOINTS else [])]
     return next((place / _RECIPE for place in places if (place / _RECIPE).is_file()), run.parent / _RECIPE)
 

@@ -63,6 +63,7 @@ def trained_model(run: Path, variant: str | None = None, config: str | None = No
         return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder), variant=variant)
     if config is not None:
         raise ConfigError(f"--config: it belongs to a model in one file, and {run} is none; leave it out")
+    # A run's folder has its model in export/; any other folder is the model itself.
     for folder in (run / "export", run):
         if (folder / "model_index.json").is_file():
             if family_of(folder).augmentation is not None:
@@ -108,6 +109,7 @@ def _cascade(exports: Path, recipe: Path) -> TrainedModel:
     chain: list[CascadeMember] = []
     for name, section in loaded.models.items():
         folder, size = exports / name, loaded.alone(name).data.resolution
+        # Recipes list the models of a cascade in the order in which they draw.
         config, before = scheduler_config(folder), chain[-1].resolution if chain else None
         low = None if family_of(folder).augmentation is None else section.low_resolution or before
         chain.append(CascadeMember(name=name, resolution=size, low=low))

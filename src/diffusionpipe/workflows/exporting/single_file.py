@@ -62,5 +62,6 @@ def merged_export(run: Path, out: Path) -> Path:
         raise ConfigError(
             f"{folder} keeps no checkpoint with which its adapters could be merged; set lora.merge = true"
         )
+    # The recipe may keep adapters apart; one file has no place for them.
     merging = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"merge": True})})
     return export_checkpoint(merging, checkpoint, out)

@@ -111,11 +111,13 @@ def profile_on(
     is_narrow = computes_in_bfloat16(cluster)
     precision = "bfloat16" if is_narrow else "float32"
     stated = StatedModel(name=name, lora_rank=lora_rank, has_narrow_store=is_narrow, precision=precision)
+    # Cards that compute in the same arithmetic count the same operations, which are counted once for all.
     alike = [DEVICES[card] for card in known_cards() if DEVICES[card].has_bfloat16 or not is_narrow]
 
     def make() -> Profile:
         made = profiles_of_devices(stated, [one.name for one in alike] if folder else [rates.name], tell)
         for one, profile in zip(alike, made, strict=False):
+            # The asked card is kept by the call below.
             if folder is not None and one.name != rates.name:
                 kept_profile(profile_name(stated, one), partial(replace, profile), folder)
         return next(profile for profile in made if profile.device == rates.title)
@@ -131,6 +133,7 @@ def _takes_adapters(name: str) -> bool:
 
 def _answer(name: str, trained: str, setting: Setting, *, is_stated: bool) -> ModelAnswer:
     """The plan for the batch, or for one sample where that is not stated and more do not fit."""
+    # A dictionary's keys: a size that is both is tried once.
     for size in dict.fromkeys((setting.workload.batch, setting.workload.batch if is_stated else 1)):
         choice = best_way(with_batch(setting, size), may_recompute=True)
         if choice is not None:

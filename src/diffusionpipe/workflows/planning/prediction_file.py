@@ -35,6 +35,7 @@ def read_prediction(plan_file: Path, plan: Plan) -> Timeline | None:
     except FileFormatError as error:
         logger.warning("prediction=%s drawn=False reason=%s", path, error)
         return None
+    # A prediction is of this plan if it runs the same actions on the same workers.
     if {(span.worker, span.action) for span in timeline.spans} != set(plan.train.actions()):
         logger.warning("prediction=%s drawn=False reason=of_another_plan", path)
         return None

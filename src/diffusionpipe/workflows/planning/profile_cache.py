@@ -48,6 +48,7 @@ class ProfileKey:
             "versions": self.versions,
             "ranks": self.ranks,
             "update": self.update,
+            # The names of a profile's figures: files from before a new figure are not found.
             "figures": [field.name for field in fields(LayerProfile)],
         }
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

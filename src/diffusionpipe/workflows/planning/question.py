@@ -209,6 +209,7 @@ def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tu
         knee = knee_of(tried)
         if knee is None:
             least = with_batch(setting, min(asked.batches, default=1))
+            # It raises, with the reason and the remedies.
             choose(least, fill=fill, asking=asking, may_recompute=may_recompute)
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *_ways(asked, asking, tell)])) from None
@@ -229,6 +230,7 @@ def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
     if least_of(setting) == float("inf"):  # the batch cannot be cut, whatever the memory
         return
     if asked.may_recompute:
+        # Ways out begin where recomputing has saved all that it can.
         setting = recomputed(setting) or setting
     larger = with_more_cards(setting.cluster) if not asked.used else ()
     find = partial(ways_out, setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked, tell))

@@ -113,6 +113,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     device = "cpu" if rates is not None else _device_here(cluster)
     sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
     if rates is not None:
+        # Refuses the arithmetic before a model is opened, which takes long.
         device_rates(rates.name, precision=precision)
     opened = build_model(recipe, device)
 
@@ -307,4 +308,5 @@ def _batch_sizes(recipe: Recipe, cluster: Cluster) -> tuple[int, ...]:
     """Powers of two up to a rank's equal share of the batch, that share, and the frozen layers' chunk."""
     share = -(-recipe.training.batch // cluster.num_ranks)
     most = min(LARGEST, max(share, recipe.pipeline.sizes.encode_chunk))
+    # Times between measured sizes are interpolated, so each doubling has one.
     return tuple(sorted({1, most, *(2**i for i in range(1, 8) if 2**i < most)}))

@@ -269,6 +269,7 @@ def _sample(profile: Profile) -> str:
 
 def known_rates(cluster: Cluster) -> DeviceRates | None:
     """The rates of the cluster's device whose speed is 1, to which others are relative; None where it is not known."""
+    # A computed profile has the times of the device with speed 1.
     reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
     return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
 
@@ -300,6 +301,7 @@ def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
     """The name of a kept profile: a hash of the model, the rates, and all else on which its numbers depend."""
     found = sha256()
     content = {
+        # The default side counts as if it were stated, so both questions share one file.
         "model": asdict(stated) | {"resolution": stated.resolution or _published_resolution(stated.name)},
         "rates": asdict(rates),
         "batch_sizes": BATCH_SIZES,
@@ -308,6 +310,7 @@ def profile_name(stated: StatedModel, rates: DeviceRates) -> str:
     }
     found.update(json.dumps(content, sort_keys=True).encode())
     for path in () if stated.is_class else _configurations(stated.name):
+        # Name and size separate the files: bytes that move from one to the next change the hash.
         found.update(f"{path.name} {path.stat().st_size}\n".encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
@@ -408,6 +411,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
 
     graph = _opened(stated)
     if stated.form is not None:
+        # A recipe's model.frozen_dtype leaves the VAE out too.
         store(graph, lambda component: None if component.startswith("vae") else stated.form)
         if not any(stored_layers(component) for component in graph.components.values()):
             raise ModelError(

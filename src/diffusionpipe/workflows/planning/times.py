@@ -77,6 +77,7 @@ def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> Plan
     from diffusionpipe.planner.pricing.storing import stored_as
     from diffusionpipe.planner.search.proposal import predict
 
+    # The plan says where its frozen weights rest; its time and memory follow from that.
     setting = stored_as(setting, plan.encoders)
     proposal = predict(setting, plan.train, plan.blocks, plan.mesh)
     return PlanTimes(

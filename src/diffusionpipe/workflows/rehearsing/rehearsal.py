@@ -90,8 +90,10 @@ def fitting_scale(schedule: Schedule, costs: Costs, iterations: int) -> float:
     times = [time for stage in costs.stages for time in (stage.forward, stage.backward) if time > 0]
     if not times:
         return 1.0
+    # Messages are free here: they take the time of this machine, which no factor changes.
     iteration = simulate(schedule, replace(costs, link=Link(), links={})).makespan
     finest, longest = FINEST * len(times) / sum(times), LONGEST / ((iterations + 1) * iteration)
+    # Longer than wanted is better than waits that are too short to be exact.
     return min(SHORTEST / min(times), max(finest, longest))
 
 
@@ -103,6 +105,7 @@ def fitting_bytes_scale(
     `iteration`: the scaled length of one. Tensors that stay on their rank count too: the real part of them takes time
     from the waits.
     """
+    # Every copy of the pipeline shares the one machine's cores.
     total = data_parallel * sum(
         len(flow.samples) * sum(costs.tensor_bytes.get(name, 0) for name in flow.tensors) for flow in flows(schedule)
     )

@@ -75,6 +75,7 @@ def size_of(
     def run(bytes_scale: float) -> VirtualRun:
         return virtual_run(schedule, costs, graph, mesh, scale=scale, bytes_scale=bytes_scale, link=FASTEST)
 
+    # Next to no bytes, so that the waits alone make up the length.
     iteration = predict_run(run(1e-9)).makespan
     wanted = bytes_scale
     if wanted is None:
@@ -85,6 +86,7 @@ def size_of(
         _check_processes(processes, free, mesh)
         room = MOST * (free - processes)
         if tensors > room and bytes_scale is None:
+            # Tensors shrink in proportion, so one correction is enough.
             wanted *= room / tensors
             tensors = tensor_bytes(run(wanted))
         if tensors > free - processes:

@@ -97,6 +97,7 @@ class MetricsFile:
             is_new, lines = self._lines.more()
         except OSError as error:
             return Metrics(problem=f"{METRICS} cannot be read: {error.strerror}")
+        # The file was replaced or cut, so nothing that was read of it holds.
         if is_new:
             self._metrics, self._unreadable = Metrics(), 0
         for line in filter(bytes.strip, lines):
@@ -283,6 +284,7 @@ def usual(metrics: Metrics, key: str) -> tuple[float, str] | None:
     steps, values = metrics.columns(key)
     if not steps:
         return None
+    # The first step allocates memory and chooses kernels.
     first = 1 if len(steps) > 1 else 0
     return median(values[first:]), f"median({key}) of steps {steps[first]:.0f} to {steps[-1]:.0f}"
 

@@ -56,6 +56,7 @@ def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
         ConfigError: a source is neither a run folder nor a plan file.
         FileFormatError: a plan file cannot be read.
     """
+    # All sources share the room of one page.
     most = MOST // len(sources)
     runs = {place: RunFiles(source) for place, source in enumerate(sources) if source.is_dir()}
     items = [_run(runs[place], most) if place in runs else _plan(source) for place, source in enumerate(sources)]
@@ -251,6 +252,7 @@ def _shared(report: Mapping[str, Any], paths: Sequence[str]) -> Json:
     plan was made with, and all in the lines about the data.
     """
     names = [*_names_here(), *paths]
+    # Longest first, so that a name goes before a part of it. Names of one or two letters would hide words.
     hide = _hiding(sorted({name for name in names if len(name) > 2}, key=len, reverse=True))
     items = []
     for item in report["items"]:

@@ -227,6 +227,7 @@ def _fullest(kept: Alternatives, file: str) -> Json | None:
     """The memory of the fullest device of the chosen layout; None where the search has kept none."""
     for place, one in enumerate(kept.layouts):
         if one.is_chosen and one.items:
+            # The overflow says how much the device lacks, or below 0 how much is free.
             key, room = f"layouts[{place}]", one.memory - one.overflow
             row = {
                 "name": "fullest device",

@@ -59,6 +59,7 @@ def _spread(drawn: Sequence[tuple[Path, list[Path]]], most: int) -> list[tuple[P
     each = max(len(pictures) for _, pictures in drawn)
     room = max(2, most // each)
     if len(drawn) > room:
+        # A set, because two places may round to one sampling.
         kept = sorted({round(place * (len(drawn) - 1) / (room - 1)) for place in range(room)})
         drawn = [drawn[place] for place in kept]
     return [(one, pictures[: most // 2]) for one, pictures in drawn]

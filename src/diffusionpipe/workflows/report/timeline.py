@@ -136,6 +136,7 @@ def timeline_data(
 
 
 def _short(value: float) -> float:
+    # Fewer digits make a smaller page; whole numbers have no ".0".
     short = float(f"{value:.{_DIGITS}g}")
     return int(short) if short.is_integer() else short
 

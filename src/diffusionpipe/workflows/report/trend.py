@@ -56,7 +56,9 @@ def _chance(balance: int, count: int) -> float:
     if count < 2 or balance <= 0:
         return 1.0
     if count > _EXACT:
+        # The standard deviation of the balance under chance, by Kendall.
         spread = sqrt(count * (count - 1) * (2 * count + 5) / 18)
+        # Less 1, because the balance moves in steps of 2.
         return erfc((balance - 1) / spread / sqrt(2))
     most = (count * (count - 1) // 2 - balance) // 2
     # orders[k]: orders of the first numbers with k pairs the wrong way round; each further one adds 0 to n - 1.

@@ -95,8 +95,10 @@ class Watch(ThreadingHTTPServer):
 
     def answer(self) -> PageAnswer:
         """The data of the page, read again if the server has rested long enough since the last reading."""
+        # Requests come on threads of their own, and one reading serves them all.
         with self._reading:
             if time.monotonic() >= self._rests_until:
+                # The thread's processor time: other threads of the server do not count.
                 began, is_first = time.thread_time(), self._state is None
                 self._look()
                 if not is_first:  # it reads the whole run, the next ones what is new
@@ -114,12 +116,14 @@ class Watch(ThreadingHTTPServer):
 
     def _look(self) -> None:
         refusals = {path: self.refusal(name) for path, name in FILES.items()}
+        # The state is taken before the data, so what changes in between is read again.
         state = self._files.state(), tuple(refusals.values())
         if state != self._state:
             try:
                 report = watched_report(self._files, refusals)
             except ConfigError:
                 report = waiting_report(self.folder)
+            # Browsers read no NaN in JSON.
             text = json.dumps(report, ensure_ascii=False, allow_nan=False)
             answer = PageAnswer(report=report, state=f'"{sha256(text.encode()).hexdigest()[:32]}"')
             self._state, self._kept = state, [*self._kept[1 - _KEPT :], answer]
@@ -151,6 +155,7 @@ class _Answers(BaseHTTPRequestHandler):
         """Answer with the page or its data."""
         asked = urlsplit(self.path)
         token = parse_qs(asked.query).get("token", [""])[0]
+        # As bytes: compare_digest refuses text beyond ASCII.
         if not self._is_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(HTTPStatus.FORBIDDEN, "this needs the whole address that `diffusionpipe watch` has printed")
         elif asked.path == "/":
@@ -165,6 +170,7 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Ask the run to save, to draw or to stop, if the request comes from the page itself."""
         length = self.headers.get("Content-Length", "0")
+        # Closing a connection with unread bytes could reset it before the answer has arrived.
         if length.isdigit() and int(length) <= _LONGEST:
             self.rfile.read(int(length))
         token = self.headers.get(TOKEN_HEADER, "")
@@ -186,6 +192,7 @@ class _Answers(BaseHTTPRequestHandler):
         """Whether the Host is a loopback name, with any port, and the Origin, if there is one, is that host."""
         host = self.headers.get("Host", "")
         origin = self.headers.get("Origin")
+        # Only digits after the last colon are a port: "[::1]" has colons of its own.
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         return name in _HOSTS and origin in (None, f"http://{host}")
 

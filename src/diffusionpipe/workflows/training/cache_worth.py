@@ -81,10 +81,12 @@ def break_even(shares: Sequence[KeptShare], *, gain: Seconds, writing: Seconds, 
     seconds, size = sum(one.seconds for one in shares), sum(one.size for one in shares)
     balance = 0.0
     for number in range(MOST_PASSES):
+        # With one result for each sample: 0 ** 0 is 1, so all are missing in the first pass and none later.
         missing = [(1 - 1 / one.variants) ** number for one in shares]
         read = sum(one.seconds * (1 - part) for one, part in zip(shares, missing, strict=True)) / seconds
         written = sum(one.size * part for one, part in zip(shares, missing, strict=True)) / size
         rate = gain * read - writing * written
+        # The pass in which the balance turns; the rate is even within a pass.
         if balance + rate * steps_of_pass > 0:
             return ceil(number * steps_of_pass + max(0.0, -balance) / rate)
         balance += rate * steps_of_pass
@@ -100,6 +102,7 @@ def worth_of(found: "Cacheable", plan: "Plan", setting: "Setting", rate: float) 
     without = replace(setting, profile=_without(setting.profile, found.spared), workload=workload)
     cached = min(filled, _step(plan, without))
     shares = shares_of(found, setting.profile)
+    # A step writes the results of its whole batch to one folder.
     writing = plan.batch * sum(one.size for one in shares) / rate
     return Worth(
         size=found.size,
@@ -124,6 +127,7 @@ def worth_of_recipe(recipe: "Recipe", plan: "Plan", setting: "Setting", tell: Te
     from diffusionpipe.workflows.data_report import report_on_recipe
 
     report = report_on_recipe(recipe, tell=tell)
+    # The steps may follow from epochs; the verdict needs their number.
     if recipe.training.steps != report.use.steps:
         recipe = with_values(recipe, {"training.steps": report.use.steps})
     opened = build_model(recipe, "cpu")
@@ -181,6 +185,7 @@ def writing_rate(folder: "Path") -> float:
     from diffusionpipe.trainer.data.cache.files import existing, write_shard
 
     times, value = [], torch.zeros(_PROBE, dtype=torch.uint8)
+    # The cache's folder may not exist yet; the folder above it is on the same disk.
     place = existing(folder)
     for number in range(_PROBES):
         start = perf_counter()

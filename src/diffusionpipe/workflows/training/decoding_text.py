@@ -40,6 +40,7 @@ def decoding_of_recipe(recipe: "Recipe") -> Decoding | None:
 
 def decoding_lines(choice: "Choice", recipe: "Recipe", *, width: int) -> Sequence[str]:
     """Lines of at most `width` columns on how a run by this plan decodes its samples; () where it draws none."""
+    # Rank 0 decodes, beside what stays on its device.
     room = choice.setting.cluster.devices[0].memory - choice.proposal.memory[0].having(Trait.LASTING)
     known = replace(choice.setting.profile, decoding=decoding_of_recipe(recipe))
     text = decoding_text(known, samples_shown(recipe), room)
@@ -54,6 +55,7 @@ def decoding_text(profile: Profile, samples: int, room: Bytes) -> str:
     if profile.decoding is None:
         return ""
     taken, is_tiled = decoder_use(profile, samples, room)
+    # With endless room nothing is tiled.
     whole, _ = decoder_use(profile, samples, 2**62)
     left = f"{max(room, 0) / GIB:.1f} GiB are left"
     if not is_tiled and whole <= room:

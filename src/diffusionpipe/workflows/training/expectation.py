@@ -93,6 +93,7 @@ def expectation_of(start: "Start") -> Expectation:
             has_activations=True,
             decoding=decoding,
         )
+    # Without a measurement only the planner's own file beside the plan has times.
     read = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
     uses = _memory(start, unmeasured(start.model, recipe.training.precision.value), None)
     return Expectation(
@@ -112,6 +113,7 @@ def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tup
     uses, setting, recipe = _memory(start, profile, cluster), _setting(start, profile, cluster), start.recipe
     known, pictures = replace(profile, decoding=decoding_of_recipe(recipe)), samples_shown(recipe)
     lasting = [use.having(Trait.LASTING) for use in uses]
+    # As if all devices were like the first one.
     room = setting.cluster.devices[0].memory - lasting[0]
     phases = phases_of(
         replace(setting, profile=known),
@@ -132,6 +134,7 @@ def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "t
     plan, train, setting = start.plan, start.plan.train, _setting(start, profile, cluster)
     if not train.lead:
         return predict(setting, train, plan.blocks, plan.mesh).memory
+    # With this number of batches the pipeline is full for a while.
     trained = predict(setting, unroll(train, 2 * train.lead + 2), plan.blocks, plan.mesh).memory
     encoding = predict(setting, plan.validate, plan.blocks, plan.mesh).memory
     # A window without fills has no encoders; those of the validation are the same.
@@ -166,6 +169,7 @@ def unmeasured(model: "ModelGraph", precision: str) -> "Profile":
     """
     from diffusionpipe.costs import LayerProfile, Profile
 
+    # Times are not shown, so any will do, but a profile has no layer without one.
     equal = (1e-6,)
     layers = [
         LayerProfile(

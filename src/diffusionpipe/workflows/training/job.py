@@ -48,6 +48,7 @@ def check_start(job: TrainingJob, recipe: "Recipe") -> None:
 
     if job.resume is None:  # a run that continues has the arithmetic that it began with
         decided(recipe, has_bfloat16=has_bfloat16(chosen_device(job.device)))
+    # Of few ranks the first one finds it as early; many would be started for nothing.
     if len(job.devices) > _FEW:
         check_ranks(build_model(recipe, "cpu").model, recipe, len(job.devices))
     check_processes(len(job.devices), 1 if recipe.data.workers is None else recipe.data.workers)
@@ -82,6 +83,7 @@ def start(job: TrainingJob) -> int:
                     port=job.port,
                 )
             except PeerError as error:
+                # The remedy is looked up now: the failed attempt may have left new checkpoints.
                 raise PeerError(f"{error}\n{kept_of(job.folder).remedy()}") from error
 
         return with_restarts(attempt, job.folder, job.resume, max_restarts=job.max_restarts)

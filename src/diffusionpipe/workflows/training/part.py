@@ -123,6 +123,7 @@ def train_as_rank(part: Part, screen: "Screen", words: "RunWords", checked: "Che
         leave(error, member)
     except Exception as error:
         report.explain(error)
+        # No other rank waits for the only one, so its error goes the usual way.
         if member.world_size == 1 and not member.is_launched:
             if text := out_of_memory(error):
                 raise TrainingError(text) from error
@@ -165,6 +166,7 @@ def _train(part: Part, screen: "Screen", report: "RunReport", check: "RunCheck")
     with ExitStack() as stack:
         with screen.work("waiting for all ranks"):
             job = stack.enter_context(joined(part.member, device=command.device, patience=recipe.run.patience))
+            # Ranks on other machines may read another file under the same path.
             job.agree("the recipe", recipe.model_dump_json())
         cache = cache_folder(os.environ) if part.uses_cache else None
         hooks = Hooks(
@@ -200,6 +202,7 @@ def draw_results(recipe: "Recipe") -> None:
     if _is_due(folder / "loss.png", folder / "metrics.jsonl"):
         loss_curve(folder / "metrics.jsonl", folder / "loss.png")
     measured = folder / "timeline.json"
+    # A start without a recorded step writes no timeline.
     if measured.exists() and (_is_due(folder / "timeline.png", measured) or _is_due(folder / "trace.json", measured)):
         draw_timeline(recipe)
     samples = sorted((folder / "samples").glob("step-*.png"))

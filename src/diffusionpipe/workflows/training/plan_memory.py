@@ -55,6 +55,7 @@ def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]")
     """
     from diffusionpipe.planner.choosing.rows import unit_of
 
+    # Every copy of the pipeline puts a worker's load on a device of its own.
     of_rank = [needs[plan.mesh.place(rank)[1]] for rank in range(plan.mesh.num_ranks)]
     rank = max(range(len(of_rank)), key=lambda one: of_rank[one] - memories[one])
     need, memory = of_rank[rank], memories[rank]
@@ -82,6 +83,7 @@ def _profile_of(plan: "Plan", opened: "RecipeModels", device: str, cache: "Path 
         if not path.is_file():
             continue
         profile = read_profile(path)
+        # Only schedules that split backwards ask what is kept between both parts.
         says_enough = profile.counts_kept or not plan.train.splits_backwards
         if says_enough and profile.graph == opened.model and (profile.precision, profile.device) == (precision, device):
             return profile
@@ -91,4 +93,5 @@ def _profile_of(plan: "Plan", opened: "RecipeModels", device: str, cache: "Path 
     count = partial(
         analytic_profile, opened.graph, opened.model, device=_COUNTED_FOR, precision=precision, batch_sizes=_SIZES
     )
+    # The caller's devices have this name; the bytes are the same.
     return replace(cached_profile(key, count, cache)[0], device=device)

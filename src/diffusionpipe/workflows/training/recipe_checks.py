@@ -69,6 +69,7 @@ def _folders(data: "DataSection") -> Iterator[tuple[str, Path]]:
 
 def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str]:
     """Yield a problem if the run's outputs would lie in a folder of pictures: its samples would become data."""
+    # Links resolved: the run may be reached by another path.
     own = Path(os.path.realpath(run.folder))
     for key, path in _folders(data):
         pictures = Path(os.path.realpath(path))
@@ -183,6 +184,7 @@ def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
         if problem := problem_of_file(path):
             yield path, problem
     for path in (folder / name for name in _FOLDERS):
+        # A broken link counts: a folder cannot be made in its place.
         if os.path.lexists(path) and not path.is_dir():
             yield path, "it is not a folder"
 
@@ -203,6 +205,7 @@ def checks_of_run(num_ranks: int, resume: str | None, *, all_train: bool = False
         from diffusionpipe.errors import RecipeError
         from diffusionpipe.trainer.recipe import ranks_that_train
 
+        # Its own check reports it; sizes cannot be judged without a schedule.
         if any(has_known_schedule(pipeline=pipeline, models=models)):
             return
         try:
@@ -243,6 +246,7 @@ def checks_of_run(num_ranks: int, resume: str | None, *, all_train: bool = False
         from diffusionpipe.trainer.optim.prodigy import PATHS
         from diffusionpipe.trainer.optim.trial import sums_over_all
 
+        # Copies hold whole parameters, so sums over all are complete on each.
         is_whole = num_ranks == 1 or (pipeline.stages == 1 and not pipeline.sharded)
         if is_whole or "." not in optimizer.name or optimizer.name in PATHS:
             return

@@ -112,6 +112,7 @@ class Replanning:
             )
         self._started, self._limit = monotonic(), TIME_LIMIT
         assert self._process.stdin is not None, "it is a pipe"
+        # A search that has died already shows it by its status.
         with suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(to_text(request, REQUEST))
 
@@ -168,6 +169,7 @@ def _yield_to_training() -> None:
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # The system ends a search that computes too long, even if its parent forgets it.
     if sys.platform != "win32":
         import resource
 

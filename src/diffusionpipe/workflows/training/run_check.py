@@ -47,6 +47,7 @@ class Command:
         from diffusionpipe.trainer.recipe.pipeline_section import PLANNED
 
         given = recipe.pipeline.given((*PLANNED, "replan"))
+        # The plan file states these sizes, and both together are refused.
         taken = [f"pipeline.{key}={'[]' if key in ('replicas', 'splits') else 'none'}" for key in given]
         words = ["diffusionpipe", "train", str(self.recipe), *self.overrides, f"pipeline.plan={plan}", *taken]
         options = ["--device", self.device] if self.device != "auto" else []
@@ -150,6 +151,7 @@ class RunCheck:
             step=found.corrected.step,
             parent=os.getpid(),
         )
+        # An earlier start's suggestion is not for this correction.
         (folder / PLAN).unlink(missing_ok=True)
         (folder / ERRORS).parent.mkdir(exist_ok=True)
         try:
@@ -161,6 +163,7 @@ class RunCheck:
         """Show the layout that the search has found, once it has ended; see `PredictionMonitor`."""
         if self._search is None or not self._search.is_over():
             return
+        # The result is shown once.
         search, self._search = self._search, None
         assert self._start is not None, "a run is announced before its first step"
         assert self.correction is not None, "the search came after the check"
@@ -215,6 +218,7 @@ def loading_times(start: "Start", setting: "Setting", recorded: "Recorded") -> "
 
     timeline = predicted_timeline(setting.profile, start.plan, setting.cluster)
     predicted = loading_in(start.loading, start.plan, timeline.makespan, timeline.bubble)
+    # Not recorded: the correction then takes loading as predicted.
     if predicted is None or start.loading is None or not recorded.loading:
         return LoadingTimes(predicted=predicted.usual if predicted is not None else 0.0)
     used = replace(start.loading, batches=tuple(exactly(seconds) for seconds in recorded.loading))
@@ -226,6 +230,7 @@ def _hindrance(start: "Start", cluster: "Cluster") -> str:
     """Why no other layout can be planned, "" if one can."""
     if start.plan.mesh.num_ranks < 2:
         return "one_rank"
+    # A cluster with one node lacks the slower links between the machines.
     if len(set(start.hosts)) > 1 and len(set(cluster.nodes)) == 1:
         return "links_between_nodes_not_measured; a run in a new folder measures them"
     return ""

@@ -108,6 +108,7 @@ def shape_of(plan: "Plan") -> PlanShape:
     """The plan's sizes for people: schedule, replicas, micro-batches and their samples."""
     placement = plan.train.placement
     pipelines = _trained_pipelines(plan)
+    # Replicas of a stage have the same block of weights.
     held = Counter(placement.stages[stage].weights for stage in pipelines[0].stages)
     replicas = tuple(held[block] for block in sorted(held))
     sizes = sorted({size for pipeline in pipelines for size in pipeline.microbatches})
@@ -202,6 +203,7 @@ def trained_components(model: "ModelGraph") -> tuple[str, ...]:
 def _trained_pipelines(plan: "Plan") -> "list[Pipeline]":
     from diffusionpipe.ir import Op
 
+    # Encoders train nothing, and a probe runs the blocks of another pipeline.
     return [p for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
 
 
@@ -209,6 +211,7 @@ def _blocks_of_parts(plan: "Plan", ranks: Mapping[int, tuple[int, ...]]) -> list
     """The blocks of each stage, in the model's order; `ranks`: of each block."""
     if not _has_one_stage_a_rank(plan):
         return [[block] for block in sorted(ranks)]
+    # Neighbouring blocks on the same ranks are one stage, in buckets.
     return [list(same) for _, same in groupby(sorted(ranks), key=lambda block: ranks[block])]
 
 

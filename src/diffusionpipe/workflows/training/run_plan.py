@@ -36,6 +36,7 @@ def make_plan(
     layout = _layout(recipe, num_ranks)
     if profile is None:
         return build_plan(model, layout)
+    # Stated sizes may put the border of two stages on a slow link.
     if cluster is not None and (slow := slow_links_text(cluster)):
         logger.warning("%s", slow)
     return plan_from_profile(profile, layout, cluster)
@@ -140,6 +141,7 @@ def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     if restriction := restriction_of(recipe):
         logger.info("%s", restriction)
     plan = choice.plan(sample_batch=samples_drawn_together(recipe))
+    # The plan is written later, by the caller; its alternatives are known only here.
     recipe.run.folder.mkdir(parents=True, exist_ok=True)
     write_alternatives(comparison, plan, recipe.run.folder / PLAN)
     return plan

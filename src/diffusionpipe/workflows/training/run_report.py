@@ -91,9 +91,11 @@ class RunReport:
         if self._start is None or self._expected is None:
             return
         rows = read_metrics(self._start.recipe.run.folder)
+        # Rows of an earlier start may be of other machines.
         measured = median_step(rows, after=self._start.step)
         if not measured:
             return
+        # Not every row has it, so the last one that does.
         peak = next((row["memory_peak_gib"] for row in reversed(rows) if "memory_peak_gib" in row), None)
         found = self._check.correction if self._check is not None else None
         self._words.end(measured, self._expected, peak, found.corrected if found is not None else None)
@@ -105,6 +107,7 @@ def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> di
     {} for none. `rows`: the lines of metrics.jsonl.
     """
     steps = [row for row in rows if row.get("iteration_s") is not None and (row["step"] or 0) > after]
+    # The first step is longer: memory is allocated, and kernels are chosen.
     steps = steps[1:] or steps
     names = ("step", *PARTS_OF_STEP) if steps else ()
     return {name: median(row[f"{name}_s"] or 0.0 for row in steps) for name in names}

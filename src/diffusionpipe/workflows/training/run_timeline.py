@@ -54,6 +54,7 @@ def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
     if not seconds:
         return timeline
     workers = range(timeline.num_workers)
+    # All workers update at once when the slowest has ended its iteration.
     return replace(
         timeline,
         update=tuple(Phase(worker=worker, name="update", start=start, end=start + seconds) for worker in workers),

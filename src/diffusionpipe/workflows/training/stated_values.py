@@ -25,15 +25,18 @@ def stated_values(path: Path, overrides: Sequence[str], recipe: "Recipe") -> "di
     for key in dict.fromkeys(_key(text) for text in overrides):
         others = [text for text in overrides if _key(text) != key]
         try:
+            # Each key is left out alone, so that the other overrides keep the recipe sound.
             before = values_of(load_recipe(path, others))
         except RecipeError:  # the file lacks a key that is required
             before = {}
+        # In a member's own recipe this value stands under the general key.
         general = ELSEWHERE.get(key.rpartition(".")[2]) if key.startswith("models.") else None
         names = {key, ".".join(general) if general is not None else key}
         for found, value in now.items():
             is_set = any(
                 found == name or f"{found}.".startswith(f"{name}.") or name.startswith(f"{found}.") for name in names
             )
+            # Defaults may depend on the key, so others can change with it.
             if is_set or (before and before.get(found) != value):
                 stated[found] = before[found] if found in before else default_of(found)
     return stated
