@@ -119,6 +119,7 @@ class Saving:
             CheckpointError: a rank reports other files than its own.
             OSError: a file cannot be written.
         """
+        # Read here, in the thread of the first rank that publishes: the main thread trains.
         parts = [read() for read in self._parts]
         self._writing.finish(parts)
         files = (*(record for part in parts for record in part), *describe_files(self._temporary, [INDEX]))
@@ -278,6 +279,7 @@ def clean(run_folder: Path) -> tuple[str, ...]:
     left = sorted((run_folder / FOLDER).glob(_LEFT))
     for path in left:
         final = path.with_name(path.name.removeprefix(".").removesuffix(_REPLACED))
+        # The process died between the two renames of `_publish`, so the older checkpoint of this step still counts.
         if path.name.endswith(_REPLACED) and not final.exists():
             path.rename(final)
         elif path.is_symlink() or not path.is_dir():
@@ -322,6 +324,7 @@ def _make_empty(folder: Path) -> None:
 def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord, ...]) -> None:
     """Completes the folder, makes it durable and gives it its name."""
     write_durably(temporary / STATE, (json.dumps(state, indent=1) + "\n").encode())
+    # The folder of this step is replaced, so its number does not count.
     others = [path for path in saved_checkpoints(final.parent.parent) if path != final]
     manifest = Manifest(
         step=int(final.name.removeprefix("step-")),
@@ -330,6 +333,7 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
     )
     write_manifest(temporary, manifest)
     replaced = final.with_name(f".{final.name}{_REPLACED}")
+    # A folder cannot be renamed onto one that has files.
     if final.exists():
         final.rename(replaced)
     try:
@@ -338,7 +342,7 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
         if replaced.exists():
             replaced.rename(final)
         raise
-    sync(final.parent)
+    sync(final.parent)  # the names; a checkpoint that is not there after a power cut must not have been reported
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -360,11 +364,12 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
         manifest = read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
+    # The largest first, dealt out in turn: ranks read about equally much.
     by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
     try:
         return unlisted(path, manifest) + check_files(path, by_size[share::num_shares])
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno != errno.EIO:  # of other errors, e.g. missing rights, the checkpoint is not the cause
             raise
         return [f"the disk cannot read it: {error}"]
 

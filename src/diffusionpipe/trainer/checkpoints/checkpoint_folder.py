@@ -78,7 +78,7 @@ def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
     if wanted == "latest":
         return _latest_or_refuse(run_folder)
     if str(wanted).isdecimal():
-        path = run_folder / FOLDER / f"step-{str(wanted).lstrip('0').zfill(8)}"
+        path = run_folder / FOLDER / f"step-{str(wanted).lstrip('0').zfill(8)}"  # "0200" is step 200
         if not os.path.isdir(path):
             raise CheckpointError(
                 f"{run_folder} has no checkpoint of step {str(wanted)[:_SHOWN]}; {_listing(run_folder)}"

@@ -45,6 +45,7 @@ class HostCopy:
 
         They overwrite the copies of the call before.
         """
+        # With strides: the memory is copied as it is.
         kinds = {name: (tensor.shape, tensor.dtype, tensor.stride()) for name, tensor in tensors.items()}
         if kinds != self._kinds:
             self._make_room(tensors)
@@ -52,7 +53,7 @@ class HostCopy:
         if self._stream is not None:
             self._copy_beside(self._stream, tensors)
         else:
-            self._sources = tensors
+            self._sources = tensors  # `complete` copies them, in the other thread
             self._is_copied.clear()
         return dict(self._copies)
 
@@ -81,10 +82,11 @@ class HostCopy:
 
     @torch.no_grad()
     def _copy_beside(self, stream: torch.cuda.Stream, tensors: Mapping[str, Tensor]) -> None:
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream.wait_stream(torch.cuda.current_stream(self._device))  # the last update comes before
         with torch.cuda.stream(stream):
             for copy, tensor in zip(self._copies.values(), tensors.values(), strict=True):
                 copy.copy_(tensor, non_blocking=True)
+                # Its memory may be freed before the copy has run; the allocator has to wait for this stream then.
                 if tensor.is_cuda:
                     tensor.record_stream(stream)
             self._copied = stream.record_event()
@@ -97,9 +99,10 @@ class HostCopy:
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._copies.clear()
         if self._stream is not None and len(self._memory):
-            unlock_pages(self._memory, self._stream)
+            unlock_pages(self._memory, self._stream)  # pages must be unlocked before they are freed
         self._memory = pages(0)  # before there is more: both would not fit
         self._memory = pages(end)
+        # Without it copies are slower, and right.
         if self._stream is not None and len(self._memory) and (status := lock_pages(self._memory)):
             logger.warning("page_locked=False reason=CUDA_error_%d", status)
         self._copies = {name: _in(self._memory, starts[name], tensor) for name, tensor in tensors.items()}

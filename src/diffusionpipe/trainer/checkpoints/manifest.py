@@ -123,7 +123,7 @@ def _describe(folder: Path, name: str) -> FileRecord:
     """The size and the checksum of a file, which is read for it."""
     with (folder / name).open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
-        return FileRecord(name=name, size=file.tell(), blake2b=digest.hexdigest())
+        return FileRecord(name=name, size=file.tell(), blake2b=digest.hexdigest())  # the length that was read
 
 
 def _size_problem(folder: Path, record: FileRecord) -> str | None:

@@ -117,6 +117,7 @@ class RunCheckpoints:
             CheckpointError: on all ranks; it, or the one before, could not be written.
             NonFiniteWeightsError: on all ranks.
         """
+        # The next copy overwrites the host memory from which the last one is written.
         self._wait_for_previous(step)
         with self._screen.work(_PHASE):
             tensors = training_tensors(state)
@@ -136,9 +137,10 @@ class RunCheckpoints:
             CheckpointError: on all ranks; the checkpoint on its way could not be written.
             NonFiniteWeightsError: on all ranks; it holds such weights.
         """
+        # A step after the checkpoint has run with its weights and had a finite loss.
         if not self._is_proven and self.saved is not None and step > self.saved:
             self._is_proven = True
-            if self._pending is None and self._is_first:
+            if self._pending is None and self._is_first:  # else `_advance` prunes, when the newest is complete
                 prune(self._folder, self._keep)
         if self._pending is not None and votes >= self._size:
             with self._job.progress.phase(_PHASE):
@@ -169,6 +171,7 @@ class RunCheckpoints:
             return 1
         if not task.is_done:
             return 0
+        # One failure is enough: the sum reaches the number of ranks, and all learn of it.
         return self._size if task.has_failed else 1
 
     def protect(self) -> None:
@@ -187,6 +190,7 @@ class RunCheckpoints:
         """
         if self._pending is None:
             return
+        # All ranks raise these alike, so they can still agree. After other errors a peer may be gone for ever.
         if isinstance(error, TrainingError) or (self._size == 1 and isinstance(error, Exception)):
             try:
                 self.finish()
@@ -223,12 +227,13 @@ class RunCheckpoints:
             names = saving.plan(tensors)
         except CheckpointError as error:
             raise saving.give_up(error) from error
+        # The copy starts now, before the weights change. Its error waits for `_tell_all`, where all ranks hear of it.
         start = _attempt(lambda: host.start({name: tensors[name] for name in names}))
 
         def write(go_on: Callable[[], None]) -> _Checked:
             copies = start()
             host.complete()
-            not_finite = first_weight_not_finite(copies)
+            not_finite = first_weight_not_finite(copies)  # of the copies: the weights themselves change meanwhile
             return _Checked(not_finite=not_finite, part=None if not_finite else saving.write(copies, go_on))
 
         self._pending = _Pending(
@@ -261,6 +266,7 @@ class RunCheckpoints:
         """Tell all ranks what each has written, and publish it on the first."""
         found = agree(lambda: writing.result().not_finite)
         if any(name is not None for name in found):
+            # Removes the hidden folder; the error that all raise comes next.
             pending.saving.give_up(CheckpointError("weights are not finite"))
         refuse_not_finite(found, pending.step)
         part = writing.result().part
@@ -268,7 +274,7 @@ class RunCheckpoints:
         pending.saving.collect(part)
         pending.writing = None
         if self._is_first:
-            keep = self._kept
+            keep = self._kept  # read now: the main thread may change it while the other one publishes
 
             def publish(go_on: Callable[[], None]) -> None:
                 pending.saving.publish()

@@ -75,7 +75,7 @@ class TensorWriting:
                 name.
         """
         own = together(lambda: tuple(offer_of(name, tensor) for name, tensor in tensors.items()), self._group)
-        sent = collect(own, rows_of(Offer), self._group)
+        sent = collect(own, rows_of(Offer), self._group)  # read on the first rank alone, whose choice is below
 
         def plan_all() -> tuple[tuple[int, ...], ...]:
             if self._rank != 0:
@@ -86,6 +86,7 @@ class TensorWriting:
             self._files = tuple(_file_of(rank, offers[rank], share) for rank, share in enumerate(shares))
             return shares
 
+        # Positions go back to the ranks, not names, which all have already.
         shares = agree(plan_all, self._group, form=form_of(tuple[tuple[int, ...], ...]))[0]
         self._file = _file_of(self._rank, own, shares[self._rank])
         self._tensors = {stored.name: tensors[stored.name] for stored in self._file.tensors}
@@ -105,6 +106,7 @@ class TensorWriting:
         if not self._file.tensors:
             return ()
         name, sources = _name_of(self._rank), self._tensors if copies is None else copies
+        # Data that is larger than the writer's buffer reaches the file without a copy.
         with io.BufferedWriter(_PiecewiseFile(self._folder / name, between)) as file:
             file.write(self._file.start)
             for stored in self._file.tensors:
@@ -123,6 +125,7 @@ class TensorWriting:
             OSError: the index cannot be written.
         """
         for rank, (plan, found) in enumerate(zip(self._files, records, strict=True)):
+            # A rank with another version of the package would have planned another file.
             expected = [(_name_of(rank), plan.size)] if plan.tensors else []
             if [(record.name, record.size) for record in found] != expected:
                 raise CheckpointError(
@@ -142,7 +145,7 @@ class _PiecewiseFile(io.FileIO):
 
     def write(self, data: "ReadableBuffer") -> int:
         """Write up to a piece of the data, and sync the file after each whole piece; the number of bytes written."""
-        written = super().write(memoryview(data)[:_PIECE])
+        written = super().write(memoryview(data)[:_PIECE])  # the writer calls again with the rest
         if self._between is not None:
             self._unsynced += written
             if self._unsynced >= _PIECE:
@@ -161,6 +164,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     table = {stored.name: stored for stored in _table(folder)}
     _check_wanted(folder, tensors, table)
     fill = read_distcp_tensor if _is_distcp(folder) else _fill
+    # In the order of the files, so that a disk reads forwards.
     places = sorted((table[name] for name in tensors), key=attrgetter("file", "offset"))
     try:
         for file, of_file in groupby(places, key=attrgetter("file")):

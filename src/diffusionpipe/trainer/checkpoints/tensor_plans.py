@@ -130,6 +130,7 @@ def shares_of(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[int, ...], ...]:
             sizes[offer.name] = offer.size
     written: list[Bytes] = [0] * len(offers)
     shares: list[list[int]] = [[] for _ in offers]
+    # Names with one holder leave no choice, so they come first and count in the loads.
     for name in sorted(holders, key=lambda name: (len(holders[name]) > 1, -sizes[name])):
         rank, position = min(holders[name], key=lambda held: written[held[0]])
         written[rank] += sizes[name]
@@ -141,12 +142,14 @@ def file_plan(file: str, offers: Sequence[Offer]) -> FilePlan:
     """The file with these tensors, wide types first, so that each tensor begins at a multiple of its width."""
     ordered = sorted(offers, key=lambda offer: -DTYPES[offer.dtype].itemsize)
     ends = list(accumulate((offer.size for offer in ordered), initial=0))
+    # As safetensors writes for torch; some readers refuse files without it.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     for offer, begin, end in zip(ordered, ends, ends[1:], strict=False):
         dtype = _IN_FILE.get(offer.dtype)
         kind = {"dtype": dtype, "shape": offer.shape} if dtype else {"dtype": "U8", "shape": [offer.size]}
         header[offer.name] = {**kind, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    # The values begin at a multiple of 8 bytes; so each tensor begins at a multiple of its width.
     text += b" " * (-len(text) % _ALIGNMENT)
     start = len(text).to_bytes(8, "little") + text
     tensors = tuple(

@@ -94,6 +94,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     }
     if not suspects:
         return None
+    # A maximum is NaN or infinite if any number is.
     largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(suspects.values()), float("inf"))])
     if bool(largest.isfinite().all()):
         return None
@@ -121,6 +122,7 @@ def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
     def load_own() -> State:
         found = stored_tensors(path)
         stored = _without(OPTIMIZER, found)
+        # Empty tensors of the form that the optimizer keeps; `read` fills them.
         optimizer = empty_optimizer_tensors(state.optimizer, state.trainable, stored)
         groups = empty_group_tensors(state.optimizer, _without(GROUP, found), is_new=not stored)
         wanted = {**_prefixed(OPTIMIZER, optimizer), **_prefixed(GROUP, groups)}

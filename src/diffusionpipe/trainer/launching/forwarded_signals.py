@@ -27,6 +27,7 @@ class ForwardedSignals:
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> "ForwardedSignals":
+        # Python lets only the main thread set handlers. In another one nothing is forwarded.
         if threading.current_thread() is threading.main_thread():
             heard = [*_FORWARDED, signal.SIGTSTP]
             heard = [n for n in heard if n not in _MAY_BE_IGNORED or signal.getsignal(n) is not signal.SIG_IGN]
@@ -46,8 +47,9 @@ class ForwardedSignals:
         if self._is_to_pause:
             self._is_to_pause = False
             _pause_with(pids)
-        while pids and self._pending:
+        while pids and self._pending:  # there are none before the agent has started them
             number = self._pending.pop(0)
+            # A group: a killed rank cannot end its data workers.
             send = os.killpg if number == signal.SIGKILL else os.kill
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -62,7 +64,7 @@ class ForwardedSignals:
             return
         self.ending = self.ending or number
         self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
+        if self._interrupts > 1:  # a second Ctrl-C ends all at once
             number = signal.SIGKILL
         self._pending.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
@@ -75,7 +77,7 @@ def _pause_with(pids: Sequence[int]) -> None:
     _send_to_groups(pids, signal.SIGSTOP)
     caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     try:
-        os.kill(os.getpid(), signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns after SIGCONT
     finally:
         signal.signal(signal.SIGTSTP, caught)
         _send_to_groups(pids, signal.SIGCONT)

@@ -42,11 +42,11 @@ class FrozenRanks:
         for rank, (pid, found) in enumerate(zip(pids, states, strict=True)):
             state = found or ""
             before, since = self._since.get(rank, ("", now))
-            since = since if state == before else now
+            since = since if state == before else now  # counts from the last change of the state
             self._since[rank] = state, since
             if state not in FROZEN or now - since < _PATIENCE[state] or rank in self.killed:
                 continue
             if is_failing() or (now - since >= _LAST and any(other in _ENDED for other in states)):
                 self.killed[rank] = FROZEN[state]
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                    os.killpg(pid, signal.SIGKILL)  # its data workers too

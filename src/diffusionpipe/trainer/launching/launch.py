@@ -91,6 +91,7 @@ def launch(
     except OSError as error:
         raise ConfigError(f"the folder {log_folder} cannot be made: {reason_of(error)}; choose another") from error
     check_interfaces(environ, (GLOO,))
+    # Held from here on: another program could take a port that is only chosen.
     store = _meeting_point(port)
     with _quiet_agent(), ForwardedSignals() as signals:
         agent = _agent(
@@ -125,7 +126,7 @@ def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_fo
         if seen is not None:
             exit_code, when = seen.exitcode, float(seen.timestamp)
         elif note is not None:
-            exit_code, when = -signal.SIGTERM, note.time
+            exit_code, when = -signal.SIGTERM, note.time  # the agent's SIGTERM came after the rank had failed by itself
         else:
             continue
         is_first, why = rank == first, frozen.get(rank)
@@ -162,7 +163,7 @@ def _agent(
             entrypoint=command[0],
             args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent substitutes ${...}
             rdzv_handler=StaticTCPRendezvous(_HOST, port, 0, 1, uuid.uuid4().hex, 60),
-            max_restarts=0,
+            max_restarts=0,  # `restarts` does that, with pauses and from a checkpoint
             monitor_interval=0.1,
             master_addr=_HOST,
             master_port=port,
@@ -199,6 +200,7 @@ def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[st
                     environment["PYTHONUNBUFFERED"] = "1"  # or a killed rank's last words are lost
 
             def files(stream: str) -> dict[int, str]:
+                # "": the launcher's own terminal.
                 return {rank: str(output_file(log_folder, rank, stream)) if rank > 0 else "" for rank in envs}
 
             return LogsDest(
@@ -250,6 +252,7 @@ def _run(
 
     thread = threading.Thread(target=work, name="elastic agent")
     thread.start()
+    # The handlers of signals run in this thread, between these short waits.
     while thread.is_alive():
         thread.join(0.1)
         signals.forward(pids())

@@ -62,12 +62,15 @@ def life_of(owner: Owner | None, me: RankProcess, *, is_locked: bool | None) -> 
     """
     if owner is None:
         return Life.ALIVE if is_locked else Life.NONE
+    # A machine is a boot and a namespace of processes: containers of one host share its kernel, and so its flocks.
     is_same_kernel = bool(me.machine) and owner.machine.partition("/")[0] == me.machine.partition("/")[0]
     is_process_gone = is_gone(RankProcess(rank=0, host=owner.host, pid=owner.pid, machine=owner.machine), me)
     if is_locked is False and is_same_kernel:
         return Life.GONE
+    # A held flock without its owner: the ranks of a launcher that was killed.
     if is_process_gone:
         return Life.ENDING if is_locked else Life.GONE
+    # A flock that another container holds shows a live process, though its number says nothing here.
     is_seen = owner.machine == me.machine or (is_locked is True and is_same_kernel)
     return Life.ALIVE if is_seen and me.machine else Life.ELSEWHERE
 

@@ -67,6 +67,7 @@ def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
             return 3, failure.time
         if failure.exit_code == -signal.SIGTERM:
             return (0 if failure.is_first else 4), failure.time
+        # Later the agent itself kills ranks that do not end.
         is_killed = failure.exit_code < 0 and failure.time < start + _ESCALATION
         return (0 if is_killed else 1), failure.time
 

@@ -62,7 +62,7 @@ def reason_to_give_up(history: Sequence[RunProgress], max_restarts: int) -> str 
 
 def pause_before(restart: int) -> Seconds:
     """The pause before restart `restart`, counted from 1: 1, 2, 4, ... seconds, at most 60."""
-    return min(LONGEST, 2.0 ** min(restart - 1, 30))
+    return min(LONGEST, 2.0 ** min(restart - 1, 30))  # 30: the power must stay a float
 
 
 def resume_of_restart(resume: str | None, *, has_saved: bool) -> str | None:
@@ -93,6 +93,8 @@ def with_restarts(
             if max_restarts == 0:
                 raise
             text = str(error)  # the error itself holds the frames that hold the port
+        # At least as far as before: a crash may lose lines of metrics or a checkpoint, and getting them back is not
+        # progress.
         history.append(reached_in(run_folder).at_least(history[-1] if history else before))
         if (why := reason_to_give_up(history, max_restarts)) is not None:
             raise PeerError(f"{text}\n{why}")

@@ -54,6 +54,7 @@ class RunLock:
     def is_lost(self) -> bool:
         """Whether another job has put its own file in the place of this lock's."""
         try:
+            # A file that is gone belongs to no other job.
             return self._path.exists() and not _is_current(self._descriptor, self._path)
         except OSError:
             return False  # a network file system that is away for a moment
@@ -64,6 +65,7 @@ class RunLock:
         Raises:
             ConfigError: another job was quicker.
         """
+        # The kernel may give an exclusive flock up before it gives the shared one, and another job may take it between.
         if _lock(self._descriptor, fcntl.LOCK_SH) is True:
             raise ConfigError(f"another job has taken {self._path} just now; choose another run.folder")
 
@@ -72,6 +74,7 @@ class RunLock:
         self._ended.set()
         self._thread.join()
         try:
+            # A rank that has joined leaves the file to its launcher.
             if self._beats and _is_current(self._descriptor, self._path):
                 self._path.unlink()
         except OSError:
@@ -165,6 +168,7 @@ def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None]) -> RunL
     except OSError:
         return None
     owner = _read(descriptor)
+    # A launcher that holds no lock, or the lock of another machine's process with the same number.
     if owner is None or owner.pid != launcher or owner.machine != this_member(0).machine:
         os.close(descriptor)
         return None
@@ -189,7 +193,7 @@ def _try(path: Path, me: RankProcess, *, is_late: bool) -> tuple[int | Owner | N
             return owner, life, seen
         if owner is not None:
             logger.info('lock=%s taken_from="%s" reason=process_is_gone', path, owner)
-        if is_locked is None:
+        if is_locked is None:  # without flock two jobs may come here at once
             return _replace(path, me, is_contested=True), life, seen
         _write(descriptor, me)
         is_kept = True
@@ -206,6 +210,7 @@ def _watch_owner(path: Path, owner: Owner | None, seen: float, timing: Timing) -
         ConfigError: there was one.
     """
     age = time.time() - seen
+    # Where the file's time is old already, a few beats confirm it. Clocks may differ, so they are awaited all the same.
     wait = 3 * timing.beat if age > timing.stale else timing.stale
     logger.warning('lock=%s owner="%s" waiting_for_a_sign_of_life_s=%.0f', path, owner, wait)
     end = time.monotonic() + wait
@@ -214,7 +219,7 @@ def _watch_owner(path: Path, owner: Owner | None, seen: float, timing: Timing) -
         try:
             if path.stat().st_mtime != seen:
                 raise ConfigError(refusal(path.parent, owner, Life.ALIVE, age=0, take_over=True))
-        except FileNotFoundError:
+        except FileNotFoundError:  # the owner has given the lock back
             return
 
 
@@ -228,11 +233,12 @@ def _replace(path: Path, me: RankProcess, *, is_contested: bool = False) -> int:
     """
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    # Locked before it has its place, so that no job finds it free.
     _lock(descriptor, fcntl.LOCK_EX)
     _write(descriptor, me)
     temporary.replace(path)
     if is_contested:
-        time.sleep(_CONTEST)
+        time.sleep(_CONTEST)  # the later of two jobs has its file in place by now
         if not _is_current(descriptor, path):
             os.close(descriptor)
             raise ConfigError(f"another job has taken {path} just now; choose another run.folder")
