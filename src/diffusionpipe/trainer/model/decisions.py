@@ -42,6 +42,7 @@ def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
     if recipe.training.precision is not RecipePrecision.AUTO and recipe.model.frozen_dtype is not FrozenDtype.AUTO:
         return recipe
     own = has_bfloat16(job.device)
+    # On CPUs the answer is the same everywhere.
     found = all(gather(own, form_of(bool))) if job.device.type == "cuda" else own
     return on_all(lambda: decided(recipe, has_bfloat16=found))
 

@@ -74,6 +74,7 @@ def load_weights(
         hosted = storage_of(plan.encoders).hosted(plan.blocks[-1])
         if hosted:  # first, so that what other layers use too goes to the device after it
             others = node is not None and not node.is_first
+            # The first rank of the machine reads them for all.
             load(layers=hosted, device="cpu", skip_values=hosted_parameters(weights.graph, hosted) if others else ())
             frozen = tuple(layer for layer in frozen if layer not in hosted)
         if plan.mesh.parts > 1:  # block by block, so that the whole model is in no rank's memory
@@ -129,6 +130,7 @@ def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
         raise RecipeError('training.weights: "bfloat16" needs torch 2.10 or later; update torch, or remove the key')
     for component in graph.components.values():
         for parameter in component.parameters():
+            # Layers of other ranks have no values here.
             if parameter.requires_grad and parameter.dtype is torch.bfloat16 and not parameter.is_meta:
                 parameter.grad_dtype = dtype
 

@@ -247,6 +247,7 @@ def build_model(recipe: Recipe, device: str) -> RecipeModels:
     members, graph = open_members(recipe)
     source = ", ".join(str(member.folder) for member in members)
     try:
+        # Autocast differs by the kind of device.
         model, *others = (describe(one, autocast=autocast_of(recipe), device=device) for one in graph.of_sizes)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from error
@@ -287,6 +288,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
             table.requires_grad_(not recipe.model.freeze_class_embeddings)
     if AdapterFormat.COMFY in recipe.lora.formats:
         _check_names(graph, folder)
+    # First: the parts of a stored layer keep types of their own.
     _store(graph, recipe)
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)
@@ -360,6 +362,7 @@ def _cast(graph: LayerGraph, recipe: Recipe) -> None:
         if dtype is not None
         for name in factors(graph, is_trained=is_trained)
     }
+    # Codes and scales, whose types belong to their form.
     as_stored = {name for key, one in graph.components.items() for name in parts_of(key, one)}
     for parameter, name in canonical_names(graph.components).items():
         if name not in as_stored:

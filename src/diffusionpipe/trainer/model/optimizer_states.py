@@ -33,6 +33,7 @@ def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | 
     subgroups = [one for group in recipe.groups().values() for one in group.subgroups().values()]
     width = 8 if recipe.training.precision is RecipePrecision.FLOAT64 else 4
     if all(_is_plain(one) for one in subgroups):
+        # The most counts for all groups.
         most = max(state_per_parameter(one.optimizer.name, one.optimizer.arguments) for one in subgroups)
         return (State(item=Item.OPTIMIZER, width=width * most) if most else None), 0
     dtype = torch.float64 if width == 8 else torch.float32
@@ -48,7 +49,7 @@ def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | 
         if shapes:
             kept = _kept(own, list(shapes.values()), dtype)
             sizes |= {name: kept.by_shape[shape] for name, shape in shapes.items()}
-            once[own.optimizer.name] = kept.shared
+            once[own.optimizer.name] = kept.shared  # by class: several groups of one class share its tables
     return counted_state(sizes, model), sum(once.values())
 
 
@@ -70,6 +71,7 @@ def stated_states(
 def with_optimizer(state: State | None, states: Sequence[State], rest: Rest = RESTS["device"]) -> tuple[State, ...]:
     """The states with `state` in place of the optimizer's own, None for none, in the form between updates, `rest`."""
     others = [one for one in states if one.item is not Item.OPTIMIZER]
+    # The optimizer's own state comes after parameters and gradients.
     place = sum(one.item in (Item.PARAMETERS, Item.GRADIENTS) for one in others)
     return (*others[:place], *(() if state is None else rest.kept(state)), *others[place:])
 

@@ -105,6 +105,7 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
             recipes[group_of[name]] = parts[part]
     components = {name.partition(".")[0] for name in group_of}
     problems = []
+    # A section of a component that no model trains has no parameters.
     for name in set(general) - set(recipe.backbones) - components:
         member, _, own = name.rpartition("/")
         where, trained = (f"models.{member}" if member else "model"), ", ".join(sorted(components))
@@ -112,6 +113,7 @@ def parameter_groups(recipe: Recipe, model: ModelGraph) -> ParameterGroups:
             f"{where}.components.{own}: {own} is not trained (trained: {trained}); add it to {where}.train, or remove "
             "this section"
         )
+    # A group's name is "model|rest|pattern", each part only where there is one.
     used = {part for group in recipes for part in group.split("|")[1:]}
     problems += [
         f'optimizer.groups."{pattern}": {_unused(pattern, list(group_of))}'
@@ -158,8 +160,9 @@ def _part_of(parameter: str, optimizer: OptimizerSection, dimensions: int, *, is
     parts = []
     if optimizer.rest is not None:
         is_named = any(fnmatchcase(own, pattern) for pattern in optimizer.rest.parameters)
+        # Fewer than two dimensions: biases and norms.
         parts += ["rest"] if dimensions < 2 or is_outer or is_named else []
-    parts += [pattern for pattern in optimizer.groups if fnmatchcase(own, pattern)][:1]
+    parts += [pattern for pattern in optimizer.groups if fnmatchcase(own, pattern)][:1]  # of several patterns the first
     return "|".join(parts)
 
 

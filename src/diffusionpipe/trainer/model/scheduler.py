@@ -31,6 +31,7 @@ def sampling_scheduler(
     if family_of(source_model).has_variances:
         is_learned = str(config.get("variance_type")).startswith("learned")
         if has_learned_range or is_learned:
+            # Fixed_small is the default of diffusers' class.
             config |= {"variance_type": "learned_range" if has_learned_range else "fixed_small"}
     timesteps = config.get("num_train_timesteps", 1000)
     if prediction is Prediction.FLOW_MATCHING and is_flow_scheduler(config):
@@ -68,6 +69,7 @@ def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
     name = "shift" if config["_class_name"] in FLOWS else "flow_shift"
     wanted = {name: shift, "use_dynamic_shifting": False, "shift_terminal": None}
     defaults = {name: 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
+    # Fields that would only state a default stay away, so that an unchanged folder stays as it is.
     return {key: value for key, value in wanted.items() if config.get(key, defaults[key]) != value}
 
 

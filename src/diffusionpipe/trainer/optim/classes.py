@@ -71,7 +71,7 @@ def _class_of_path(name: str) -> OptimizerClass:
             "e.g. bitsandbytes.optim.AdamW8bit"
         )
     if package == "bitsandbytes" or package not in EXTRA:
-        reveal()
+        reveal()  # a package that is not listed may import bitsandbytes too
     try:
         with quiet():
             found = getattr(importlib.import_module(module), own, None)
@@ -81,7 +81,7 @@ def _class_of_path(name: str) -> OptimizerClass:
                 f"optimizer {name}: {package} is not installed; run pip install 'diffusionpipe[optimizers]'"
             ) from error
         raise RecipeError(f"optimizer {name} cannot be imported: {error}; install its package") from error
-    if module == "torch.optim" and own in _NEEDS_MORE_THAN_A_GRADIENT:
+    if module == "torch.optim" and own in _NEEDS_MORE_THAN_A_GRADIENT:  # the same refusal by its whole path
         return optimizer_class(own)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         classes = [
@@ -153,6 +153,7 @@ def _of_wrong_kind(of: OptimizerClass | None, arguments: Mapping[str, object]) -
     """The first argument that the constructor refuses beside the defaults of all others, with its own default."""
     if of is None:
         return None
+    # Each argument alone, beside the defaults of the others, shows which one is refused.
     for key, value in arguments.items():
         try:
             with quiet():
@@ -236,5 +237,6 @@ def keys_in_groups(of: OptimizerClass, group: Mapping[str, object]) -> tuple[str
     """The keys of a parameter group that steps may change: all but its arguments; torch's own change none."""
     if of.__module__.startswith("torch.optim"):
         return ()
+    # "group" is our own key, "train_mode" one of schedule-free optimizers, which `set_mode` sets.
     known = {*inspect.signature(of).parameters, "params", "lr", "initial_lr", "group", "train_mode"}
     return tuple(key for key, value in group.items() if key not in known and not isinstance(value, str))

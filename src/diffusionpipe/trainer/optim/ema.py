@@ -51,6 +51,7 @@ class Ema:
             return values.to(NARROW, copy=True)
         if self._kept == "host":
             wide = torch.promote_types(values.dtype, torch.float32)
+            # Page-locked memory is copied faster.
             return torch.empty_like(values, dtype=wide, device="cpu", pin_memory=values.is_cuda).copy_(values)
         return _wide(values).clone()
 
@@ -98,10 +99,12 @@ class Ema:
             with ExitStack() as back:
                 for parameter, average in zip(self._parameters, self._averages, strict=True):
                     values = parameter.detach()
+                    # Exchanged one by one: only a single tensor is there twice.
                     if values.dtype == average.dtype:
                         _exchange(values, average)
                         back.callback(_exchange, values, average)
                     else:
+                        # Narrower or wider numbers would not give the very same bits back.
                         back.callback(values.copy_, values.clone())
                         values.copy_(average)
                 yield

@@ -49,6 +49,7 @@ def roots_of(entries: Mapping[str, object]) -> list[str]:
 
 
 def _entries(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    # The exact class: a subclass of Tensor keeps more than its values, and a bool is an int too.
     if type(value) in (Tensor, torch.nn.Parameter):
         assert isinstance(value, Tensor)
         yield name, value.detach()

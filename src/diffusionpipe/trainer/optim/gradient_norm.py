@@ -37,5 +37,6 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
     """Multiplies all gradients in place by the factor; nothing waits for the device."""
     for dtype in {gradient.dtype for gradient in gradients}:
+        # Rounded to the type of narrow gradients, the factor itself would be wrong.
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(wide))

@@ -30,6 +30,7 @@ class InBackward:
         self.squares = self._nothing()
         """The sum of squares of the step's gradients so far, float64, without dimensions."""
         for parameter in parameters:
+            # Called when a backward has added the whole gradient.
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def begin(self, number: int) -> None:

@@ -83,6 +83,7 @@ def learning_rate_at(step: int, schedule: LearningRateSchedule) -> float:
         return schedule.peak * (step + 1) / schedule.warmup_steps
     if schedule.decay is Decay.CONSTANT:
         return schedule.peak
+    # Later updates keep the final rate.
     x = min(1.0, (step - schedule.warmup_steps) / (schedule.total_steps - schedule.warmup_steps))
     final = schedule.final_fraction
     if schedule.decay is Decay.LINEAR:

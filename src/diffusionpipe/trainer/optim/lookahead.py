@@ -26,6 +26,7 @@ def predict(optimizer: torch.optim.Optimizer | None, rates: Sequence[Mapping[str
     """
     for group in optimizer.param_groups if optimizer is not None else ():
         assert optimizer is not None
+        # One direction for all steps to come, each with its own rate.
         distance = sum(rate[group["group"]] for rate in rates)
         sign = 1.0 if group.get("maximize") else -1.0
         for parameter in group["params"]:

@@ -46,6 +46,7 @@ def _scheduler(name: str, arguments: Mapping[str, Any], peak: float, warmup_step
     """The scheduler of transformers, on an optimizer that has nothing to do."""
     from transformers.optimization import get_scheduler
 
+    # The schedule wants an optimizer, whose rate it sets.
     idle = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=peak)
     try:
         return get_scheduler(
@@ -86,6 +87,7 @@ class LossRates:
             CheckpointError: no run has written that.
         """
         self._peak = peak
+        # 0, 1: schedules by losses read no numbers of steps.
         made: Any = _scheduler(name, arguments, peak, 0, 1) if name in BY_LOSS else None
         self._scheduler = made
         if self._scheduler is None or kept is None:
@@ -106,7 +108,7 @@ class LossRates:
     def note(self, loss: float) -> None:
         """Gives the schedule the loss of a step, which may change the factor."""
         if self._scheduler is not None:
-            self._scheduler.step(loss)
+            self._scheduler.step(loss)  # changes the rate of the idle optimizer
 
     def state(self) -> dict[str, object]:
         """The schedule's values for the state of a checkpoint; empty where it reads no losses."""

@@ -185,7 +185,7 @@ class RankOptimizer:
     def set_group_values(self, values: Sequence[Mapping[str, Any]]) -> None:
         """Puts values that `group_values` has returned into the groups, and removes keys that they lack."""
         for (group, keys), own in zip(self._changing, values, strict=True):
-            for key in set(keys) - own.keys():
+            for key in set(keys) - own.keys():  # a step that is taken back may have added them
                 del group[key]
             group.update(own)
 
@@ -217,7 +217,7 @@ class RankOptimizer:
     def _place(self, parameter: nn.Parameter) -> tuple[nn.Parameter, _Part]:
         narrow = self._narrow.get(parameter)
         stepped = self._flat.get(parameter, parameter) if narrow is None else narrow.stand_in
-        if len(self._parts) == 1:
+        if len(self._parts) == 1:  # no search in the usual case
             return stepped, self._parts[0]
         for part in self._parts:
             if any(stepped is one for group in part.optimizer.param_groups for one in group["params"]):
@@ -282,6 +282,7 @@ def build_optimizer(
         groups[group.name] = group
         members.setdefault(group.name, {})[key] = parameter
         is_matrix = group.is_flat and parameter.ndim > 2
+        # A stand-in has the shape of the matrix already.
         if rounding is not None and parameter.dtype is NARROW:
             shape = (parameter.shape[0], parameter[0].numel()) if is_matrix else tuple(parameter.shape)
             narrow[parameter] = NarrowParameter(key, parameter, shape, rounding)
@@ -289,6 +290,7 @@ def build_optimizer(
             flat[parameter] = nn.Parameter(parameter.detach().view(parameter.shape[0], -1))
     stepped = flat | {parameter: one.stand_in for parameter, one in narrow.items()}
     parts = []
+    # `[name]`: a rank without parameters still checks the arguments.
     for of in dict.fromkeys(group.optimizer or name for group in groups.values()) or [name]:
         own = {key: group for key, group in groups.items() if (group.optimizer or name) == of}
         own_arguments = arguments if of == name else next(iter(own.values())).arguments
@@ -308,6 +310,7 @@ def _part(name: str, groups: list[dict[str, Any]], learning_rate: float, argumen
     parameters = [parameter for group in groups for parameter in _parameters(group)]
     stand_in = nn.Parameter(torch.zeros(2, 2))
     decided = {"fused", "foreach", "capturable", "differentiable"} & chosen.keys()
+    # Found by a trial: which types and devices the kernel takes depends on the version of torch.
     if name in _FUSED_BY_DEFAULT and not decided and _runs_fused(of, parameters or [stand_in]):
         chosen["fused"] = True
 
@@ -342,9 +345,10 @@ def problem_of_shapes(
     of = optimizer_class(name)
     chosen = with_tuples(arguments)
     whys: dict[tuple[int, ...], str | None] = {}
-    for shape in {tuple(shape) for shape in shapes.values()}:
+    for shape in {tuple(shape) for shape in shapes.values()}:  # each shape once: models have many equal ones
         try:
             with quiet():
+                # Without memory or values.
                 of([nn.Parameter(torch.empty(shape, device="meta"))], lr=learning_rate, **chosen)
             whys[shape] = None
         except _FAILURES as error:
@@ -478,12 +482,14 @@ def empty_optimizer_tensors(
                 examples[kind] = optimizer.example(parameter)
         example, roots = examples[kind], set(roots_of(found))
         expected = roots_of(example.at_once)
+        # An entry may appear in a later step only, so a checkpoint may have it or not.
         if not set(expected) <= roots <= set(roots_of(example.later)):
             problems.append(f"{name}: found {sorted(roots)}, expected {sorted(expected)}")
             continue
         for key, description in found.items():
             alike = example.later.get(key)
             device = parameter.device if alike is None else alike.device
+            # Numbers of Python are read on the host; tensors where the optimizer keeps them.
             empty[f"{name}.{key}"] = torch.empty(
                 description.shape, dtype=description.dtype, device=torch.device("cpu") if ":" in key else device
             )
@@ -540,6 +546,7 @@ def restore_optimizer(
     shared, pool = optimizer.shared_keys() if entries_by_parameter else frozenset(), dict[str, Tensor]()
     for name, parameter in named_parameters.items():
         entries = dict(entries_by_parameter.get(name, {}))
+        # Each parameter's copy was saved. Equal ones get one memory again, as the class has it.
         for key in shared & entries.keys():
             first = pool.setdefault(key, entries[key])
             if first.shape == entries[key].shape and torch.equal(first, entries[key]):
@@ -571,7 +578,7 @@ def _by_owner(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Tensors named "owner.entry" by owner, and by entry; entries hold no dot."""
     found: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
-        owner, _, key = full_name.rpartition(".")
+        owner, _, key = full_name.rpartition(".")  # names of parameters have dots
         found.setdefault(owner, {})[key] = tensor
     return found
 
@@ -586,7 +593,7 @@ def _other_state(optimizer: RankOptimizer, count: str, problems: Sequence[str]) 
 
 def _runs_fused(of: OptimizerClass, parameters: list[nn.Parameter]) -> bool:
     """Whether the fused kernel takes these parameters, found by stepping small tensors of their types and devices."""
-    stand_ins = [
+    stand_ins = [  # one for each kind is enough
         nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
         for dtype, device in sorted({(p.dtype, p.device) for p in parameters}, key=str)
     ]
@@ -606,7 +613,7 @@ def _example(part: _Part, group: str, like: nn.Parameter) -> StateExample:
     example = part.make([{**part.given[group], "params": [stand_in]}])
     set_mode(example, is_training=True)
     found: list[dict[str, Tensor]] = []
-    for _ in range(3):
+    for _ in range(3):  # some entries appear in the second step, or the third
         example.step()
         found.append({key: value.clone() for key, value in entries_of(example.state.get(stand_in, {})).items()})
     own = example.param_groups[0]
@@ -625,6 +632,7 @@ def _small(shape: Sequence[int]) -> tuple[int, ...]:
 def _shared(part: _Part) -> Iterator[str]:
     """The entries that two parameters have in the same memory."""
     like = next(parameter for group in part.optimizer.param_groups for parameter in group["params"])
+    # 8,192 numbers: 8-bit classes keep shorter parameters in wide numbers, without their tables.
     pair = [stand_in_of(like, (128, 64)) for _ in range(2)]
     with quiet():
         example = part.make([{"params": pair, "group": ""}])

@@ -42,14 +42,16 @@ class SharedProdigy:
     def step(self, learning_rate: float) -> None:
         """Steps the rank's parameters with the d that follows from all ranks' gradients; every rank calls it."""
         owned = set(self.owned)
+        # [numerator, denominator, d, 1], summed over ranks; the last two give d on a rank without parameters.
         own, local = torch.zeros(4, dtype=torch.float64, device=self.device), 0.0
         if self.optimizer is not None:
             first = self.optimizer.param_groups[0]
             own[2:] = torch.tensor([first["d"], 1.0], dtype=torch.float64)
             for parameter, group in _stepped(self.optimizer):
                 numerator, denominator = self._terms(parameter, group, first)
+                # Of all parameters that the class sees here, also of those that count on another rank.
                 local += float(denominator)
-                if parameter in owned:
+                if parameter in owned:  # once over all ranks
                     own[:2] += torch.stack([numerator, denominator])
         numerator, denominator, distances, count = self.sum_over(own).tolist()
         self.rate = distances / count * learning_rate if count else 0.0
@@ -62,11 +64,12 @@ class SharedProdigy:
         assert parameter.grad is not None
         state, slices = self.optimizer.state.get(parameter, {}), group["slice_p"]
         gradient = parameter.grad
-        if group["weight_decay"] and not group["decouple"]:
+        if group["weight_decay"] and not group["decouple"]:  # as the class does it
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         gradient = gradient.flatten()[::slices]
         d, rate = first["d"], _rate(self.optimizer)
         scale = d / group["d0"] * (d if group["safeguard_warmup"] else rate)
+        # The first step: x0 is x, and s is 0.
         if not state:
             return [torch.zeros((), dtype=torch.float64, device=self.device), (scale * gradient).abs().sum().double()]
         moved = torch.dot(gradient, state["p0"] - parameter.flatten()[::slices]).double()

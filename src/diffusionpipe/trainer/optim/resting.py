@@ -43,6 +43,7 @@ class Resting:
         stepped = [p for group in optimizer.param_groups for p in group["params"] if self._has_gradient(p)]
         gradients = [parameter.grad for parameter in stepped]
         try:
+            # Without gradients the step of a bucket leaves all others alone.
             for parameter in stepped:
                 parameter.grad = None
             for bucket in _buckets(stepped):
@@ -60,7 +61,7 @@ class Resting:
                         self._narrow[parameter].narrow(number)
                     parameter.grad = None
         finally:
-            for parameter, gradient in zip(stepped, gradients, strict=True):
+            for parameter, gradient in zip(stepped, gradients, strict=True):  # a step leaves gradients as they were
                 parameter.grad = gradient
         if self._rest.is_hosted and stepped and stepped[0].is_cuda:
             torch.cuda.current_stream().synchronize()  # a checkpoint may read what is in host memory
@@ -77,6 +78,7 @@ class Resting:
                 continue
             self._wide.setdefault(key, value.dtype)
             kept = self._kept.get((parameter, key))
+            # The same memory at each update: page-locked memory is dear to allocate.
             if kept is None or kept.shape != value.shape:
                 kept = torch.empty_like(
                     value, dtype=dtype, device=device, pin_memory=value.is_cuda and device.type == "cpu"

@@ -70,7 +70,7 @@ class NarrowParameter:
         own = self.parameter.detach().view(-1)
         if self.keeps_error:
             own.copy_(wide)
-            rest = wide.sub_(own)
+            rest = wide.sub_(own)  # exact: both have float32's digits
             self.error = rest.to(NARROW).view(self.parameter.shape)
         else:
             round_into(own, wide, key_of(self._rounding.seed, self._name, step))
@@ -92,6 +92,8 @@ def rounded(values: Tensor, key: tuple[int, int], start: int = 0) -> Tensor:
     """
     places = torch.arange(start, start + len(values), dtype=torch.int64, device=values.device)
     noise = _mixed((_mixed(places ^ key[0]) + key[1]) & _WORD) >> 16  # 16 of 32 bits
+    # Random bits are added below the digits of bfloat16, and the low bits are cut. The carry rounds up as often as the
+    # rest is large. Numbers of both signs are rounded by magnitude.
     bits = values.view(torch.int32) + noise.to(torch.int32)
     found = (bits & ~_LOW).view(torch.float32).to(NARROW)
     return torch.where(values.isfinite(), found, values.to(NARROW))

@@ -83,6 +83,7 @@ def kept_bytes(
     except TypeError as error:
         raise RecipeError(f"optimizer {name}: its arguments must be plain values: {error}") from error
     started, found = thread_time(), {}
+    # The cheap ones first, as long as there is time.
     for shape in sorted(set(shapes), key=lambda shape: (prod(shape), shape)):
         found[shape] = _bytes_of(name, key, shape, dtype, is_late=thread_time() - started > LIMIT / 2)
         if thread_time() - started > LIMIT and len(found) < len(set(shapes)):
@@ -125,11 +126,12 @@ def sums_over_all(name: str, arguments: Mapping[str, object]) -> bool:
         RecipeError: it cannot be tried.
     """
     ends = []
-    for others in ((), (3.0,)):
+    for others in ((), (3.0,)):  # alone, and beside a parameter with large gradients
         generator = torch.Generator().manual_seed(0)
         values = [torch.randn(6, 4, generator=generator) for _ in range(4)]
         held = {"own": nn.Parameter(values[0].clone())}
         held |= {f"other{size}": nn.Parameter(size * torch.ones(5, 3)) for size in others}
+        # Some classes draw random numbers, which must not change the run's.
         with quiet(), torch.random.fork_rng(devices=[]):
             optimizer = build_optimizer(name, held, 1e-2, arguments)
             assert optimizer is not None, "it has a parameter"
@@ -155,6 +157,7 @@ def _bytes_of(name: str, key: str, shape: Shape, dtype: torch.dtype, *, is_late:
     shared = _shared(name, key, dtype) if prod(shape) > _SMALL else {}
     if prod(shape) <= _SMALL:
         return _sum(_tried(name, key, shape, dtype), shared)
+    # A first look at tiny parameters shows whether a trial of the shape itself would be too dear.
     looked = _by_rule(name, key, shape, dtype, 0)
     if looked is not None and looked > max(_MUCH, _TIMES * prod(shape) * dtype.itemsize):
         raise RecipeError(
@@ -167,6 +170,7 @@ def _bytes_of(name: str, key: str, shape: Shape, dtype: torch.dtype, *, is_late:
             f"optimizer {name} keeps matrices over the sides of a parameter; one of {max(shape):,} is too long to be "
             "tried; choose another optimizer, or train adapters"
         )
+    # The shape itself is tried where that is cheap, because a rule could miss an exception.
     if prod(shape) <= 2**14 or (prod(shape) <= _ALONE and looked is not None and not has_squares and not is_late):
         return _sum(_tried(name, key, shape, dtype), shared)
     ruled = _by_rule(name, key, shape, dtype, 1)
@@ -205,9 +209,10 @@ def _by_rule(name: str, key: str, shape: Shape, dtype: torch.dtype, size: int) -
             return None
         count = 1
         for side, beside in zip(tensor.shape, other.shape, strict=True):
+            # A side may be read in several ways, e.g. as a side and as a constant; those that hold for both are left.
             ways = set(_ways(side, small[0])) & set(_ways(beside, small[1]))
             lengths = {_length(way, shape) for way in ways}
-            if len(lengths) != 1:
+            if len(lengths) != 1:  # the ways that are left must agree
                 return None
             count *= lengths.pop()
         total += count * tensor.item
@@ -223,7 +228,7 @@ def _ways(side: int, shape: Shape) -> Iterator[tuple[str, int]]:
     if numbers == side:
         yield "all", 0
     blocks = [("blocks", 2**power) for power in range(4, 13) if -(-numbers // 2**power) == side]
-    if not own:
+    if not own:  # a side of the parameter itself is not read as a number of blocks
         yield from blocks
     if side <= _SHORT:
         yield "constant", side
@@ -250,6 +255,7 @@ def _smaller(shape: Shape, size: int) -> tuple[Shape, Shape]:
     long = sorted({side for side in shape if side > _SHORT})
     found = []
     for sides in _SIDES[size]:
+        # Longer sides stay longer, so that rules over one side show.
         lengths = {side: sides[min(index, len(sides) - 1)] for index, side in enumerate(long)}
         found.append(tuple(lengths.get(side, side) for side in shape))
     return found[0], found[1]

@@ -55,6 +55,7 @@ class Backup:
     def restore(self) -> None:
         """Puts the kept values back: the same bits in parameters, gradients and optimizer."""
         for i, parameter in enumerate(self._parameters):
+            # The iteration since may have made gradients, or freed them.
             if (i, ".grad") not in self._copies:
                 parameter.grad = None
             elif parameter.grad is None:
@@ -62,6 +63,7 @@ class Backup:
         for i, state in enumerate(self._states()):
             for name in list(state):
                 if (i, name) in self._values:
+                    # A later step may change the value in place, and be taken back again.
                     state[name] = copy.deepcopy(self._values[i, name])
                 elif (i, name) not in self._copies:
                     del state[name]
@@ -89,4 +91,5 @@ class Backup:
 
     def _room(self, key: tuple[int, str], value: Tensor) -> Tensor:
         kept = self._copies.get(key)
+        # The same memory each time.
         return kept if kept is not None and kept.shape == value.shape else torch.empty_like(value)
